@@ -1,0 +1,53 @@
+//! How a command ends when it does not end well: one message on standard error, and an exit code.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Why a command stopped.
+#[derive(Debug)]
+pub enum Failure {
+    /// What the user wrote is wrong. Exit code 2.
+    Usage(String),
+    /// A time, an interval, a zone … is wrong. Exit code 2.
+    Time(belfry_time::Error),
+    /// Reading or writing failed.
+    Io(io::Error),
+}
+
+impl Failure {
+    /// Says it once and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        let (message, code) = match self {
+            Failure::Usage(message) => (message.clone(), 2),
+            Failure::Time(error) => match error.underline() {
+                Some(underlined) => (format!("{error}\n\n  {}\n", underlined.replace('\n', "\n  ")), 2),
+                None => (error.to_string(), 2),
+            },
+            // The reader has seen enough, as `head` does: that is no failure.
+            Failure::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+            Failure::Io(error) => (format!("cannot read or write: {error}"), 5),
+        };
+        let style = anstyle::AnsiColor::Red.on_default().bold();
+        // Where standard error is closed there is nobody left to tell.
+        let _ = writeln!(anstream::stderr(), "{style}error:{style:#} {message}");
+        ExitCode::from(code)
+    }
+}
+
+impl From<belfry_time::Error> for Failure {
+    fn from(error: belfry_time::Error) -> Failure {
+        Failure::Time(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(error: serde_json::Error) -> Failure {
+        Failure::Io(error.into())
+    }
+}

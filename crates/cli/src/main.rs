@@ -1,0 +1,49 @@
+//! The binary `belfry`: parse, call, print. Nothing is decided here.
+//!
+//! `main` hands each command its arguments and turns what comes back into an exit code.
+
+mod failure;
+mod next;
+mod output;
+mod timing;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use output::Output;
+
+/// Decides when work runs, how much of it at once, and what happens when it goes wrong.
+#[derive(Debug, Parser)]
+#[command(
+    name = "belfry",
+    version,
+    arg_required_else_help = true,
+    infer_subcommands = false
+)]
+#[command(
+    after_help = "Exit codes: 0 ok, 1 the run failed, 2 usage or bad input, 3 not found, 4 denied, 5 unreachable, 6 timed out"
+)]
+struct Cli {
+    #[command(flatten)]
+    output: Output,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Next(next::Next),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.output.set_colours();
+    let result = match &cli.command {
+        Command::Next(next) => next.run(&cli.output),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

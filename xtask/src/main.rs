@@ -1,0 +1,103 @@
+//! `cargo xtask …`: what a developer or CI runs. Needs nothing but Rust and a C compiler.
+//!
+//! - `test`: everything that decides whether a change lands, each part timed
+//! - `golden`: writes the golden files anew, to be read in the diff
+//! - `bench`: the benchmarks
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+/// The parts of `cargo xtask test`, in order: the cheap ones first.
+const PARTS: [(&str, &[&str]); 5] = [
+    ("format", &["fmt", "--all", "--check"]),
+    (
+        "clippy",
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "--deny",
+            "warnings",
+        ],
+    ),
+    ("unit", &["test", "--workspace", "--locked", "--lib", "--bins"]),
+    (
+        "golden and end to end",
+        &["test", "--workspace", "--locked", "--test", "*"],
+    ),
+    ("doc", &["test", "--workspace", "--locked", "--doc"]),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["test"] => test(),
+        ["golden"] => {
+            exit(cargo(&["test", "--package", "belfry-cli", "--test", "*"]).env("BELFRY_GOLDEN", "write"))
+        }
+        ["bench", rest @ ..] => {
+            exit(cargo(&["bench", "--package", "belfry-time", "--bench", "next", "--"]).args(rest))
+        }
+        _ => {
+            eprintln!("usage: cargo xtask test | golden | bench [FILTER]");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn test() -> ExitCode {
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for (name, arguments) in PARTS {
+        println!("== {name}: cargo {}", arguments.join(" "));
+        let start = Instant::now();
+        let passed = succeeds(&mut cargo(arguments));
+        times.push((name, start.elapsed()));
+        if !passed {
+            print_times(&times);
+            eprintln!("== {name}: failed");
+            return ExitCode::FAILURE;
+        }
+    }
+    print_times(&times);
+    println!("== all {} parts passed", PARTS.len());
+    ExitCode::SUCCESS
+}
+
+fn print_times(times: &[(&str, Duration)]) {
+    for (name, time) in times {
+        println!("== {name:<22} {:>7.1} s", time.as_secs_f64());
+    }
+    let total: Duration = times.iter().map(|(_, time)| *time).sum();
+    println!("== {:<22} {:>7.1} s", "total", total.as_secs_f64());
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(arguments)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    command
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    match command.status() {
+        Ok(status) => status.success(),
+        Err(error) => {
+            eprintln!("cannot start {}: {error}", command.get_program().display());
+            false
+        }
+    }
+}
+
+fn exit(command: &mut Command) -> ExitCode {
+    if succeeds(command) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
