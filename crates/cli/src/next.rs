@@ -51,7 +51,11 @@ impl Next {
             Some(from) => parse_instant(from, Some(&zone))?,
             None => now(),
         };
-        let timing = self.timing.timing(zone.clone())?;
+        // A calendar step keeps the time of day and the day number of where it starts.
+        let timing = match self.timing.timing(zone.clone())? {
+            timing if self.timing.every.is_some() => timing.with_origin(from),
+            timing => timing,
+        };
         let ticks = upcoming(&timing, from, self.count);
         let mut out = io::BufWriter::new(anstream::stdout());
         match output.format {

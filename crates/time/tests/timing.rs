@@ -544,6 +544,14 @@ proptest! {
 }
 
 #[test]
+fn a_tick_counts_from_when_it_has_come() {
+    let timing = every("5m", Anchor::Completion, "UTC");
+    let missed = ["12:00:00", "12:04:00", "12:05:00", "12:15:00"]
+        .map(|now| timing.count_between(at("2026-01-01T12:00:00Z"), at(&format!("2026-01-01T{now}Z"))));
+    assert_eq!(missed, [0, 0, 1, 3]);
+}
+
+#[test]
 fn three_days_of_100ms_are_counted_without_walking() {
     let from = at("2026-01-01T00:00:00Z");
     let to = at("2026-01-04T00:00:00Z");
