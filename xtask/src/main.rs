@@ -12,23 +12,9 @@ use std::time::{Duration, Instant};
 /// The parts of `cargo xtask test`, in order: the cheap ones first.
 const PARTS: [(&str, &[&str]); 5] = [
     ("format", &["fmt", "--all", "--check"]),
-    (
-        "clippy",
-        &[
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--locked",
-            "--",
-            "--deny",
-            "warnings",
-        ],
-    ),
+    ("clippy", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"]),
     ("unit", &["test", "--workspace", "--locked", "--lib", "--bins"]),
-    (
-        "golden and end to end",
-        &["test", "--workspace", "--locked", "--test", "*"],
-    ),
+    ("golden and end to end", &["test", "--workspace", "--locked", "--test", "*"]),
     ("doc", &["test", "--workspace", "--locked", "--doc"]),
 ];
 
@@ -78,9 +64,7 @@ fn print_times(times: &[(&str, Duration)]) {
 
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .args(arguments)
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    command.args(arguments).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     command
 }
 
@@ -95,9 +79,5 @@ fn succeeds(command: &mut Command) -> bool {
 }
 
 fn exit(command: &mut Command) -> ExitCode {
-    if succeeds(command) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if succeeds(command) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

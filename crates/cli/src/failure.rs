@@ -8,8 +8,8 @@ use std::process::ExitCode;
 pub enum Failure {
     /// What the user wrote is wrong. Exit code 2.
     Usage(String),
-    /// A time, an interval, a zone … is wrong. Exit code 2.
-    Time(belfry_time::Error),
+    /// A time, an interval, a zone … is wrong, in the option named. Exit code 2.
+    Time(&'static str, belfry_time::Error),
     /// Reading or writing failed.
     Io(io::Error),
 }
@@ -19,10 +19,17 @@ impl Failure {
     pub fn report(&self) -> ExitCode {
         let (message, code) = match self {
             Failure::Usage(message) => (message.clone(), 2),
-            Failure::Time(error) => match error.underline() {
-                Some(underlined) => (format!("{error}\n\n  {}\n", underlined.replace('\n', "\n  ")), 2),
-                None => (error.to_string(), 2),
-            },
+            Failure::Time(option, error) => {
+                let underlined =
+                    error.underline().map(|text| format!("\n\n  {}\n", text.replace('\n', "\n  ")));
+                // The errors of the two most common ones say what they are about.
+                let option = if ["--cron", "--every"].contains(option) {
+                    String::new()
+                } else {
+                    format!("{option}: ")
+                };
+                (format!("{option}{error}{}", underlined.unwrap_or_default()), 2)
+            }
             // The reader has seen enough, as `head` does: that is no failure.
             Failure::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Failure::Io(error) => (format!("cannot read or write: {error}"), 5),
@@ -34,9 +41,15 @@ impl Failure {
     }
 }
 
-impl From<belfry_time::Error> for Failure {
-    fn from(error: belfry_time::Error) -> Failure {
-        Failure::Time(error)
+/// Names the option that a wrong time came from.
+pub trait InOption<T> {
+    /// `--from`, say.
+    fn in_option(self, option: &'static str) -> Result<T, Failure>;
+}
+
+impl<T> InOption<T> for Result<T, belfry_time::Error> {
+    fn in_option(self, option: &'static str) -> Result<T, Failure> {
+        self.map_err(|error| Failure::Time(option, error))
     }
 }
 

@@ -14,12 +14,7 @@ use output::Output;
 
 /// Decides when work runs, how much of it at once, and what happens when it goes wrong.
 #[derive(Debug, Parser)]
-#[command(
-    name = "belfry",
-    version,
-    arg_required_else_help = true,
-    infer_subcommands = false
-)]
+#[command(name = "belfry", version, arg_required_else_help = true, infer_subcommands = false)]
 #[command(
     after_help = "Exit codes: 0 ok, 1 the run failed, 2 usage or bad input, 3 not found, 4 denied, 5 unreachable, 6 timed out"
 )]

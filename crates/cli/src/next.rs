@@ -6,7 +6,7 @@ use belfry_time::{Shift, Tick, Timestamp, Timing, Zone, format_duration, parse_i
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output, table};
 use crate::timing::TimingArgs;
 
@@ -36,7 +36,7 @@ pub struct Next {
     count: u64,
 
     /// Read requests as JSON lines from standard input and answer each with one line
-    #[arg(long, conflicts_with_all = ["cron", "every", "at", "after", "from", "count", "anchor", "phase", "only_between", "not_on", "jitter"])]
+    #[arg(long, conflicts_with_all = ["cron", "every", "at", "after", "from", "count", "anchor", "phase", "only_between", "not_on", "jitter", "name", "dst_gap", "dst_fold"])]
     jsonl: bool,
 }
 
@@ -48,7 +48,7 @@ impl Next {
         }
         let zone = output.zone()?;
         let from = match &self.from {
-            Some(from) => parse_instant(from, Some(&zone))?,
+            Some(from) => parse_instant(from, Some(&zone)).in_option("--from")?,
             None => now(),
         };
         // A calendar step keeps the time of day and the day number of where it starts.
@@ -62,13 +62,7 @@ impl Next {
             Format::Table => print_table(&mut out, &timing, from, &ticks)?,
             Format::Json => {
                 let ticks = ticks.iter().map(|tick| TickOut::new(tick, &zone)).collect();
-                serde_json::to_writer(
-                    &mut out,
-                    &TicksOut {
-                        tz: zone.name(),
-                        ticks,
-                    },
-                )?;
+                serde_json::to_writer(&mut out, &TicksOut { tz: zone.name(), ticks })?;
                 writeln!(out)?;
             }
             Format::Jsonl => {
@@ -106,10 +100,7 @@ struct TickOut {
 
 impl TickOut {
     fn new(tick: &Tick, zone: &Zone) -> TickOut {
-        TickOut {
-            tick_at: zone.rfc3339(tick.tick_at),
-            due_at: zone.rfc3339(tick.due_at),
-        }
+        TickOut { tick_at: zone.rfc3339(tick.tick_at), due_at: zone.rfc3339(tick.due_at) }
     }
 }
 
@@ -143,15 +134,7 @@ fn print_table(
             let same_day = zone.local(tick.due_at).date() == local.date();
             row.insert(
                 1,
-                clock(
-                    tick.due_at,
-                    zone,
-                    if same_day {
-                        "%H:%M:%S"
-                    } else {
-                        "%a %Y-%m-%d %H:%M:%S"
-                    },
-                ),
+                clock(tick.due_at, zone, if same_day { "%H:%M:%S" } else { "%a %Y-%m-%d %H:%M:%S" }),
             );
         }
         table.add_row(row);
@@ -182,11 +165,8 @@ fn note(timing: &Timing, tick_at: Timestamp) -> &'static str {
 /// How long it is from one instant to another, to the second from a minute on.
 fn distance(from: Timestamp, to: Timestamp) -> String {
     let exact = to.duration_since(from);
-    let rounded = if exact.as_secs() >= 60 {
-        belfry_time::SignedDuration::from_secs(exact.as_secs())
-    } else {
-        exact
-    };
+    let rounded =
+        if exact.as_secs() >= 60 { belfry_time::SignedDuration::from_secs(exact.as_secs()) } else { exact };
     format_duration(rounded).to_string()
 }
 
@@ -254,33 +234,23 @@ fn answer(line: &[u8], default_zone: &Zone) -> Result<Vec<String>, String> {
     }
     let request: Request = serde_json::from_slice(line).map_err(|error| format!("not a request: {error}"))?;
     let count = request.n.unwrap_or(5);
-    let Some(count) = u64::try_from(count)
-        .ok()
-        .filter(|count| (1..=COUNT_MAX).contains(count))
-    else {
+    let Some(count) = u64::try_from(count).ok().filter(|count| (1..=COUNT_MAX).contains(count)) else {
         return Err(format!("n must be 1-{COUNT_MAX}, got {count}"));
     };
     let zone = match &request.tz {
-        Some(name) => Zone::get(name).map_err(|error| error.to_string())?,
+        Some(name) => Zone::get(name).map_err(|error| format!("tz: {error}"))?,
         None => default_zone.clone(),
     };
     let from = match &request.from {
-        Some(from) => parse_instant(from, Some(&zone)).map_err(|error| error.to_string())?,
+        Some(from) => parse_instant(from, Some(&zone)).map_err(|error| format!("from: {error}"))?,
         None => now(),
     };
-    let arguments = TimingArgs {
-        cron: request.expr,
-        every: request.every,
-        ..TimingArgs::default()
-    };
+    let arguments = TimingArgs { cron: request.expr, every: request.every, ..TimingArgs::default() };
     let timing = arguments.timing(zone.clone()).map_err(|failure| match failure {
-        Failure::Time(error) => error.to_string(),
+        Failure::Time(_, error) => error.to_string(),
         Failure::Usage(_) | Failure::Io(_) => "exactly one of expr and every is needed".to_owned(),
     })?;
-    Ok(upcoming(&timing, from, count)
-        .iter()
-        .map(|tick| zone.rfc3339(tick.tick_at))
-        .collect())
+    Ok(upcoming(&timing, from, count).iter().map(|tick| zone.rfc3339(tick.tick_at)).collect())
 }
 
 /// Now, to the millisecond: what is printed is exact.

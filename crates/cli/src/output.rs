@@ -2,19 +2,14 @@
 
 use clap::{Args, ValueEnum};
 
+use crate::failure::{Failure, InOption};
+
 /// How results are printed. Data goes to standard output, everything else to standard error.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct Output {
     /// How to print results
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_name = "FORMAT",
-        value_enum,
-        default_value_t,
-        global = true
-    )]
+    #[arg(short = 'o', long = "output", value_name = "FORMAT", value_enum, default_value_t, global = true)]
     pub format: Format,
 
     /// Time zone, an IANA name such as Europe/London [default: the host's]
@@ -47,9 +42,9 @@ impl Output {
     }
 
     /// The zone that was asked for, or the host's; UTC where the host names none.
-    pub fn zone(&self) -> Result<belfry_time::Zone, belfry_time::Error> {
+    pub fn zone(&self) -> Result<belfry_time::Zone, Failure> {
         match &self.tz {
-            Some(name) => belfry_time::Zone::get(name),
+            Some(name) => belfry_time::Zone::get(name).in_option("--tz"),
             None => Ok(host_zone()),
         }
     }

@@ -1,12 +1,12 @@
 //! The keys of a schedule that say when it runs, as command-line options of the same names.
 
 use belfry_time::{
-    Anchor, Cron, Dst, Every, Fold, Gap, Jitter, SignedDuration, Timing, Window, Zone, parse_duration,
-    parse_instant,
+    Anchor, Cron, Dst, ErrorKind, Every, Fold, Gap, Jitter, SignedDuration, Timing, Window, Zone,
+    parse_duration, parse_instant,
 };
 use clap::{Args, ValueEnum};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, InOption};
 
 /// When something runs. Exactly one of `--cron`, `--every`, `--at`, `--after`.
 #[derive(Debug, Default, Args)]
@@ -28,7 +28,7 @@ pub struct TimingArgs {
     pub after: Option<String>,
 
     /// From where --every counts: the last run's end or start, or a grid since 1970
-    #[arg(long, value_name = "ANCHOR", value_enum, requires = "every")]
+    #[arg(long, value_name = "ANCHOR", value_enum)]
     pub anchor: Option<AnchorArg>,
 
     /// Moves the grid of --anchor slot forward
@@ -48,16 +48,16 @@ pub struct TimingArgs {
     pub jitter: Option<String>,
 
     /// The schedule's name, which seeds its jitter
-    #[arg(long, value_name = "AGENT/SCHEDULE", requires = "jitter")]
+    #[arg(long, value_name = "AGENT/SCHEDULE")]
     pub name: Option<String>,
 
-    /// What a fixed time of --cron does that the clocks skip
-    #[arg(long, value_enum, default_value_t, requires = "cron")]
-    pub dst_gap: GapArg,
+    /// What a fixed time of --cron does that the clocks skip [default: run]
+    #[arg(long, value_enum)]
+    pub dst_gap: Option<GapArg>,
 
-    /// What a fixed time of --cron does that happens twice
-    #[arg(long, value_enum, default_value_t, requires = "cron")]
-    pub dst_fold: FoldArg,
+    /// What a fixed time of --cron does that happens twice [default: first]
+    #[arg(long, value_enum)]
+    pub dst_fold: Option<FoldArg>,
 }
 
 /// `anchor`.
@@ -72,20 +72,18 @@ pub enum AnchorArg {
 }
 
 /// `dst_gap`.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum GapArg {
     /// It runs at the end of the gap
-    #[default]
     Run,
     /// It does not run
     Skip,
 }
 
 /// `dst_fold`.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum FoldArg {
     /// It runs the first time
-    #[default]
     First,
     /// It runs both times
     Both,
@@ -94,57 +92,87 @@ pub enum FoldArg {
 impl TimingArgs {
     /// Joins the options into a timing.
     pub fn timing(&self, zone: Zone) -> Result<Timing, Failure> {
+        self.check_companions()?;
         let builder = match (&self.cron, &self.every, &self.at, &self.after) {
-            (Some(cron), None, None, None) => Timing::cron(Cron::parse(cron)?.with_dst(self.dst()), zone),
-            (None, Some(every), None, None) => Timing::every(Every::parse(every)?, self.anchor()?, zone),
-            (None, None, Some(at), None) => Timing::at(parse_instant(at, Some(&zone))?, zone),
-            (None, None, None, Some(delay)) => Timing::after(parse_duration(delay)?, zone),
+            (Some(cron), None, None, None) => {
+                Timing::cron(Cron::parse(cron).in_option("--cron")?.with_dst(self.dst()), zone)
+            }
+            (None, Some(every), None, None) => {
+                Timing::every(Every::parse(every).in_option("--every")?, self.anchor()?, zone)
+            }
+            (None, None, Some(at), None) => {
+                Timing::at(parse_instant(at, Some(&zone)).in_option("--at")?, zone)
+            }
+            (None, None, None, Some(delay)) => {
+                Timing::after(parse_duration(delay).in_option("--after")?, zone)
+            }
             _ => {
-                return Err(Failure::Usage(
-                    "exactly one of --cron, --every, --at, --after is needed".into(),
-                ));
+                return Err(Failure::Usage("exactly one of --cron, --every, --at, --after is needed".into()));
             }
         };
         let builder = match &self.jitter {
-            Some(jitter) => builder.jitter(Jitter::parse(jitter)?, self.name.as_deref().unwrap_or_default()),
+            Some(jitter) => {
+                let jitter = Jitter::parse(jitter).in_option("--jitter")?;
+                builder.jitter(jitter, self.name.as_deref().unwrap_or_default())
+            }
             None => builder,
         };
-        Ok(builder.window(self.window()?).build()?)
+        builder.window(self.window()?).build().map_err(|error| {
+            let option = match error.kind() {
+                ErrorKind::Phase => "--phase",
+                ErrorKind::Jitter => "--jitter",
+                _ if self.only_between.is_some() => "--only-between",
+                _ if self.not_on.is_empty() => "--cron",
+                _ => "--not-on",
+            };
+            Failure::Time(option, error)
+        })
     }
 
-    fn anchor(&self) -> Result<Anchor, Failure> {
-        match (self.anchor, &self.phase) {
-            (None | Some(AnchorArg::Completion), None) => Ok(Anchor::Completion),
-            (Some(AnchorArg::Start), None) => Ok(Anchor::Start),
-            (Some(AnchorArg::Slot), None) => Ok(Anchor::Slot {
-                phase: SignedDuration::ZERO,
-            }),
-            (Some(AnchorArg::Slot), Some(phase)) => Ok(Anchor::Slot {
-                phase: parse_duration(phase)?,
-            }),
-            (_, Some(_)) => Err(Failure::Usage(
-                "--phase moves a grid: it needs --anchor slot".into(),
-            )),
+    /// Refuses options that would do nothing.
+    fn check_companions(&self) -> Result<(), Failure> {
+        let slot = self.anchor == Some(AnchorArg::Slot);
+        let idle = [
+            (self.anchor.is_some() && self.every.is_none(), "--anchor needs --every"),
+            (self.phase.is_some() && !slot, "--phase moves a grid: it needs --anchor slot"),
+            (self.dst_gap.is_some() && self.cron.is_none(), "--dst-gap needs --cron"),
+            (self.dst_fold.is_some() && self.cron.is_none(), "--dst-fold needs --cron"),
+            (self.name.is_some() && self.jitter.is_none(), "--name seeds the jitter: it needs --jitter"),
+        ];
+        match idle.iter().find(|(idle, _)| *idle) {
+            Some((_, message)) => Err(Failure::Usage((*message).into())),
+            None => Ok(()),
         }
     }
 
-    fn window(&self) -> Result<Window, Failure> {
-        let window = Window::ALWAYS.not_on(&self.not_on)?;
-        Ok(match &self.only_between {
-            Some(between) => window.only_between(between)?,
-            None => window,
+    fn anchor(&self) -> Result<Anchor, Failure> {
+        Ok(match (self.anchor, &self.phase) {
+            (None | Some(AnchorArg::Completion), _) => Anchor::Completion,
+            (Some(AnchorArg::Start), _) => Anchor::Start,
+            (Some(AnchorArg::Slot), None) => Anchor::Slot { phase: SignedDuration::ZERO },
+            (Some(AnchorArg::Slot), Some(phase)) => {
+                Anchor::Slot { phase: parse_duration(phase).in_option("--phase")? }
+            }
         })
+    }
+
+    fn window(&self) -> Result<Window, Failure> {
+        let window = Window::ALWAYS.not_on(&self.not_on).in_option("--not-on")?;
+        match &self.only_between {
+            Some(between) => window.only_between(between).in_option("--only-between"),
+            None => Ok(window),
+        }
     }
 
     fn dst(&self) -> Dst {
         Dst {
             gap: match self.dst_gap {
-                GapArg::Run => Gap::Run,
-                GapArg::Skip => Gap::Skip,
+                None | Some(GapArg::Run) => Gap::Run,
+                Some(GapArg::Skip) => Gap::Skip,
             },
             fold: match self.dst_fold {
-                FoldArg::First => Fold::First,
-                FoldArg::Both => Fold::Both,
+                None | Some(FoldArg::First) => Fold::First,
+                Some(FoldArg::Both) => Fold::Both,
             },
         }
     }

@@ -32,13 +32,11 @@ fn transcript(arguments: &[&str], input: &str) -> String {
     let output = belfry(arguments, input.as_bytes());
     let shown: Vec<String> = arguments
         .iter()
-        .map(|word| {
-            if word.contains([' ', '*', '"', '@']) {
-                format!("'{word}'")
-            } else {
-                (*word).to_owned()
-            }
-        })
+        .map(
+            |word| {
+                if word.contains([' ', '*', '"', '@']) { format!("'{word}'") } else { (*word).to_owned() }
+            },
+        )
         .collect();
     let mut text = format!("$ belfry {}\n", shown.join(" "));
     text.push_str(&String::from_utf8(output.stdout).unwrap());
@@ -51,26 +49,18 @@ fn transcript(arguments: &[&str], input: &str) -> String {
 }
 
 fn golden(name: &str, found: &str) {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(name);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("BELFRY_GOLDEN").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, found).unwrap();
     }
     let expected =
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert!(
-        found == expected,
-        "{name} differs.\n--- expected\n{expected}\n--- found\n{found}"
-    );
+    assert!(found == expected, "{name} differs.\n--- expected\n{expected}\n--- found\n{found}");
 }
 
 fn golden_transcripts(name: &str, commands: &[&[&str]]) {
-    let found: String = commands
-        .iter()
-        .map(|arguments| transcript(arguments, ""))
-        .collect();
+    let found: String = commands.iter().map(|arguments| transcript(arguments, "")).collect();
     golden(name, &found);
 }
 
@@ -99,15 +89,7 @@ fn tables_for_people() {
                 "--from",
                 "2026-11-01T00:00:00-04:00",
             ],
-            &[
-                "next",
-                "--cron",
-                "@weekly",
-                "--from",
-                "2026-03-28T12:00:00",
-                "-n",
-                "2",
-            ],
+            &["next", "--cron", "@weekly", "--from", "2026-03-28T12:00:00", "-n", "2"],
             &[
                 "next",
                 "--cron",
@@ -156,15 +138,8 @@ fn tables_for_people() {
                 "-n",
                 "2",
             ],
-            &[
-                "next",
-                "--every",
-                "monthly",
-                "--from",
-                "2026-01-31T10:00:00",
-                "-n",
-                "3",
-            ],
+            &["next", "--every", "monthly", "--from", "2026-01-31T10:00:00", "-n", "3"],
+            &["next", "--every", "daily", "--from", "2026-03-28T02:30:00", "-n", "2"],
             &[
                 "next",
                 "--every",
@@ -178,20 +153,8 @@ fn tables_for_people() {
                 "-n",
                 "3",
             ],
-            &[
-                "next",
-                "--at",
-                "2027-02-03T09:00:00",
-                "--from",
-                "2026-01-01T00:00:00Z",
-            ],
-            &[
-                "next",
-                "--at",
-                "2025-02-03T09:00:00Z",
-                "--from",
-                "2026-01-01T00:00:00Z",
-            ],
+            &["next", "--at", "2027-02-03T09:00:00", "--from", "2026-01-01T00:00:00Z"],
+            &["next", "--at", "2025-02-03T09:00:00Z", "--from", "2026-01-01T00:00:00Z"],
             &["next", "--after", "90s", "--from", "2026-01-01T00:00:00Z"],
         ],
     );
@@ -228,26 +191,8 @@ fn documents_for_machines() {
                 "-o",
                 "json",
             ],
-            &[
-                "next",
-                "--cron",
-                "0 9 * * *",
-                "--from",
-                "2026-03-28T12:00:00Z",
-                "-n",
-                "2",
-                "-o",
-                "jsonl",
-            ],
-            &[
-                "next",
-                "--at",
-                "2025-02-03T09:00:00Z",
-                "--from",
-                "2026-01-01T00:00:00Z",
-                "-o",
-                "json",
-            ],
+            &["next", "--cron", "0 9 * * *", "--from", "2026-03-28T12:00:00Z", "-n", "2", "-o", "jsonl"],
+            &["next", "--at", "2025-02-03T09:00:00Z", "--from", "2026-01-01T00:00:00Z", "-o", "json"],
             &[
                 "next",
                 "--every",
@@ -287,6 +232,14 @@ fn refusals_that_teach() {
             &["next", "--every", "5m", "--from", "yesterday"],
             &["next", "--every", "5m", "--not-on", "sat,funday"],
             &["next", "--every", "5m", "--only-between", "8-9"],
+            &["next", "--every", "5m", "--jitter", "-5s"],
+            &["next", "--cron", "0 9 * * *", "--anchor", "slot"],
+            &["next", "--at", "2027-01-01T00:00:00Z", "--phase", "xyz"],
+            &["next", "--every", "daily", "--dst-gap", "skip"],
+            &["next", "--every", "5m", "--name", "a/b"],
+            &["next", "--at", "9999-12-31T23:59:59Z"],
+            &["next", "--every", "daily", "--anchor", "slot", "--only-between", "08:00-09:00"],
+            &["next", "--jsonl", "--dst-gap", "skip"],
             &["next", "--cron", "* * * * *", "-n", "0"],
             &["next", "--cron", "* * * * *", "--every", "5m"],
         ],
@@ -346,10 +299,7 @@ fn hostile_lines_do_not_stop_the_next_one() {
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 5, "{text}");
-    assert!(
-        lines[..4].iter().all(|line| line.starts_with("{\"error\":\"")),
-        "{text}"
-    );
+    assert!(lines[..4].iter().all(|line| line.starts_with("{\"error\":\"")), "{text}");
     assert_eq!(lines[4], "{\"next\":[\"2026-01-01T01:00:00+00:00\"]}");
 }
 
@@ -365,17 +315,11 @@ fn an_answer_comes_before_the_next_question() {
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     for hour in 0..3 {
-        writeln!(
-            stdin,
-            r#"{{"expr":"0 * * * *","tz":"UTC","from":"2026-01-01T0{hour}:30:00Z","n":1}}"#
-        )
-        .unwrap();
+        writeln!(stdin, r#"{{"expr":"0 * * * *","tz":"UTC","from":"2026-01-01T0{hour}:30:00Z","n":1}}"#)
+            .unwrap();
         let mut answer = String::new();
         stdout.read_line(&mut answer).unwrap();
-        assert_eq!(
-            answer,
-            format!("{{\"next\":[\"2026-01-01T0{}:00:00+00:00\"]}}\n", hour + 1)
-        );
+        assert_eq!(answer, format!("{{\"next\":[\"2026-01-01T0{}:00:00+00:00\"]}}\n", hour + 1));
     }
     drop(stdin);
     assert!(child.wait().unwrap().success());

@@ -46,11 +46,7 @@ mod parse {
 
     parse_group!(belfry, |text: &str| Cron::parse(text).unwrap());
     parse_group!(croner, |text: &str| croner::Cron::from_str(text).unwrap());
-    parse_group!(cronexpr, |text: &str| cronexpr::parse_crontab_with(
-        text,
-        zone_optional()
-    )
-    .unwrap());
+    parse_group!(cronexpr, |text: &str| cronexpr::parse_crontab_with(text, zone_optional()).unwrap());
 
     #[divan::bench(args = EXPRESSIONS[..3].iter())]
     fn cron(bencher: Bencher, expression: &str) {
@@ -86,9 +82,7 @@ macro_rules! next_group {
             #[divan::bench(args = ZONES)]
             fn belfry_timing(bencher: Bencher, zone: &str) {
                 let cron = Cron::parse($expression).unwrap();
-                let timing = Timing::cron(cron, Zone::get(zone).unwrap())
-                    .build()
-                    .unwrap();
+                let timing = Timing::cron(cron, Zone::get(zone).unwrap()).build().unwrap();
                 let from = from();
                 bencher.bench(|| black_box(&timing).next(black_box(from)));
             }
@@ -98,9 +92,7 @@ macro_rules! next_group {
                 let (cron, zone) = (Cron::parse($expression).unwrap(), Zone::get(zone).unwrap());
                 let from = zone.local(from());
                 bencher.bench(|| {
-                    black_box(&cron)
-                        .next(black_box(&from).timestamp(), &zone)
-                        .map(|at| zone.local(at))
+                    black_box(&cron).next(black_box(&from).timestamp(), &zone).map(|at| zone.local(at))
                 });
             }
 
@@ -111,10 +103,7 @@ macro_rules! next_group {
                 check(
                     $expression,
                     zone,
-                    cron.find_next_occurrence(&from, false)
-                        .unwrap()
-                        .timestamp()
-                        .as_second(),
+                    cron.find_next_occurrence(&from, false).unwrap().timestamp().as_second(),
                 );
                 bencher.bench(|| black_box(&cron).find_next_occurrence(black_box(&from), false));
             }
@@ -123,11 +112,7 @@ macro_rules! next_group {
             fn cronexpr(bencher: Bencher, zone: &str) {
                 let cron = cronexpr::parse_crontab(&format!("{} {zone}", $expression)).unwrap();
                 let from = from();
-                check(
-                    $expression,
-                    zone,
-                    cron.find_next(from).unwrap().timestamp().as_second(),
-                );
+                check($expression, zone, cron.find_next(from).unwrap().timestamp().as_second());
                 bencher.bench(|| black_box(&cron).find_next(black_box(from)));
             }
 
@@ -135,14 +120,9 @@ macro_rules! next_group {
             fn cron(bencher: Bencher, zone: &str) {
                 let cron = cron::Schedule::from_str(&for_cron_crate($expression)).unwrap();
                 let zone_id = chrono_tz::Tz::from_str(zone).unwrap();
-                let from = chrono::DateTime::from_timestamp(from().as_second(), 0)
-                    .unwrap()
-                    .with_timezone(&zone_id);
-                check(
-                    $expression,
-                    zone,
-                    cron.after(&from).next().unwrap().timestamp(),
-                );
+                let from =
+                    chrono::DateTime::from_timestamp(from().as_second(), 0).unwrap().with_timezone(&zone_id);
+                check($expression, zone, cron.after(&from).next().unwrap().timestamp());
                 bencher.bench(|| black_box(&cron).after(black_box(&from)).next());
             }
         }

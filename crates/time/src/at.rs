@@ -25,30 +25,25 @@ pub fn parse_instant(input: &str, zone: Option<&Zone>) -> Result<Timestamp, Erro
             Quoted(text)
         ));
     };
-    let reason = |error: jiff::Error| {
-        // jiff's last cause is the one that names the value and its bounds.
-        let cause = error.to_string();
-        cause.rsplit(": ").next().unwrap_or_default().to_owned()
+    // Either the fields are no date, or the instant is beyond the range.
+    let reason = || match text[..19].parse::<DateTime>() {
+        Ok(_) => "instants go from year -9999 to 9999-12-30".to_owned(),
+        Err(error) => error.to_string().rsplit(": ").next().unwrap_or_default().to_owned(),
     };
     match (shape, zone) {
         (Shape::Offset, _) => text
             .parse::<Timestamp>()
-            .or_else(|e| fail(format!("Invalid time {} - {}", Quoted(text), reason(e)))),
+            .or_else(|_| fail(format!("Invalid time {} - {}", Quoted(text), reason()))),
         (Shape::Local, None) => fail(format!(
             "Time {} has no offset and no timezone is set. Add one, for example \"{text}Z\" or \"{text}+01:00\"",
             Quoted(text)
         )),
         (Shape::Local, Some(zone)) => match text.parse::<DateTime>() {
             Ok(local) => instant_of(local, zone).map_or_else(
-                || {
-                    fail(format!(
-                        "Time {} does not exist in {zone}: the clocks skip it",
-                        Quoted(text)
-                    ))
-                },
+                || fail(format!("Time {} does not exist in {zone}: the clocks skip it", Quoted(text))),
                 Ok,
             ),
-            Err(e) => fail(format!("Invalid time {} - {}", Quoted(text), reason(e))),
+            Err(_) => fail(format!("Invalid time {} - {}", Quoted(text), reason())),
         },
     }
 }
@@ -65,17 +60,17 @@ impl Shape {
         fn pattern<'a>(text: &'a str, pattern: &str) -> Option<&'a str> {
             let (head, rest) = text.split_at_checked(pattern.len())?;
             let fits = |(c, p): (u8, u8)| {
-                if p == b'0' {
-                    c.is_ascii_digit()
-                } else {
-                    c.eq_ignore_ascii_case(&p)
-                }
+                if p == b'0' { c.is_ascii_digit() } else { c.eq_ignore_ascii_case(&p) }
             };
             head.bytes().zip(pattern.bytes()).all(fits).then_some(rest)
         }
         let date = pattern(text, "0000-00-00")?;
         let time = pattern(date, "T").or_else(|| pattern(date, " "))?;
         let mut rest = pattern(time, "00:00:00")?;
+        // A minute has sixty seconds here: leap seconds are not known.
+        if time[6..8] > *"59" {
+            return None;
+        }
         if let Some(fraction) = rest.strip_prefix('.') {
             let digits = fraction.bytes().take_while(u8::is_ascii_digit).count();
             if !(1..=9).contains(&digits) {
@@ -83,9 +78,8 @@ impl Shape {
             }
             rest = &fraction[digits..];
         }
-        let offset = pattern(rest, "Z")
-            .or_else(|| pattern(rest, "+00:00"))
-            .or_else(|| pattern(rest, "-00:00"));
+        let offset =
+            pattern(rest, "Z").or_else(|| pattern(rest, "+00:00")).or_else(|| pattern(rest, "-00:00"));
         match (rest, offset) {
             ("", _) => Some(Shape::Local),
             (_, Some("")) => Some(Shape::Offset),

@@ -20,6 +20,8 @@ pub(crate) struct Series<'a> {
     first: i64,
     /// What the first tick has beyond a whole second; every tick has it.
     fraction: SignedDuration,
+    /// A grid has no beginning.
+    is_grid: bool,
 }
 
 impl<'a> Series<'a> {
@@ -28,23 +30,13 @@ impl<'a> Series<'a> {
         let second = floor_second(first);
         let nanos = (first.as_nanosecond() - i128::from(second) * 1_000_000_000) as i64;
         let fraction = SignedDuration::from_nanos(nanos);
-        Series {
-            step,
-            zone,
-            first: zone.local_second(second),
-            fraction,
-        }
+        Series { step, zone, first: zone.local_second(second), fraction, is_grid: false }
     }
 
     /// The series that starts at a local time, which need not be a tick anybody saw.
     pub fn from_local(step: Step, zone: &'a Zone, first_ms: i64) -> Series<'a> {
         let fraction = SignedDuration::from_millis(first_ms.rem_euclid(1000));
-        Series {
-            step,
-            zone,
-            first: first_ms.div_euclid(1000),
-            fraction,
-        }
+        Series { step, zone, first: first_ms.div_euclid(1000), fraction, is_grid: true }
     }
 
     /// The first tick after `after`.
@@ -66,18 +58,18 @@ impl<'a> Series<'a> {
         ticks.take_while(|tick| *tick <= at).last()
     }
 
-    /// A number of steps whose tick is well before `at`, or 0.
+    /// A number of steps whose tick is well before `at`, or the first step.
     fn steps_before(&self, at: Timestamp) -> i32 {
         let (today, _) = split(self.zone.local_second(floor_second(at)));
         let (first_day, _) = split(self.first);
         let steps = match self.step {
-            Step::Days(days) => (today - first_day) / days,
+            Step::Days(days) => (today - first_day).div_euclid(days),
             Step::Month => {
                 let (now, first) = (Date::from_days(today), Date::from_days(first_day));
                 (now.year - first.year) * 12 + i32::from(now.month) - i32::from(first.month)
             }
         };
-        (steps - 2).max(0)
+        if self.is_grid { steps - 2 } else { (steps - 2).max(0) }
     }
 
     /// The tick after so many steps: `None` beyond the range of instants, `Some(None)` where a missing day
@@ -90,21 +82,14 @@ impl<'a> Series<'a> {
                 let first = Date::from_days(first_day);
                 let months = first.year * 12 + i32::from(first.month) - 1 + k;
                 let (year, month) = (months.div_euclid(12), months.rem_euclid(12) as u8 + 1);
-                Date {
-                    year,
-                    month,
-                    day: first.day.min(days_in_month(year, month)),
-                }
-                .to_days()
+                Date { year, month, day: first.day.min(days_in_month(year, month)) }.to_days()
             }
         };
         let instant = |second: i64| Timestamp::from_second(second).ok();
-        Some(
-            match self.zone.resolve(i64::from(day) * DAY + i64::from(second)) {
-                Local::Once(at) | Local::Twice(at) => Some(instant(at)?.checked_add(self.fraction).ok()?),
-                Local::Never { at, jump } if jump < LONG_GAP => Some(instant(at)?),
-                Local::Never { .. } => None,
-            },
-        )
+        Some(match self.zone.resolve(i64::from(day) * DAY + i64::from(second)) {
+            Local::Once(at) | Local::Twice(at) => Some(instant(at)?.checked_add(self.fraction).ok()?),
+            Local::Never { at, jump } if jump < LONG_GAP => Some(instant(at)?),
+            Local::Never { .. } => None,
+        })
     }
 }

@@ -9,6 +9,10 @@ pub const CYCLE: i64 = 146_097 * DAY;
 /// The last year any search looks at; instants end with it.
 pub const YEAR_MAX: i32 = 9999;
 
+/// The days of the week, Sunday first.
+pub const WEEKDAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+
 /// A calendar date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Date {
@@ -35,17 +39,9 @@ impl Date {
         let (month, day) = (month_day >> 16, (month_day & 0xffff) / 2_141);
         let year = (100 * century + year_of_century) as i32 - 400 * SHIFT_CYCLES;
         if day_of_year >= 306 {
-            Date {
-                year: year + 1,
-                month: (month - 12) as u8,
-                day: day as u8 + 1,
-            }
+            Date { year: year + 1, month: (month - 12) as u8, day: day as u8 + 1 }
         } else {
-            Date {
-                year,
-                month: month as u8,
-                day: day as u8 + 1,
-            }
+            Date { year, month: month as u8, day: day as u8 + 1 }
         }
     }
 
@@ -67,11 +63,7 @@ pub fn weekday(days: i32) -> u8 {
 
 /// How many days a month has.
 pub fn days_in_month(year: i32, month: u8) -> u8 {
-    if month == 2 {
-        28 + u8::from(is_leap(year))
-    } else {
-        30 | (month ^ (month >> 3))
-    }
+    if month == 2 { 28 + u8::from(is_leap(year)) } else { 30 | (month ^ (month >> 3)) }
 }
 
 fn is_leap(year: i32) -> bool {
@@ -90,30 +82,14 @@ mod tests {
     #[test]
     fn day_numbers_and_dates_agree_with_jiff_over_the_whole_range() {
         let epoch = jiff::civil::date(1970, 1, 1);
-        let first = Date {
-            year: -9998,
-            month: 1,
-            day: 1,
-        }
-        .to_days();
-        let last = Date {
-            year: YEAR_MAX,
-            month: 12,
-            day: 31,
-        }
-        .to_days();
+        let first = Date { year: -9998, month: 1, day: 1 }.to_days();
+        let last = Date { year: YEAR_MAX, month: 12, day: 31 }.to_days();
         for days in (first..=last).step_by(13).chain(-800_000..800_000) {
             let date = Date::from_days(days);
             assert_eq!(date.to_days(), days);
             let expected = epoch.checked_add(jiff::Span::new().days(days)).unwrap();
             assert_eq!(
-                (
-                    date.year,
-                    date.month,
-                    date.day,
-                    weekday(days),
-                    days_in_month(date.year, date.month)
-                ),
+                (date.year, date.month, date.day, weekday(days), days_in_month(date.year, date.month)),
                 (
                     i32::from(expected.year()),
                     expected.month() as u8,

@@ -7,14 +7,8 @@ use jiff::SignedDuration;
 use crate::error::{Error, ErrorKind, Quoted};
 
 /// Milliseconds per unit, largest first.
-const UNITS: [(&str, i64); 6] = [
-    ("w", 604_800_000),
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-];
+const UNITS: [(&str, i64); 6] =
+    [("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 const UNIT_NAMES: &str = "ms, s, m, h, d, w";
 /// The longest duration: a hundred years.
 const MS_MAX: i64 = 36_525 * 86_400_000;
@@ -55,10 +49,7 @@ pub(crate) fn parse_ms(input: &str, kind: ErrorKind) -> Result<i64, Error> {
     if text.starts_with('-') {
         return fail(
             whole,
-            format!(
-                "Negative intervals are not allowed: {}. Drop the minus sign",
-                Quoted(text)
-            ),
+            format!("Negative intervals are not allowed: {}. Drop the minus sign", Quoted(text)),
         );
     }
     let mut total: i64 = 0;
@@ -125,10 +116,7 @@ pub(crate) fn parse_ms(input: &str, kind: ErrorKind) -> Result<i64, Error> {
         match scaled(number, *ms) {
             Scaled::Ms(part) if total + part <= MS_MAX => total += part,
             Scaled::Ms(_) | Scaled::TooLarge => {
-                return fail(
-                    whole,
-                    format!("Interval {} is too long. The longest is 36525d", Quoted(text)),
-                );
+                return fail(whole, format!("Interval {} is too long. The longest is 36525d", Quoted(text)));
             }
             Scaled::Uneven => {
                 return fail(
@@ -167,30 +155,22 @@ enum Scaled {
 fn scaled(number: &str, unit_ms: i64) -> Scaled {
     let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
     let decimals = decimals.trim_end_matches('0');
-    let Ok(whole) = whole
-        .trim_start_matches('0')
-        .parse::<i64>()
-        .or_else(|e| match e.kind() {
-            std::num::IntErrorKind::Empty => Ok(0),
-            _ => Err(e),
-        })
-    else {
+    let Ok(whole) = whole.trim_start_matches('0').parse::<i64>().or_else(|e| match e.kind() {
+        std::num::IntErrorKind::Empty => Ok(0),
+        _ => Err(e),
+    }) else {
         return Scaled::TooLarge;
     };
     let Some(ms) = whole.checked_mul(unit_ms).filter(|ms| *ms <= MS_MAX) else {
         return Scaled::TooLarge;
     };
-    // No unit has more than nine factors of ten, so more decimals than that cannot come out even.
-    if decimals.len() > 9 {
+    // A week of milliseconds divides by ten or two ten times, so more decimals than that cannot come out even.
+    if decimals.len() > 10 {
         return Scaled::Uneven;
     }
-    let scale = 10i64.pow(decimals.len() as u32);
-    let fraction = decimals.parse::<i64>().unwrap_or(0) * unit_ms;
-    if fraction % scale == 0 {
-        Scaled::Ms(ms + fraction / scale)
-    } else {
-        Scaled::Uneven
-    }
+    let scale = 10i128.pow(decimals.len() as u32);
+    let fraction = decimals.parse::<i128>().unwrap_or(0) * i128::from(unit_ms);
+    if fraction % scale == 0 { Scaled::Ms(ms + (fraction / scale) as i64) } else { Scaled::Uneven }
 }
 
 /// Milliseconds, written as days, hours, minutes, seconds and milliseconds.

@@ -87,12 +87,7 @@ impl Error {
             return None;
         }
         let width = self.span.len().max(1);
-        Some(format!(
-            "{}\n{}{}",
-            self.input,
-            " ".repeat(self.span.start),
-            "^".repeat(width)
-        ))
+        Some(format!("{}\n{}{}", self.input, " ".repeat(self.span.start), "^".repeat(width)))
     }
 }
 

@@ -64,17 +64,11 @@ impl Every {
         let ms = parse_ms(text, ErrorKind::Interval)?;
         let fail = |message| Err(Error::whole(ErrorKind::Interval, text, message));
         if ms == 0 {
-            return fail(format!(
-                "Zero interval is not allowed: {}. The shortest is 100ms",
-                Quoted(text)
-            ));
+            return fail(format!("Zero interval is not allowed: {}. The shortest is 100ms", Quoted(text)));
         }
         let duration = SignedDuration::from_millis(ms);
         if duration < Every::SHORTEST {
-            return fail(format!(
-                "Interval {} is too short. The shortest is 100ms",
-                Quoted(text)
-            ));
+            return fail(format!("Interval {} is too short. The shortest is 100ms", Quoted(text)));
         }
         Ok(Every::Interval(duration))
     }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::duration::{Compound, parse_ms};
 use crate::error::{Error, ErrorKind, Quoted};
+use crate::zone::floor_millisecond;
 
 /// How far a tick may be delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,6 +75,12 @@ pub(crate) fn seed(name: &str) -> u64 {
     })
 }
 
+/// A delay from zero to `longest`, to the millisecond, drawn from the name of a schedule and an instant as jitter is.
+pub fn hashed_delay(name: &str, at: Timestamp, longest: SignedDuration) -> SignedDuration {
+    let longest = i64::try_from(longest.as_millis()).unwrap_or(i64::MAX).max(0);
+    SignedDuration::from_millis(delay_ms(seed(name), floor_millisecond(at), longest))
+}
+
 /// A delay from 0 to `longest` milliseconds, both included, for the tick at `tick_ms` (milliseconds since 1970).
 pub(crate) fn delay_ms(seed: u64, tick_ms: i64, longest: i64) -> i64 {
     // The finaliser of SplitMix64 over seed and tick, then scaled by the high half of a product.
@@ -109,22 +116,16 @@ mod tests {
 
     #[test]
     fn percentages_and_durations_are_read_and_written() {
-        for (input, expected) in [
-            ("10%", Jitter::Share(1000)),
-            ("2.5%", Jitter::Share(250)),
-            (" 0.05 %", Jitter::Share(5)),
-        ] {
+        for (input, expected) in
+            [("10%", Jitter::Share(1000)), ("2.5%", Jitter::Share(250)), (" 0.05 %", Jitter::Share(5))]
+        {
             let jitter = Jitter::parse(input).unwrap();
             assert_eq!(jitter, expected);
             assert_eq!(Jitter::parse(&jitter.to_string()).unwrap(), jitter);
         }
         assert_eq!(Jitter::parse("1m30s").unwrap().to_string(), "1m30s");
         for input in ["", "%", "100%", "-5%", "1.234%", "5", "-5s", "x%", "1e1%", "٣%"] {
-            assert_eq!(
-                Jitter::parse(input).unwrap_err().kind(),
-                ErrorKind::Jitter,
-                "{input}"
-            );
+            assert_eq!(Jitter::parse(input).unwrap_err().kind(), ErrorKind::Jitter, "{input}");
         }
     }
 }

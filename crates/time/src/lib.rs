@@ -1,6 +1,6 @@
 //! Which instants come after this one?
 //!
-//! Everything here is pure: no clock, no waiting, no state. A [`Timing`] joins a kind (`every`, `cron`, `at`,
+//! Everything here is pure: no clock, no waiting, no state but what is known of each time zone. A [`Timing`] joins a kind (`every`, `cron`, `at`,
 //! `after`), a [`Zone`], a [`Window`] and a [`Jitter`], and answers with [`Tick`]s. The planner, the API, the
 //! command line and the dashboard all ask the same function, so a preview is what will happen.
 //!
@@ -35,9 +35,9 @@ pub use cron::{Cron, Dst, Field, Fold, Gap};
 pub use duration::{format_duration, parse_duration};
 pub use error::{Error, ErrorKind};
 pub use every::{Anchor, Every};
-pub use jitter::Jitter;
+pub use jitter::{Jitter, hashed_delay};
 pub use timing::{Kind, Shift, Tick, Ticks, Timing, TimingBuilder};
-pub use window::Window;
+pub use window::{Allowed, Window};
 pub use zone::Zone;
 
 // The instants and durations in this crate's interface are jiff's.

@@ -3,13 +3,17 @@
 use jiff::{SignedDuration, Timestamp};
 
 use crate::calendar::{Series, Step};
+use crate::civil::{CYCLE, DAY};
 use crate::cron::Cron;
 use crate::duration::Compound;
 use crate::error::{Error, ErrorKind, Quoted};
 use crate::every::{Anchor, Every};
 use crate::jitter::{self, Jitter};
-use crate::window::Window;
-use crate::zone::{Zone, add_ms, floor_millisecond, floor_second};
+use crate::window::{Allowed, Window};
+use crate::zone::{Local, Zone, add_ms, floor_millisecond, floor_second};
+
+/// Where a new timing is asked whether it ever ticks: zones have had other rules long ago.
+const RECENT: Timestamp = Timestamp::constant(1_767_225_600, 0); // 2026-01-01
 
 /// When a schedule ticks.
 ///
@@ -149,15 +153,8 @@ impl Timing {
     /// slots), the next match for `cron`, the instant of `at` unless it has passed, the end of the delay of `after`.
     pub fn first(&self, now: Timestamp) -> Option<Tick> {
         let tick_at = match &self.kind {
-            Kind::Every {
-                anchor: Anchor::Completion | Anchor::Start,
-                ..
-            } => self.moved_into_window(now)?,
-            Kind::Every {
-                anchor: Anchor::Slot { .. },
-                ..
-            }
-            | Kind::Cron(_) => return self.next(now),
+            Kind::Every { anchor: Anchor::Completion | Anchor::Start, .. } => self.moved_into_window(now)?,
+            Kind::Every { anchor: Anchor::Slot { .. }, .. } | Kind::Cron(_) => return self.next(now),
             Kind::At(at) => self.moved_into_window((*at >= now).then_some(*at)?)?,
             Kind::After(delay) => self.moved_into_window(now.checked_add(*delay).ok()?)?,
         };
@@ -182,13 +179,9 @@ impl Timing {
     pub fn ticks(&self, after: Timestamp) -> Ticks<'_> {
         // A calendar series that does not know its first tick yet begins here.
         let timing = match (&self.kind, self.origin) {
-            (
-                Kind::Every {
-                    every: Every::Daily | Every::Weekly | Every::Monthly,
-                    ..
-                },
-                None,
-            ) => std::borrow::Cow::Owned(self.clone().with_origin(after)),
+            (Kind::Every { every: Every::Daily | Every::Weekly | Every::Monthly, .. }, None) => {
+                std::borrow::Cow::Owned(self.clone().with_origin(after))
+            }
             _ => std::borrow::Cow::Borrowed(self),
         };
         Ticks { timing, after }
@@ -196,9 +189,7 @@ impl Timing {
 
     /// The ticks after `from`, up to and with `to`; at most `limit`, the earliest.
     pub fn ticks_between(&self, from: Timestamp, to: Timestamp, limit: usize) -> impl Iterator<Item = Tick> {
-        self.ticks(from)
-            .take_while(move |tick| tick.tick_at <= to)
-            .take(limit)
+        self.ticks(from).take_while(move |tick| tick.tick_at <= to).take(limit)
     }
 
     /// How many ticks there are after `from`, up to and with `to`: what counting [`Timing::ticks_between`] without
@@ -209,16 +200,57 @@ impl Timing {
         }
         match &self.kind {
             Kind::Cron(cron) => cron.count(floor_second(from), floor_second(to), &self.zone, &self.window),
-            Kind::Every {
-                every: Every::Interval(every),
-                anchor: Anchor::Slot { phase },
-            } => self.count_slots(Slots::new(*every, *phase), from, to),
-            Kind::Every {
-                every: Every::Interval(every),
-                ..
-            } => self.count_chain(*every, from, to),
+            Kind::Every { every: Every::Interval(every), anchor: Anchor::Slot { phase } } => {
+                self.count_slots(Slots::new(*every, *phase), from, to)
+            }
+            Kind::Every { every: Every::Interval(every), .. } => self.count_chain(*every, from, to),
             Kind::Every { .. } | Kind::At(_) | Kind::After(_) => {
                 self.ticks_between(from, to, usize::MAX).count() as u64
+            }
+        }
+    }
+
+    /// The newest `limit` ticks after `from`, up to and with `to`, in order, without walking over the others.
+    pub fn newest_between(&self, from: Timestamp, to: Timestamp, limit: usize) -> Vec<Tick> {
+        let skip = self.count_between(from, to).saturating_sub(limit as u64);
+        let start = if skip == 0 { Some(from) } else { self.nth_at(from, skip, to) };
+        // A calendar series goes on from its first tick, not from where we start.
+        let timing = match self.origin {
+            None => self.clone().with_origin(from),
+            Some(_) => self.clone(),
+        };
+        start.map_or_else(Vec::new, |start| timing.ticks_between(start, to, limit).collect())
+    }
+
+    /// The instant of the `n`-th tick after `from`, of which there are more up to `to`.
+    fn nth_at(&self, from: Timestamp, n: u64, to: Timestamp) -> Option<Timestamp> {
+        match &self.kind {
+            Kind::Every { every: Every::Interval(every), anchor: Anchor::Completion | Anchor::Start } => {
+                let (mut first, mut left) = (from, n);
+                if !self.window.is_always() {
+                    for (start, count) in self.stretches(*every, from, to) {
+                        first = start;
+                        if left <= count {
+                            left -= 1;
+                            break;
+                        }
+                        left -= count;
+                    }
+                }
+                Timestamp::from_nanosecond(first.as_nanosecond() + every.as_nanos() * i128::from(left)).ok()
+            }
+            // Where a tick does not depend on the one before, halve the time until the count is right.
+            Kind::Cron(_) | Kind::Every { every: Every::Interval(_), .. } => {
+                let (mut low, mut high) = (floor_millisecond(from), floor_millisecond(to));
+                while high - low > 1 {
+                    let middle = low + (high - low) / 2;
+                    let at = Timestamp::from_millisecond(middle).ok()?;
+                    if self.count_between(from, at) < n { low = middle } else { high = middle }
+                }
+                Timestamp::from_millisecond(high).ok()
+            }
+            Kind::Every { .. } | Kind::At(_) | Kind::After(_) => {
+                self.ticks(from).nth(usize::try_from(n).ok()? - 1).map(|tick| tick.tick_at)
             }
         }
     }
@@ -236,30 +268,25 @@ impl Timing {
         let second = floor_second(tick_at);
         let span = self.zone.span_at(second);
         let local = second + span.offset;
-        if span.start == second && span.before < span.offset && !self.was_meant_for(local) {
+        if span.start == second && span.before < span.offset && self.came_out_of_gap(second, local) {
             return Some(Shift::Moved);
         }
         if local < span.repeated_until() {
             return Some(Shift::SecondPass);
         }
-        let following = self
-            .zone
-            .span_at(span.end.min(second.saturating_add(crate::civil::DAY * 2)));
+        let following = self.zone.span_at(span.end.min(second.saturating_add(DAY * 2)));
         let repeats = following.start == span.end && local >= following.start + following.offset;
         (repeats && local < following.repeated_until()).then_some(Shift::FirstPass)
     }
 
+    /// Whether the window allows an instant.
+    pub fn allows(&self, at: Timestamp) -> Allowed {
+        self.window.verdict(self.zone.local_second(floor_second(at)))
+    }
+
     /// Plain English: "at 09:00, Monday to Friday".
     pub fn describe(&self) -> String {
-        let mut words = match &self.kind {
-            Kind::Every { every, .. } => every.describe(),
-            Kind::Cron(cron) => cron.describe(),
-            Kind::At(at) => format!("once, at {}", self.zone.rfc3339(*at)),
-            Kind::After(delay) => format!(
-                "once, {} after it is first seen",
-                Compound(delay.as_millis() as i64)
-            ),
-        };
+        let mut words = self.describe_kind();
         if !self.window.is_always() {
             words.push_str(", ");
             words.push_str(&self.window.describe());
@@ -267,17 +294,26 @@ impl Timing {
         words
     }
 
+    fn describe_kind(&self) -> String {
+        match &self.kind {
+            Kind::Every { every, .. } => every.describe(),
+            Kind::Cron(cron) => cron.describe(),
+            Kind::At(at) => format!("once, at {}", self.zone.rfc3339(*at)),
+            Kind::After(delay) => {
+                format!("once, {} after it is first seen", Compound(delay.as_millis() as i64))
+            }
+        }
+    }
+
     fn next_at(&self, after: Timestamp) -> Option<Timestamp> {
         match &self.kind {
             Kind::Cron(cron) => self.next_cron(cron, after),
-            Kind::Every {
-                every: Every::Interval(every),
-                anchor: Anchor::Slot { phase },
-            } => self.next_slot(Slots::new(*every, *phase), after),
-            Kind::Every {
-                every: Every::Interval(every),
-                ..
-            } => self.moved_into_window(after.checked_add(*every).ok()?),
+            Kind::Every { every: Every::Interval(every), anchor: Anchor::Slot { phase } } => {
+                self.next_slot(Slots::new(*every, *phase), after)
+            }
+            Kind::Every { every: Every::Interval(every), .. } => {
+                self.moved_into_window(after.checked_add(*every).ok()?)
+            }
             Kind::Every { every, anchor } => self.next_calendar(*every, *anchor, after),
             Kind::At(at) => self.moved_into_window(*at).filter(|at| *at > after),
             Kind::After(_) => self.origin.filter(|at| *at > after),
@@ -287,8 +323,10 @@ impl Timing {
     fn next_cron(&self, cron: &Cron, after: Timestamp) -> Option<Timestamp> {
         let mut second = cron.next_second(floor_second(after), &self.zone)?;
         if !self.window.is_always() {
+            let horizon = second.saturating_add(CYCLE);
             while !self.window.allows(self.zone.local_second(second)) {
-                let allowed = self.window.next_allowed(second, &self.zone)?;
+                let allowed =
+                    self.window.next_allowed(second, &self.zone).filter(|allowed| *allowed < horizon)?;
                 second = cron.next_second(allowed - 1, &self.zone)?;
             }
         }
@@ -297,8 +335,8 @@ impl Timing {
 
     fn next_slot(&self, slots: Slots, after: Timestamp) -> Option<Timestamp> {
         let mut ms = slots.next(floor_millisecond(after));
-        // A grid that misses the window this often (for years, at least) is taken to miss it always.
-        const MISSES_MAX: u32 = 10_000;
+        // A grid that misses the window this often (a hundred years of days) is taken to miss it always.
+        const MISSES_MAX: u32 = 40_000;
         for _ in 0..MISSES_MAX {
             let second = ms.div_euclid(1000);
             if self.window.allows(self.zone.local_second(second)) {
@@ -313,17 +351,17 @@ impl Timing {
     fn next_calendar(&self, every: Every, anchor: Anchor, after: Timestamp) -> Option<Timestamp> {
         let series = self.series(every, anchor, after);
         if let Anchor::Slot { .. } = anchor {
-            let mut tick = series.next(after)?;
-            while !self.window.allows(self.zone.local_second(floor_second(tick))) {
-                tick = series.next(tick)?;
-            }
-            return Some(tick);
+            // Weekday and time of day come round long before this: the first of a month within 40 years.
+            const STEPS_MAX: usize = 500;
+            let ticks = std::iter::successors(series.next(after), |tick| series.next(*tick)).take(STEPS_MAX);
+            return ticks
+                .into_iter()
+                .find(|tick| self.window.allows(self.zone.local_second(floor_second(*tick))));
         }
-        // The window may have moved a tick that was not after `after` to an instant that is.
-        let waiting = series
-            .last(after)
-            .and_then(|tick| self.moved_into_window(tick))
-            .filter(|tick| *tick > after);
+        // The window may have moved a tick that was not after `after` to an instant that is. The first tick of all is no
+        // such one: it has been, or it is only what the series is counted from.
+        let waiting = series.last(after).filter(|tick| Some(*tick) != self.origin);
+        let waiting = waiting.and_then(|tick| self.moved_into_window(tick)).filter(|tick| *tick > after);
         waiting.or_else(|| self.moved_into_window(series.next(after)?))
     }
 
@@ -350,10 +388,7 @@ impl Timing {
     }
 
     fn tick(&self, tick_at: Timestamp) -> Tick {
-        let due_at = self
-            .jitter
-            .and_then(|jitter| self.delayed(jitter, tick_at))
-            .unwrap_or(tick_at);
+        let due_at = self.jitter.and_then(|jitter| self.delayed(jitter, tick_at)).unwrap_or(tick_at);
         Tick { tick_at, due_at }
     }
 
@@ -361,13 +396,10 @@ impl Timing {
         let tick_ms = floor_millisecond(tick_at);
         let distance = match &self.kind {
             Kind::At(_) | Kind::After(_) => None,
-            Kind::Every {
-                every: Every::Interval(every),
-                ..
-            } => Some(every.as_millis() as i64),
-            Kind::Every { .. } | Kind::Cron(_) => self
-                .next_at(tick_at)
-                .map(|next| floor_millisecond(next) - tick_ms),
+            Kind::Every { every: Every::Interval(every), .. } => Some(every.as_millis() as i64),
+            Kind::Every { .. } | Kind::Cron(_) => {
+                self.next_at(tick_at).map(|next| floor_millisecond(next) - tick_ms)
+            }
         };
         let mut longest = jitter.longest_ms(distance);
         if let Some(end) = self.window.end_of_stretch(floor_second(tick_at), &self.zone) {
@@ -376,20 +408,19 @@ impl Timing {
         add_ms(tick_at, jitter::delay_ms(self.seed, tick_ms, longest.max(0)))
     }
 
-    /// Whether a local second is one that the schedule names, rather than the end of a gap.
-    fn was_meant_for(&self, local: i64) -> bool {
-        match &self.kind {
-            Kind::Cron(cron) => cron.matches_local(local),
-            Kind::Every {
-                anchor: Anchor::Slot { phase },
-                ..
-            } => local.rem_euclid(crate::civil::DAY) == phase.as_secs().rem_euclid(crate::civil::DAY),
-            Kind::Every { .. } => self.origin.is_none_or(|origin| {
-                let first = self.zone.local_second(floor_second(origin));
-                local.rem_euclid(crate::civil::DAY) == first.rem_euclid(crate::civil::DAY)
-            }),
-            Kind::At(_) | Kind::After(_) => true,
-        }
+    /// Whether a tick at the end of a gap was meant for a time inside it.
+    fn came_out_of_gap(&self, second: i64, local: i64) -> bool {
+        let time_of_day = match &self.kind {
+            Kind::Cron(cron) => return !cron.matches_local(local),
+            Kind::Every { anchor: Anchor::Slot { phase }, .. } => Some(phase.as_secs()),
+            Kind::Every { .. } => self.origin.map(|origin| self.zone.local_second(floor_second(origin))),
+            Kind::At(_) | Kind::After(_) => None,
+        };
+        let Some(time_of_day) = time_of_day.map(|local| local.rem_euclid(DAY)) else { return false };
+        let today = local.div_euclid(DAY);
+        [today - 1, today].into_iter().any(|day| {
+            matches!(self.zone.resolve(day * DAY + time_of_day), Local::Never { at, .. } if at == second)
+        })
     }
 
     fn count_slots(&self, slots: Slots, from: Timestamp, to: Timestamp) -> u64 {
@@ -414,38 +445,41 @@ impl Timing {
     }
 
     fn count_chain(&self, every: SignedDuration, from: Timestamp, to: Timestamp) -> u64 {
-        let every = every.as_nanos();
-        let to = to.as_nanosecond();
         if self.window.is_always() {
-            return ((to - from.as_nanosecond()) / every) as u64;
+            return ((to.as_nanosecond() - from.as_nanosecond()) / every.as_nanos()) as u64;
         }
-        let mut count = 0;
+        self.stretches(every, from, to).map(|(_, count)| count).sum()
+    }
+
+    /// The ticks of an interval after `from`, up to and with `to`, as evenly spaced stretches inside the window: the first
+    /// of each, and how many there are.
+    fn stretches(
+        &self,
+        every: SignedDuration,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> impl Iterator<Item = (Timestamp, u64)> {
+        let (every, to) = (every.as_nanos(), to.as_nanosecond());
         let mut tick = self.next_at(from);
-        while let Some(first) = tick.filter(|tick| tick.as_nanosecond() <= to) {
-            // All that follow without leaving the allowed stretch.
+        std::iter::from_fn(move || {
+            let first = tick.filter(|tick| tick.as_nanosecond() <= to)?;
             let end = self.window.end_of_stretch(floor_second(first), &self.zone);
             let last = end.map_or(to, |end| to.min(i128::from(end) * 1_000_000_000 - 1));
             let more = (last - first.as_nanosecond()) / every;
-            count += more as u64 + 1;
-            let Ok(last) = Timestamp::from_nanosecond(first.as_nanosecond() + more * every) else {
-                break;
-            };
-            tick = self.next_at(last);
-        }
-        count
+            let last = Timestamp::from_nanosecond(first.as_nanosecond() + more * every).ok();
+            tick = last.and_then(|last| self.next_at(last));
+            Some((first, more as u64 + 1))
+        })
     }
 
     fn check_phase(&self) -> Result<(), Error> {
-        let Kind::Every {
-            every,
-            anchor: Anchor::Slot { phase },
-        } = &self.kind
-        else {
-            return Ok(());
-        };
-        if *phase >= self.shortest_distance() || phase.is_negative() {
-            let (phase, every) = (Compound(phase.as_millis() as i64).to_string(), every.to_string());
-            let message = format!("Phase {phase} must be smaller than the interval {every}");
+        let Kind::Every { anchor: Anchor::Slot { phase }, .. } = &self.kind else { return Ok(()) };
+        let distance = self.shortest_distance();
+        if *phase >= distance || phase.is_negative() {
+            let (phase, longest) =
+                (Compound(phase.as_millis() as i64).to_string(), Compound(distance.as_millis() as i64));
+            let message =
+                format!("Phase {phase} must be smaller than the distance between two ticks, {longest}");
             return Err(Error::whole(ErrorKind::Phase, &phase, message));
         }
         Ok(())
@@ -459,24 +493,17 @@ impl Timing {
                 "not_on names all seven days, so it would never run. Leave at least one out".into(),
             );
         }
-        let possible = match &self.kind {
-            Kind::Cron(cron) => self.window.is_always() || cron.can_pass(&self.window),
-            Kind::Every {
-                anchor: Anchor::Slot { .. },
-                ..
-            } => self.window.is_always() || self.next_at(Timestamp::UNIX_EPOCH).is_some(),
-            Kind::Every { .. } | Kind::At(_) | Kind::After(_) => true,
-        };
-        if possible {
+        let ticks_for_ever =
+            matches!(self.kind, Kind::Cron(_) | Kind::Every { anchor: Anchor::Slot { .. }, .. });
+        if !ticks_for_ever || self.next_at(RECENT).is_some() {
             return Ok(());
         }
         let what = match &self.kind {
             Kind::Cron(cron) => format!("Cron expression {}", Quoted(cron.text())),
-            _ => format!("A grid {}", self.describe()),
+            _ => format!("A grid {}", self.describe_kind()),
         };
-        never(format!(
-            "{what} has no tick that is allowed ({window}), so it would never run"
-        ))
+        let by = if window.is_empty() { String::new() } else { format!(" ({window})") };
+        never(format!("{what} has no tick in {} that is allowed{by}, so it would never run", self.zone))
     }
 
     fn check_jitter(&self) -> Result<(), Error> {
@@ -493,9 +520,7 @@ impl Timing {
                     return Ok(());
                 }
                 let distance = Compound(distance.as_millis() as i64);
-                fail(format!(
-                    "Jitter {text} must be smaller than the distance between two ticks, {distance}"
-                ))
+                fail(format!("Jitter {text} must be smaller than the distance between two ticks, {distance}"))
             }
             _ => Ok(()),
         }
@@ -504,20 +529,10 @@ impl Timing {
     /// The shortest distance between two ticks on an even clock.
     fn shortest_distance(&self) -> SignedDuration {
         match &self.kind {
-            Kind::Every {
-                every: Every::Interval(every),
-                ..
-            } => *every,
-            Kind::Every {
-                every: Every::Daily, ..
-            } => SignedDuration::from_hours(24),
-            Kind::Every {
-                every: Every::Weekly, ..
-            } => SignedDuration::from_hours(7 * 24),
-            Kind::Every {
-                every: Every::Monthly,
-                ..
-            } => SignedDuration::from_hours(28 * 24),
+            Kind::Every { every: Every::Interval(every), .. } => *every,
+            Kind::Every { every: Every::Daily, .. } => SignedDuration::from_hours(24),
+            Kind::Every { every: Every::Weekly, .. } => SignedDuration::from_hours(7 * 24),
+            Kind::Every { every: Every::Monthly, .. } => SignedDuration::from_hours(28 * 24),
             Kind::Cron(cron) => SignedDuration::from_secs(cron.shortest_distance()),
             Kind::At(_) | Kind::After(_) => SignedDuration::MAX,
         }
@@ -552,10 +567,7 @@ struct Slots {
 
 impl Slots {
     fn new(every: SignedDuration, phase: SignedDuration) -> Slots {
-        Slots {
-            every: every.as_millis() as i64,
-            phase: phase.as_millis() as i64,
-        }
+        Slots { every: every.as_millis() as i64, phase: phase.as_millis() as i64 }
     }
 
     /// The first grid point after a millisecond.

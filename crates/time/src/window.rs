@@ -1,6 +1,6 @@
 //! Windows: the local times at which a schedule is allowed to tick.
 
-use crate::civil::{DAY, split, weekday};
+use crate::civil::{DAY, WEEKDAYS, split, weekday};
 use crate::error::{Error, ErrorKind, Quoted};
 use crate::zone::Zone;
 
@@ -14,24 +14,23 @@ pub struct Window {
     not_on: u8,
 }
 
+/// Whether a window allows an instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowed {
+    /// It does.
+    Yes,
+    /// `not_on` names the day.
+    NotOnThatDay,
+    /// `only_between` leaves out the time.
+    NotAtThatTime,
+}
+
 const ALL_DAYS: u8 = 0x7f;
 const DAY_MINUTES: u16 = 1440;
-const DAY_NAMES: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
 
 impl Window {
     /// Every instant is allowed.
-    pub const ALWAYS: Window = Window {
-        between: None,
-        not_on: 0,
-    };
+    pub const ALWAYS: Window = Window { between: None, not_on: 0 };
 
     /// Reads `only_between`: `"HH:MM-HH:MM"`, over midnight where the end is before the start.
     ///
@@ -45,9 +44,8 @@ impl Window {
     pub fn only_between(self, input: &str) -> Result<Window, Error> {
         let text = input.trim();
         let fail = |message| Err(Error::whole(ErrorKind::OnlyBetween, text, message));
-        let Some((start, end)) = text
-            .split_once('-')
-            .and_then(|(start, end)| Some((clock(start)?, clock(end)?)))
+        let Some((start, end)) =
+            text.split_once('-').and_then(|(start, end)| Some((clock(start)?, clock(end)?)))
         else {
             return fail(format!(
                 "Invalid time window {}. Expected \"HH:MM-HH:MM\" from 00:00 to 23:59, for example \"08:00-18:00\"; \
@@ -61,10 +59,7 @@ impl Window {
                 Quoted(text)
             ));
         }
-        Ok(Window {
-            between: Some((start, end)),
-            ..self
-        })
+        Ok(Window { between: Some((start, end)), ..self })
     }
 
     /// Reads `not_on`: English day names, short or full, in any case, or 0 to 7, where both 0 and 7 are Sunday.
@@ -107,11 +102,8 @@ impl Window {
             ));
         }
         // From Monday on, as people list them.
-        let days: Vec<_> = (1..=7)
-            .map(|d| d % 7)
-            .filter(|d| self.not_on & (1 << d) != 0)
-            .map(|d| DAY_NAMES[d])
-            .collect();
+        let days: Vec<_> =
+            (1..=7).map(|d| d % 7).filter(|d| self.not_on & (1 << d) != 0).map(|d| WEEKDAYS[d]).collect();
         match days.split_last() {
             None => {}
             Some((last, [])) => parts.push(format!("not on {last}")),
@@ -124,9 +116,16 @@ impl Window {
     pub(crate) fn allows(&self, local: i64) -> bool {
         let (day, second) = split(local);
         self.allows_day(day)
-            && self
-                .minutes()
-                .any(|(from, to)| (i32::from(from) * 60..i32::from(to) * 60).contains(&second))
+            && self.minutes().any(|(from, to)| (i32::from(from) * 60..i32::from(to) * 60).contains(&second))
+    }
+
+    /// Whether an instant is allowed, and if not, by which of the two keys.
+    pub(crate) fn verdict(&self, local: i64) -> Allowed {
+        match (self.allows_day(split(local).0), self.allows(local)) {
+            (false, _) => Allowed::NotOnThatDay,
+            (true, false) => Allowed::NotAtThatTime,
+            (true, true) => Allowed::Yes,
+        }
     }
 
     /// Whether any time of a day is allowed.
@@ -141,9 +140,7 @@ impl Window {
             Some((start, end)) if start < end => ((start, end), None),
             Some((start, end)) => ((0, end), Some((start, DAY_MINUTES))),
         };
-        std::iter::once(first)
-            .filter(|(from, to)| from < to)
-            .chain(second)
+        std::iter::once(first).filter(|(from, to)| from < to).chain(second)
     }
 
     /// The first allowed second that is not before `second`.
@@ -153,11 +150,7 @@ impl Window {
 
     /// The first second after the allowed stretch that `second` lies in; `None` where it never ends.
     pub(crate) fn end_of_stretch(&self, second: i64, zone: &Zone) -> Option<i64> {
-        if self.is_always() {
-            None
-        } else {
-            self.next_where(second, zone, false)
-        }
+        if self.is_always() { None } else { self.next_where(second, zone, false) }
     }
 
     /// The first second from `second` on which is allowed, or is not. Within a span of one offset local time
@@ -222,5 +215,5 @@ fn parse_day(text: &str) -> Option<u8> {
         return Some((digit - b'0') % 7);
     }
     let fits = |name: &str| name.eq_ignore_ascii_case(text) || name[..3].eq_ignore_ascii_case(text);
-    DAY_NAMES.iter().position(|name| fits(name)).map(|day| day as u8)
+    WEEKDAYS.iter().position(|name| fits(name)).map(|day| day as u8)
 }

@@ -43,22 +43,14 @@ fn ticks_with(expression: &str, dst: Dst, zone: &str, from: &str, n: usize) -> V
     let zone = Zone::get(zone).unwrap();
     let cron = Cron::parse(expression).unwrap().with_dst(dst);
     let timing = Timing::cron(cron, zone.clone()).build().unwrap();
-    timing
-        .ticks(from.parse().unwrap())
-        .take(n)
-        .map(|tick| zone.rfc3339(tick.tick_at))
-        .collect()
+    timing.ticks(from.parse().unwrap()).take(n).map(|tick| zone.rfc3339(tick.tick_at)).collect()
 }
 
 #[test]
 fn a_fixed_time_in_a_gap_moves_to_its_end() {
     assert_eq!(
         ticks("30 2 * * *", "America/New_York", "2026-03-07T12:00:00Z", 3),
-        [
-            "2026-03-08T03:00:00-04:00",
-            "2026-03-09T02:30:00-04:00",
-            "2026-03-10T02:30:00-04:00"
-        ]
+        ["2026-03-08T03:00:00-04:00", "2026-03-09T02:30:00-04:00", "2026-03-10T02:30:00-04:00"]
     );
 }
 
@@ -117,36 +109,21 @@ fn a_wildcard_job_fires_in_both_passes_of_a_fold() {
 
 #[test]
 fn the_options_for_fixed_jobs_turn_the_rule_around() {
-    let skip = Dst {
-        gap: Gap::Skip,
-        ..Dst::default()
-    };
+    let skip = Dst { gap: Gap::Skip, ..Dst::default() };
     assert_eq!(
         ticks_with("30 2 * * *", skip, "America/New_York", "2026-03-07T12:00:00Z", 1),
         ["2026-03-09T02:30:00-04:00"]
     );
-    let both = Dst {
-        fold: Fold::Both,
-        ..Dst::default()
-    };
+    let both = Dst { fold: Fold::Both, ..Dst::default() };
     assert_eq!(
-        ticks_with(
-            "30 1 * * *",
-            both,
-            "America/New_York",
-            "2026-11-01T00:00:00-04:00",
-            2
-        ),
+        ticks_with("30 1 * * *", both, "America/New_York", "2026-11-01T00:00:00-04:00", 2),
         ["2026-11-01T01:30:00-04:00", "2026-11-01T01:30:00-05:00"]
     );
     // A wildcard job follows real time whatever they say.
     assert_eq!(
         ticks_with(
             "30 */1 * * *",
-            Dst {
-                gap: Gap::Run,
-                fold: Fold::First
-            },
+            Dst { gap: Gap::Run, fold: Fold::First },
             "America/New_York",
             "2026-11-01T01:30:00-04:00",
             1
@@ -162,14 +139,8 @@ fn a_midnight_gap_keeps_the_day() {
         ticks("@daily", "America/Sao_Paulo", "2018-11-03T12:00:00Z", 2),
         ["2018-11-04T01:00:00-02:00", "2018-11-05T00:00:00-02:00"]
     );
-    assert_eq!(
-        ticks("0 0 29 3 *", "Asia/Beirut", "2026-03-01T00:00:00Z", 1),
-        ["2026-03-29T01:00:00+03:00"]
-    );
-    assert_eq!(
-        ticks("30 0 * * 0", "Asia/Beirut", "2026-03-28T00:00:00Z", 1),
-        ["2026-03-29T01:00:00+03:00"]
-    );
+    assert_eq!(ticks("0 0 29 3 *", "Asia/Beirut", "2026-03-01T00:00:00Z", 1), ["2026-03-29T01:00:00+03:00"]);
+    assert_eq!(ticks("30 0 * * 0", "Asia/Beirut", "2026-03-28T00:00:00Z", 1), ["2026-03-29T01:00:00+03:00"]);
 }
 
 #[test]
@@ -216,12 +187,7 @@ fn half_an_hour_is_enough_for_a_gap_and_a_fold() {
         ["2026-10-04T02:45:00+11:00"]
     );
     assert_eq!(
-        ticks(
-            "*/15 1 * * *",
-            "Australia/Lord_Howe",
-            "2026-04-05T01:29:00+11:00",
-            5
-        ),
+        ticks("*/15 1 * * *", "Australia/Lord_Howe", "2026-04-05T01:29:00+11:00", 5),
         [
             "2026-04-05T01:30:00+11:00",
             "2026-04-05T01:45:00+11:00",
@@ -259,24 +225,16 @@ struct Part {
 }
 
 fn part(min: u32, max: u32) -> impl Strategy<Value = Part> {
-    let star = Just(Part {
-        text: "*".into(),
-        set: (min..=max).collect(),
-    });
+    let star = Just(Part { text: "*".into(), set: (min..=max).collect() });
     let step = (1..=max - min + 1).prop_map(move |step| Part {
         text: format!("*/{step}"),
         set: (min..=max).step_by(step as usize).collect(),
     });
-    let list = proptest::collection::btree_set(min..=max, 1..4).prop_map(|set| Part {
-        text: set.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
-        set,
-    });
+    let list = proptest::collection::btree_set(min..=max, 1..4)
+        .prop_map(|set| Part { text: set.iter().map(u32::to_string).collect::<Vec<_>>().join(","), set });
     let range = (min..=max, min..=max, 1u32..6).prop_map(|(a, b, step)| {
         let (first, last) = (a.min(b), a.max(b));
-        Part {
-            text: format!("{first}-{last}/{step}"),
-            set: (first..=last).step_by(step as usize).collect(),
-        }
+        Part { text: format!("{first}-{last}/{step}"), set: (first..=last).step_by(step as usize).collect() }
     });
     prop_oneof![2 => star, 2 => step, 4 => list, 2 => range]
 }
@@ -292,9 +250,7 @@ struct Expression {
 
 impl Expression {
     fn text(&self) -> String {
-        [&self.minute, &self.hour, &self.dom, &self.month, &self.dow]
-            .map(|part| part.text.as_str())
-            .join(" ")
+        [&self.minute, &self.hour, &self.dom, &self.month, &self.dow].map(|part| part.text.as_str()).join(" ")
     }
 
     fn is_fixed(&self) -> bool {
@@ -303,10 +259,7 @@ impl Expression {
 
     fn has_date(&self, date: Date) -> bool {
         let dom = self.dom.set.contains(&(date.day() as u32));
-        let dow = self
-            .dow
-            .set
-            .contains(&(date.weekday().to_sunday_zero_offset() as u32));
+        let dow = self.dow.set.contains(&(date.weekday().to_sunday_zero_offset() as u32));
         let day = match (self.dom.text == "*", self.dow.text == "*") {
             (true, true) => true,
             (false, true) => dom,
@@ -331,13 +284,7 @@ fn expression() -> impl Strategy<Value = Expression> {
         prop_oneof![3 => Just(Part { text: "*".into(), set: (1..=12).collect() }), 1 => part(1, 12)],
         part(0, 6),
     )
-        .prop_map(|(minute, hour, dom, month, dow)| Expression {
-            minute,
-            hour,
-            dom,
-            month,
-            dow,
-        })
+        .prop_map(|(minute, hour, dom, month, dow)| Expression { minute, hour, dom, month, dow })
 }
 
 /// The rules read out slowly: every tick in (from, to].

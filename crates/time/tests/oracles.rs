@@ -46,13 +46,7 @@ fn days_of_week() -> BoxedStrategy<String> {
 fn expression() -> impl Strategy<Value = String> {
     let month =
         prop_oneof![3 => Just("*".to_owned()), 2 => field(1, 12, false), 1 => Just("jan,JUL-sep".to_owned())];
-    (
-        field(0, 59, false),
-        field(0, 23, false),
-        days_of_month(),
-        month,
-        days_of_week(),
-    )
+    (field(0, 59, false), field(0, 23, false), days_of_month(), month, days_of_week())
         .prop_map(|(minute, hour, dom, month, dow)| format!("{minute} {hour} {dom} {month} {dow}"))
 }
 

@@ -54,11 +54,7 @@ impl Days {
     }
 
     fn search(&self, from: i32) -> Option<i32> {
-        let Date {
-            mut year,
-            mut month,
-            day,
-        } = Date::from_days(from);
+        let Date { mut year, mut month, day } = Date::from_days(from);
         let mut first = from - i32::from(day) + 1;
         let mut already_gone = (1u32 << day) - 1;
         loop {

@@ -2,21 +2,13 @@
 
 use super::Cron;
 use super::days::{ALL_MONTHS, Rule};
+use crate::civil::WEEKDAYS;
 
 const ALL_MINUTES: u64 = (1 << 60) - 1;
 const ALL_HOURS: u32 = (1 << 24) - 1;
 /// More times of day than this are not listed one by one.
 const TIMES_MAX: u32 = 4;
 
-const WEEKDAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -65,9 +57,7 @@ impl Cron {
         let minutes: Vec<u32> = bits(self.minutes).collect();
         let hours: Vec<u32> = bits(u64::from(self.hours)).collect();
         if (minutes.len() * hours.len()) as u32 <= TIMES_MAX {
-            let times = hours
-                .iter()
-                .flat_map(|hour| minutes.iter().map(|minute| clock(*hour, *minute)));
+            let times = hours.iter().flat_map(|hour| minutes.iter().map(|minute| clock(*hour, *minute)));
             return format!("at {}", join(times.collect()));
         }
         let pace = match (even_step(&minutes, 60), minutes.as_slice()) {
@@ -78,17 +68,10 @@ impl Cron {
                 Some(step) => return format!("every {step} hours, at minute {minute}"),
                 None => format!("at minute {minute}"),
             },
-            (None, _) => format!(
-                "at minutes {}",
-                join(minutes.iter().map(u32::to_string).collect())
-            ),
+            (None, _) => format!("at minutes {}", join(minutes.iter().map(u32::to_string).collect())),
         };
         if self.hours == ALL_HOURS {
-            return if pace.starts_with("every") {
-                pace
-            } else {
-                format!("{pace} of every hour")
-            };
+            return if pace.starts_with("every") { pace } else { format!("{pace} of every hour") };
         }
         let (first, last) = (hours[0], hours[hours.len() - 1]);
         if hours.len() > 1 && hours.len() as u32 == last - first + 1 {
@@ -99,10 +82,7 @@ impl Cron {
             );
         }
         let plural = if hours.len() == 1 { "hour" } else { "hours" };
-        format!(
-            "{pace} in {plural} {}",
-            runs(hours.into_iter(), |hour| hour.to_string())
-        )
+        format!("{pace} in {plural} {}", runs(hours.into_iter(), |hour| hour.to_string()))
     }
 
     fn describe_days(&self) -> String {
@@ -124,10 +104,7 @@ impl Cron {
         let mut parts = Vec::new();
         if days.dom != 0 {
             let plural = if days.dom.count_ones() == 1 { "day" } else { "days" };
-            parts.push(format!(
-                "{plural} {}",
-                runs(bits(u64::from(days.dom)), |day| day.to_string())
-            ));
+            parts.push(format!("{plural} {}", runs(bits(u64::from(days.dom)), |day| day.to_string())));
         }
         parts.extend(bits(u64::from(days.nearest)).map(|day| format!("the weekday nearest day {day}")));
         if days.last_weekday {
@@ -173,10 +150,7 @@ fn bits(set: u64) -> impl Iterator<Item = u32> + Clone {
 /// The step, above 1, of numbers that start at 0 and divide `cycle` evenly.
 fn even_step(numbers: &[u32], cycle: u32) -> Option<u32> {
     let [0, step, ..] = numbers else { return None };
-    let even = numbers
-        .iter()
-        .enumerate()
-        .all(|(i, number)| *number == i as u32 * step);
+    let even = numbers.iter().enumerate().all(|(i, number)| *number == i as u32 * step);
     (even && *step > 1 && numbers.len() as u32 * step == cycle).then_some(*step)
 }
 

@@ -136,9 +136,9 @@ impl Field {
 
     fn names(self) -> &'static [&'static str] {
         match self {
-            Field::Month => &[
-                "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC",
-            ],
+            Field::Month => {
+                &["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+            }
             Field::DayOfWeek => &["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"],
             Field::Minute | Field::Hour | Field::DayOfMonth => &[],
         }

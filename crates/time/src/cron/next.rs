@@ -13,12 +13,13 @@
 use jiff::Timestamp;
 
 use super::Cron;
-use crate::civil::{DAY, Date, split};
+use crate::civil::{CYCLE, DAY, Date, split};
 use crate::window::Window;
 use crate::zone::{LONG_GAP, Span, Zone, floor_second};
 
 impl Cron {
-    /// The first tick after `after`; `None` only beyond the year 9999.
+    /// The first tick after `after`; `None` where there is none in the next 400 years, and so never, or beyond the year
+    /// 9999.
     pub fn next(&self, after: Timestamp, zone: &Zone) -> Option<Timestamp> {
         Timestamp::from_second(self.next_second(floor_second(after), zone)?).ok()
     }
@@ -34,6 +35,10 @@ impl Cron {
             let at = found - span.offset;
             if at < span.end {
                 return Some(at);
+            }
+            // Calendar and rules have begun to repeat.
+            if at - after > CYCLE {
+                return None;
             }
             let next = zone.span_at(span.end);
             let border = next.start + next.offset;
@@ -69,11 +74,7 @@ impl Cron {
         {
             return Some(i64::from(day) * DAY + i64::from(minute) * 60);
         }
-        let day = if matching == day {
-            self.days.next(day + 1)?
-        } else {
-            matching
-        };
+        let day = if matching == day { self.days.next(day + 1)? } else { matching };
         Some(i64::from(day) * DAY + i64::from(self.first_minute()) * 60)
     }
 
@@ -122,9 +123,7 @@ impl Cron {
             let next = zone.span_at(span.end);
             let border = next.start + next.offset;
             if self.moves_over(span, next)
-                && self
-                    .next_local(span.end + span.offset - 1)
-                    .is_some_and(|found| found < border)
+                && self.next_local(span.end + span.offset - 1).is_some_and(|found| found < border)
                 && !self.matches_local(border)
                 && window.allows(border)
             {
@@ -139,10 +138,8 @@ impl Cron {
     /// The same on local time alone, both ends included.
     fn count_local(&self, first: i64, last: i64, window: &Window) -> u64 {
         // In whole minutes, without the end.
-        let (first, end) = (
-            first.div_euclid(60) + i64::from(first.rem_euclid(60) != 0),
-            last.div_euclid(60) + 1,
-        );
+        let (first, end) =
+            (first.div_euclid(60) + i64::from(first.rem_euclid(60) != 0), last.div_euclid(60) + 1);
         if first >= end {
             return 0;
         }
@@ -154,21 +151,10 @@ impl Cron {
         let mut day = self.days.next(day_of(first));
         while let Some(today) = day.filter(|day| *day <= last_day) {
             if window.allows_day(today) {
-                let from = if today == day_of(first) {
-                    minute_of(first)
-                } else {
-                    0
-                };
-                let to = if today == last_day {
-                    minute_of(end - 1) + 1
-                } else {
-                    1440
-                };
-                count += if (from, to) == (0, 1440) {
-                    whole_day
-                } else {
-                    self.count_minutes(from, to, window)
-                };
+                let from = if today == day_of(first) { minute_of(first) } else { 0 };
+                let to = if today == last_day { minute_of(end - 1) + 1 } else { 1440 };
+                count +=
+                    if (from, to) == (0, 1440) { whole_day } else { self.count_minutes(from, to, window) };
             }
             day = self.days.next(today + 1);
         }
@@ -180,55 +166,20 @@ impl Cron {
         let up_to = |minute: u16| {
             let (hour, minute) = (u32::from(minute / 60), u32::from(minute % 60));
             let before = self.hours & ((1 << hour) - 1);
-            let partial = if self.hours & (1 << hour) != 0 {
-                self.minutes & ((1 << minute) - 1)
-            } else {
-                0
-            };
+            let partial = if self.hours & (1 << hour) != 0 { self.minutes & ((1 << minute) - 1) } else { 0 };
             before.count_ones() * self.minutes.count_ones() + partial.count_ones()
         };
         let parts = window
             .minutes()
             .map(|(start, end)| (start.max(from), end.min(to)))
             .filter(|(start, end)| start < end);
-        parts
-            .map(|(start, end)| u64::from(up_to(end) - up_to(start)))
-            .sum()
-    }
-
-    /// Whether some day of the calendar and some minute of it are both in the expression and in a window.
-    pub(crate) fn can_pass(&self, window: &Window) -> bool {
-        // 28 years hold every layout of a year that matters: each start on each weekday, leap and not.
-        let start = Date {
-            year: 2001,
-            month: 1,
-            day: 1,
-        }
-        .to_days();
-        let end = Date {
-            year: 2029,
-            month: 1,
-            day: 1,
-        }
-        .to_days();
-        self.count_minutes(0, 1440, window) > 0
-            && self.days_between(start, end).any(|day| window.allows_day(day))
+        parts.map(|(start, end)| u64::from(up_to(end) - up_to(start))).sum()
     }
 
     /// The shortest distance between two ticks on an even clock, in seconds.
     pub(crate) fn shortest_distance(&self) -> i64 {
-        let start = Date {
-            year: 2001,
-            month: 1,
-            day: 1,
-        }
-        .to_days();
-        let end = Date {
-            year: 2029,
-            month: 1,
-            day: 1,
-        }
-        .to_days();
+        let start = Date { year: 2001, month: 1, day: 1 }.to_days();
+        let end = Date { year: 2029, month: 1, day: 1 }.to_days();
         let mut minutes = Vec::new();
         let mut minute = Some(self.first_minute());
         while let Some(found) = minute {

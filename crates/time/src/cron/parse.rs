@@ -39,15 +39,11 @@ impl Cron {
     pub fn parse(input: &str) -> Result<Cron, Error> {
         let text = input.trim_matches(is_blank);
         if text.starts_with('@') {
-            let shorthand = SHORTHANDS
-                .iter()
-                .find(|(name, _)| name.eq_ignore_ascii_case(text));
+            let shorthand = SHORTHANDS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
             let Some((_, fields)) = shorthand else {
                 let known = SHORTHANDS.map(|(name, _)| name).join(", ");
-                let message = format!(
-                    "Unknown cron shorthand {}. Valid shorthands are: {known}",
-                    Quoted(text)
-                );
+                let message =
+                    format!("Unknown cron shorthand {}. Valid shorthands are: {known}", Quoted(text));
                 return Err(Error::whole(ErrorKind::Cron { field: None }, text, message));
             };
             return Parser { text: fields }.cron(text);
@@ -94,18 +90,9 @@ impl<'a> Parser<'a> {
             let reason = "no month that it names has such a day, so it would never run";
             return Err(self.error(Some(Field::DayOfMonth), dom, reason));
         }
-        let fixed = [&minute, &hour]
-            .iter()
-            .all(|span| !self.text[span.start..].starts_with('*'));
-        let cron = Cron {
-            minutes,
-            hours,
-            days,
-            fixed,
-            gap_moves: false,
-            fold_twice: false,
-            text: shown.into(),
-        };
+        let fixed = [&minute, &hour].iter().all(|span| !self.text[span.start..].starts_with('*'));
+        let cron =
+            Cron { minutes, hours, days, fixed, gap_moves: false, fold_twice: false, text: shown.into() };
         Ok(cron.with_dst(Dst::default()))
     }
 
@@ -128,10 +115,7 @@ impl<'a> Parser<'a> {
         let mut count = 0;
         let mut at = 0;
         while at < bytes.len() {
-            let length = bytes[at..]
-                .iter()
-                .take_while(|b| !is_blank(char::from(**b)))
-                .count();
+            let length = bytes[at..].iter().take_while(|b| !is_blank(char::from(**b))).count();
             if length > 0 {
                 if let Some(span) = spans.get_mut(count) {
                     *span = at..at + length;
@@ -228,9 +212,7 @@ impl<'a> Parser<'a> {
         let mut found = T::default();
         let mut start = span.start;
         loop {
-            let comma = self.text.as_bytes()[start..span.end]
-                .iter()
-                .position(|b| *b == b',');
+            let comma = self.text.as_bytes()[start..span.end].iter().position(|b| *b == b',');
             let end = comma.map_or(span.end, |comma| start + comma);
             item(start..end, &self.text[start..end], &mut found)?;
             if end == span.end {
@@ -270,14 +252,7 @@ impl<'a> Parser<'a> {
             }
             _ => {
                 let first = self.number(field, base)?;
-                (
-                    first,
-                    if step.is_some() {
-                        field.last().max(first)
-                    } else {
-                        first
-                    },
-                )
+                (first, if step.is_some() { field.last().max(first) } else { first })
             }
         };
         Ok(match step {
@@ -303,10 +278,7 @@ impl<'a> Parser<'a> {
             }
         } else {
             let item = &self.text[token.clone()];
-            let named = field
-                .names()
-                .iter()
-                .position(|name| name.eq_ignore_ascii_case(item));
+            let named = field.names().iter().position(|name| name.eq_ignore_ascii_case(item));
             if let Some(place) = named {
                 return Ok(place as u8 + field.min());
             }
@@ -326,8 +298,7 @@ impl<'a> Parser<'a> {
             return None;
         }
         bytes.iter().try_fold(0usize, |number, byte| {
-            byte.is_ascii_digit()
-                .then(|| number.saturating_mul(10).saturating_add(usize::from(byte - b'0')))
+            byte.is_ascii_digit().then(|| number.saturating_mul(10).saturating_add(usize::from(byte - b'0')))
         })
     }
 

@@ -1,0 +1,154 @@
+//! The circuit breaker of an agent's command: closed, open, and one probe in between.
+
+use belfry_time::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::definition::Breaker as Policy;
+use crate::model::{RunId, RunState};
+
+/// Where a breaker stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Breaker {
+    /// Its state.
+    pub state: State,
+    /// Consecutive failed runs.
+    pub failures: u32,
+    /// When it opened last; kept while it is not closed.
+    pub opened_at: Option<Timestamp>,
+    /// The one run that was let through while half open.
+    pub probe: Option<RunId>,
+}
+
+/// `closed`, `open`, `half_open`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Runs pass.
+    #[default]
+    Closed,
+    /// No run passes.
+    Open,
+    /// One run has passed, and decides.
+    HalfOpen,
+}
+
+/// A change of state, as history keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transition {
+    /// When.
+    pub at: Timestamp,
+    /// Before.
+    pub from: State,
+    /// After.
+    pub to: State,
+    /// Consecutive failures at that moment.
+    pub failures: u32,
+    /// Why.
+    pub reason: TransitionReason,
+    /// The run that did it.
+    pub run: Option<RunId>,
+}
+
+/// Why a breaker changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransitionReason {
+    /// Too many failures in a row, or a failed probe.
+    FailureThreshold,
+    /// The probe succeeded.
+    Success,
+    /// It was open long enough for a probe.
+    CooldownElapsed,
+    /// A person closed it.
+    ManualReset,
+}
+
+/// Whether a breaker lets a run through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admits {
+    /// It does.
+    Yes,
+    /// It does, as the one probe: committing it must move the breaker with [`Breaker::probing`].
+    Probe,
+    /// It does not.
+    No,
+}
+
+impl Breaker {
+    /// Whether a run may pass.
+    pub fn admits(&self, policy: &Policy, now: Timestamp) -> Admits {
+        match (self.state, self.probe) {
+            (State::Closed, _) => Admits::Yes,
+            (State::HalfOpen, Some(_)) => Admits::No,
+            (State::HalfOpen, None) => Admits::Probe,
+            (State::Open, _) if self.opened_at.is_none_or(|opened| now >= opened + reset_after(policy)) => {
+                Admits::Probe
+            }
+            (State::Open, _) => Admits::No,
+        }
+    }
+
+    /// The breaker with a probe on its way.
+    pub fn probing(&self, run: RunId, now: Timestamp) -> (Breaker, Option<Transition>) {
+        let next = Breaker { state: State::HalfOpen, probe: Some(run), ..*self };
+        (next, self.transition(next, now, TransitionReason::CooldownElapsed, Some(run)))
+    }
+
+    /// The breaker after a run has ended. Cancelled runs do not count.
+    pub fn ended(
+        &self,
+        policy: &Policy,
+        run: RunId,
+        state: RunState,
+        now: Timestamp,
+    ) -> (Breaker, Option<Transition>) {
+        let is_probe = self.state == State::HalfOpen && self.probe == Some(run);
+        match state {
+            RunState::Completed if self.state == State::Closed || is_probe => {
+                let next = Breaker::default();
+                (next, self.transition(next, now, TransitionReason::Success, Some(run)))
+            }
+            RunState::Failed => {
+                let failures = self.failures.saturating_add(1);
+                let opens = is_probe || (self.state == State::Closed && failures >= policy.threshold);
+                let next = if opens {
+                    Breaker { state: State::Open, failures, opened_at: Some(now), probe: None }
+                } else {
+                    Breaker { failures, ..*self }
+                };
+                (next, self.transition(next, now, TransitionReason::FailureThreshold, Some(run)))
+            }
+            // A probe that was cancelled told nothing: another may go.
+            RunState::Cancelled if is_probe => (Breaker { probe: None, ..*self }, None),
+            _ => (*self, None),
+        }
+    }
+
+    /// The breaker after a person closed it.
+    pub fn reset(&self, now: Timestamp) -> (Breaker, Option<Transition>) {
+        let next = Breaker::default();
+        (next, self.transition(next, now, TransitionReason::ManualReset, None))
+    }
+
+    fn transition(
+        &self,
+        next: Breaker,
+        at: Timestamp,
+        reason: TransitionReason,
+        run: Option<RunId>,
+    ) -> Option<Transition> {
+        let failures = next.failures.max(self.failures);
+        (self.state != next.state).then_some(Transition {
+            at,
+            from: self.state,
+            to: next.state,
+            failures,
+            reason,
+            run,
+        })
+    }
+}
+
+fn reset_after(policy: &Policy) -> SignedDuration {
+    SignedDuration::from_millis(i64::try_from(policy.reset_after_ms).unwrap_or(i64::MAX))
+}

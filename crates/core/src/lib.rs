@@ -1,0 +1,20 @@
+//! The model of Belfry and every decision it takes, as pure functions: (state, event, now) in, change out.
+//!
+//! No clock, no waiting, no storage and no randomness comes in here; whoever calls brings the instant and the
+//! facts, and commits what comes back. Start reading at `plan.rs`: what becomes of a tick.
+
+pub mod breaker;
+pub mod budget;
+pub mod check;
+pub mod definition;
+pub mod gate;
+pub mod model;
+pub mod plan;
+pub mod retry;
+
+pub use definition::{AgentDefinition, Schedule, ScheduleDefinition};
+pub use model::{
+    AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
+    Trigger,
+};
+pub use plan::{Facts, Plan, plan};

@@ -1,0 +1,319 @@
+//! Given a schedule, its standing and the facts, when its token is due, then this is the plan.
+
+#![allow(clippy::unwrap_used)]
+
+use belfry_core::breaker::Admits;
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, ScheduleDefinition, When};
+use belfry_core::plan::{Next, PlannedRun, Spread, Standing, spread_catch_up};
+use belfry_core::{Facts, Plan, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger, plan};
+use belfry_time::{SignedDuration, Timestamp};
+
+fn at(text: &str) -> Timestamp {
+    format!("2026-03-{text}Z").parse().unwrap()
+}
+
+fn schedule(when: When, options: Options) -> Schedule {
+    ScheduleDefinition { when, options }.compile("agent/schedule").unwrap()
+}
+
+fn cron(expression: &str, catch_up: CatchUp) -> Schedule {
+    schedule(When::Cron(expression.into()), Options { catch_up: Some(catch_up), ..Options::default() })
+}
+
+fn every(interval: &str, anchor: AnchorName, catch_up: Option<CatchUp>) -> Schedule {
+    schedule(When::Every(interval.into()), Options { anchor, catch_up, ..Options::default() })
+}
+
+fn due(tick: &str) -> Standing {
+    let tick_at = at(tick);
+    Standing {
+        token: Token { kind: TokenKind::Tick, tick_at, due_at: tick_at },
+        origin: None,
+        open_skip: None,
+    }
+}
+
+fn ticks(plan: &Plan) -> Vec<Timestamp> {
+    plan.runs.iter().map(|run| run.tick_at).collect()
+}
+
+fn next_tick(plan: &Plan) -> Timestamp {
+    match plan.next {
+        Next::Token(token) => token.tick_at,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tick_on_time_makes_one_run_and_arms_the_next() {
+    let schedule = cron("*/5 * * * *", CatchUp::Skip);
+    let plan = plan(&schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:00:00.2"));
+    let run = PlannedRun {
+        tick_at: at("02T12:00:00"),
+        not_before: at("02T12:00:00"),
+        trigger: Trigger::Schedule,
+        probe: false,
+    };
+    assert_eq!((plan.runs.as_slice(), next_tick(&plan)), (&[run][..], at("02T12:05:00")));
+    assert!(plan.closed.is_empty() && plan.open_skip.is_none() && !plan.cancel_live);
+}
+
+#[test]
+fn a_tick_is_late_after_half_the_distance_and_not_before() {
+    let schedule = cron("*/5 * * * *", CatchUp::Skip);
+    assert_eq!(plan(&schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:02:30")).runs.len(), 1);
+    let late = plan(&schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:02:30.001"));
+    assert_eq!(late.closed, [SkipRange::one(SkipReason::MissedSkip, at("02T12:00:00"))]);
+    assert_eq!((late.runs.len(), next_tick(&late)), (0, at("02T12:05:00")));
+    let hourly = cron("0 * * * *", CatchUp::Skip);
+    assert_eq!(plan(&hourly, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:10:00")).runs.len(), 1);
+    assert_eq!(plan(&hourly, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:10:00.001")).runs.len(), 0);
+    let patient = schedule_with_late_after(3_600_000);
+    assert_eq!(ticks(&plan(&patient, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:59:00"))).len(), 1);
+}
+
+fn schedule_with_late_after(ms: u64) -> Schedule {
+    schedule(When::Cron("0 * * * *".into()), Options { late_after_ms: Some(ms), ..Options::default() })
+}
+
+#[test]
+fn three_days_of_downtime_follow_the_catch_up_policy() {
+    let standing = due("02T12:00:00");
+    let now = at("05T12:00:00.5");
+    // 3 days × 288 ticks, and the one on time.
+    let skip = plan(&cron("*/5 * * * *", CatchUp::Skip), &standing, &Facts::CLEAR, now);
+    assert_eq!(
+        skip.closed,
+        [SkipRange {
+            reason: SkipReason::MissedSkip,
+            from: at("02T12:00:00"),
+            to: at("05T11:55:00"),
+            count: 864
+        }]
+    );
+    assert_eq!(ticks(&skip), [at("05T12:00:00")]);
+
+    let once = plan(&cron("*/5 * * * *", CatchUp::RunOnce), &standing, &Facts::CLEAR, now);
+    assert_eq!(once.closed[0].count, 863);
+    assert_eq!(ticks(&once), [at("05T11:55:00")]);
+    assert_eq!(once.runs[0].trigger, Trigger::CatchUp);
+    // The tick on time meets the run that was caught up.
+    assert_eq!(once.open_skip, Some(SkipRange::one(SkipReason::AlreadyRunning, at("05T12:00:00"))));
+
+    let all = plan(&cron("*/5 * * * *", CatchUp::RunAll), &standing, &Facts::CLEAR, now);
+    assert_eq!((all.closed[0].count, all.runs.len()), (764, 100));
+    assert_eq!(all.closed[0].to, at("05T03:35:00"));
+    assert_eq!((all.runs[0].tick_at, all.runs[99].tick_at), (at("05T03:40:00"), at("05T11:55:00")));
+    assert!(all.runs.is_sorted_by_key(|run| run.tick_at));
+    for plan in [skip, once, all] {
+        assert_eq!(next_tick(&plan), at("05T12:05:00"));
+        let accounted: u64 = plan.closed.iter().chain(&plan.open_skip).map(|range| range.count).sum();
+        assert_eq!(accounted + plan.runs.len() as u64, 865, "every tick has one result");
+    }
+}
+
+#[test]
+fn three_days_of_100ms_are_counted_and_not_walked() {
+    let standing = due("02T12:00:00");
+    let now = at("05T12:00:00.02");
+    for (policy, runs) in [(CatchUp::Skip, 0), (CatchUp::RunOnce, 1), (CatchUp::RunAll, 100)] {
+        let plan = plan(&every("100ms", AnchorName::Slot, Some(policy)), &standing, &Facts::CLEAR, now);
+        let caught_up = plan.runs.iter().filter(|run| run.trigger == Trigger::CatchUp).count();
+        assert_eq!(caught_up, runs);
+        let accounted: u64 = plan.closed.iter().chain(&plan.open_skip).map(|range| range.count).sum();
+        assert_eq!(accounted + plan.runs.len() as u64, 2_592_001);
+        assert_eq!(plan.closed[0].from, at("02T12:00:00"));
+        assert_eq!(next_tick(&plan), at("05T12:00:00.1"));
+    }
+}
+
+#[test]
+fn an_overdue_interval_is_simply_due() {
+    for (last, expected) in [("02T11:55:00", 1), ("02T10:00:00", 1)] {
+        let plan =
+            plan(&every("5m", AnchorName::Completion, None), &due(last), &Facts::CLEAR, at("02T12:00:00"));
+        assert_eq!((plan.runs.len(), plan.next), (expected, Next::Wait));
+    }
+    let plan =
+        plan(&every("5m", AnchorName::Start, None), &due("02T10:02:00"), &Facts::CLEAR, at("02T12:00:00"));
+    assert_eq!((ticks(&plan), next_tick(&plan)), (vec![at("02T11:57:00")], at("02T12:02:00")));
+    assert_eq!(
+        plan.closed,
+        [SkipRange {
+            reason: SkipReason::MissedRunOnce,
+            from: at("02T10:02:00"),
+            to: at("02T11:52:00"),
+            count: 23
+        }]
+    );
+}
+
+#[test]
+fn a_completion_anchored_tick_that_made_no_run_arms_the_next() {
+    let schedule = every("5m", AnchorName::Completion, None);
+    let busy = Facts { live: 1, ..Facts::CLEAR };
+    let plan = plan(&schedule, &due("02T12:00:00"), &busy, at("02T12:00:00.1"));
+    assert_eq!(plan.open_skip, Some(SkipRange::one(SkipReason::AlreadyRunning, at("02T12:00:00"))));
+    assert_eq!(next_tick(&plan), at("02T12:05:00"));
+}
+
+#[test]
+fn the_first_tick_is_found_and_remembered() {
+    let first = Standing { token: Token::first(at("02T12:00:07")), origin: None, open_skip: None };
+    let found = plan(&every("5m", AnchorName::Completion, None), &first, &Facts::CLEAR, at("02T12:00:08"));
+    assert_eq!((next_tick(&found), found.origin), (at("02T12:00:07"), Some(at("02T12:00:07"))));
+    let found = plan(&every("5m", AnchorName::Slot, None), &first, &Facts::CLEAR, at("02T12:00:08"));
+    assert_eq!(next_tick(&found), at("02T12:05:00"));
+    let past = schedule(When::At("2026-03-01T00:00:00Z".into()), Options::default());
+    assert_eq!(plan(&past, &first, &Facts::CLEAR, at("02T12:00:08")).next, Next::Expired);
+    let soon = schedule(When::After("90s".into()), Options::default());
+    let found = plan(&soon, &first, &Facts::CLEAR, at("02T12:00:08"));
+    assert_eq!((next_tick(&found), found.origin), (at("02T12:01:37"), Some(at("02T12:01:37"))));
+    // The clock starts at the end of the awaited run, at an edit, at a resume.
+    let next = Standing { token: Token::next(at("02T12:10:00")), ..first };
+    assert_eq!(
+        next_tick(&plan(&every("5m", AnchorName::Completion, None), &next, &Facts::CLEAR, at("02T12:10:01"))),
+        at("02T12:15:00")
+    );
+}
+
+#[test]
+fn one_shots_fire_once_also_late_and_end_exhausted() {
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    for now in ["02T12:00:00", "05T00:00:00"] {
+        let plan = plan(&once, &due("02T12:00:00"), &Facts::CLEAR, at(now));
+        assert_eq!((plan.runs.len(), plan.next), (1, Next::Exhausted));
+    }
+    let skip = schedule(
+        When::At("2026-03-02T12:00:00Z".into()),
+        Options { catch_up: Some(CatchUp::Skip), ..Options::default() },
+    );
+    let plan = plan(&skip, &due("02T12:00:00"), &Facts::CLEAR, at("05T00:00:00"));
+    assert_eq!((plan.runs.len(), plan.closed.len(), plan.next), (0, 1, Next::Exhausted));
+}
+
+#[test]
+fn the_first_failing_check_names_the_reason() {
+    let now = at("02T12:00:00.1");
+    let overlap = |if_running: IfRunning| {
+        schedule(
+            When::Cron("*/5 * * * *".into()),
+            Options { if_running, max_pending: 2, ..Options::default() },
+        )
+    };
+    let reason = |schedule: &Schedule, facts: Facts| {
+        plan(schedule, &due("02T12:00:00"), &facts, now).open_skip.map(|skip| skip.reason)
+    };
+    let live = Facts { live: 1, pending: 1, ..Facts::CLEAR };
+    assert_eq!(reason(&overlap(IfRunning::Skip), live), Some(SkipReason::AlreadyRunning));
+    assert_eq!(reason(&overlap(IfRunning::Queue), live), None);
+    assert_eq!(
+        reason(&overlap(IfRunning::Queue), Facts { live: 3, pending: 2, ..Facts::CLEAR }),
+        Some(SkipReason::QueueFull)
+    );
+    assert_eq!(reason(&overlap(IfRunning::Allow), Facts { live: 50, pending: 50, ..Facts::CLEAR }), None);
+    assert_eq!(
+        reason(&overlap(IfRunning::Skip), Facts { breaker: Admits::No, budget_exhausted: true, ..live }),
+        Some(SkipReason::CircuitOpen)
+    );
+    assert_eq!(
+        reason(&overlap(IfRunning::Skip), Facts { budget_exhausted: true, ..live }),
+        Some(SkipReason::BudgetExhausted)
+    );
+    let cancelled = plan(&overlap(IfRunning::Cancel), &due("02T12:00:00"), &live, now);
+    assert!(cancelled.cancel_live && cancelled.runs.len() == 1);
+    let probed = plan(
+        &overlap(IfRunning::Skip),
+        &due("02T12:00:00"),
+        &Facts { breaker: Admits::Probe, ..Facts::CLEAR },
+        now,
+    );
+    assert!(probed.runs[0].probe);
+}
+
+#[test]
+fn equal_skips_are_one_range_until_the_reason_changes() {
+    let schedule = cron("*/5 * * * *", CatchUp::Skip);
+    let busy = Facts { live: 1, ..Facts::CLEAR };
+    let mut standing = due("02T12:00:00");
+    for minute in [0, 5, 10] {
+        let tick_at = at(&format!("02T12:{minute:02}:00"));
+        standing.token = Token { kind: TokenKind::Tick, tick_at, due_at: tick_at };
+        let plan = plan(&schedule, &standing, &busy, tick_at);
+        assert!(plan.closed.is_empty());
+        standing.open_skip = plan.open_skip;
+    }
+    let range = SkipRange {
+        reason: SkipReason::AlreadyRunning,
+        from: at("02T12:00:00"),
+        to: at("02T12:10:00"),
+        count: 3,
+    };
+    assert_eq!(standing.open_skip, Some(range));
+    let tick_at = at("02T12:15:00");
+    standing.token = Token { kind: TokenKind::Tick, tick_at, due_at: tick_at };
+    let other = plan(&schedule, &standing, &Facts { breaker: Admits::No, ..busy }, tick_at);
+    assert_eq!(
+        (other.closed.as_slice(), other.open_skip),
+        (&[range][..], Some(SkipRange::one(SkipReason::CircuitOpen, tick_at)))
+    );
+    let ran = plan(&schedule, &standing, &Facts::CLEAR, tick_at);
+    assert_eq!((ran.closed.as_slice(), ran.open_skip, ran.runs.len()), (&[range][..], None, 1));
+}
+
+#[test]
+fn missed_ticks_run_only_while_the_window_is_open() {
+    let window = Options {
+        only_between: Some("08:00-18:00".into()),
+        not_on: vec!["sat".into()],
+        catch_up: Some(CatchUp::RunOnce),
+        ..Options::default()
+    };
+    let schedule = schedule(When::Cron("0 9 * * *".into()), window);
+    let reason = |now: &str| {
+        plan(&schedule, &due("02T09:00:00"), &Facts::CLEAR, at(now)).open_skip.map(|skip| skip.reason)
+    };
+    assert_eq!(reason("02T17:00:00"), None);
+    assert_eq!(reason("02T19:00:00"), Some(SkipReason::OutsideWindow));
+    assert_eq!(reason("07T12:00:00"), Some(SkipReason::OutsideDay));
+}
+
+#[test]
+fn a_batch_of_missed_ticks_is_cut_by_nothing_but_windows_breaker_and_budget() {
+    let all = Options {
+        catch_up: Some(CatchUp::RunAll),
+        if_running: IfRunning::Queue,
+        max_pending: 2,
+        ..Options::default()
+    };
+    let schedule = schedule(When::Cron("0 * * * *".into()), all);
+    let plan = |facts: Facts| plan(&schedule, &due("02T01:00:00"), &facts, at("02T12:30:00"));
+    assert_eq!(plan(Facts { live: 5, pending: 5, ..Facts::CLEAR }).runs.len(), 12);
+    assert_eq!(plan(Facts { budget_exhausted: true, ..Facts::CLEAR }).runs.len(), 0);
+    // One probe, and nothing behind it.
+    let probed = plan(Facts { breaker: Admits::Probe, ..Facts::CLEAR });
+    assert_eq!(
+        (probed.runs.len(), probed.open_skip.unwrap().reason, probed.open_skip.unwrap().count),
+        (1, SkipReason::CircuitOpen, 11)
+    );
+}
+
+#[test]
+fn many_caught_up_runs_are_spread_in_tick_order() {
+    let schedule = cron("0 * * * *", CatchUp::RunAll);
+    let now = at("02T12:30:00");
+    let spread = |from: &str| {
+        let mut plan = plan(&schedule, &due(from), &Facts::CLEAR, now);
+        spread_catch_up(&mut [("agent/schedule", &mut plan)], Spread::default());
+        plan.runs.iter().map(|run| run.not_before.duration_since(now)).collect::<Vec<_>>()
+    };
+    assert_eq!(spread("02T10:00:00"), [SignedDuration::ZERO; 3]);
+    let delays = spread("02T01:00:00");
+    assert!(
+        delays.is_sorted()
+            && delays[11] <= SignedDuration::from_secs(30)
+            && delays[11] > SignedDuration::from_secs(10),
+        "{delays:?}"
+    );
+    assert_eq!(delays, spread("02T01:00:00"), "a hash, not a draw");
+}
