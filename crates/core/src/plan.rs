@@ -94,9 +94,11 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     match token.kind {
         TokenKind::First => plan_first(schedule, timing, standing),
         TokenKind::Next => {
-            let timing = with_origin(timing, standing.origin);
-            let next = timing.next(token.tick_at).map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
-            Plan { next, open_skip: standing.open_skip, ..Plan::default() }
+            let tick = with_origin(timing, standing.origin).next(token.tick_at);
+            let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
+            // A new revision counts its calendar steps from here.
+            let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
+            Plan { next, origin, open_skip: standing.open_skip, ..Plan::default() }
         }
         TokenKind::Tick => {
             let timing = with_origin(timing, standing.origin);

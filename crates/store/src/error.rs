@@ -1,0 +1,79 @@
+//! Why a store could not do what it was asked.
+
+/// Why a store could not do what it was asked. Nothing was changed, unless [`Error::is_ambiguous`].
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file or database belongs to something else.
+    #[error("{place} is not a Belfry store: {detail}. It was left untouched")]
+    Foreign {
+        /// Where.
+        place: String,
+        /// What was found.
+        detail: String,
+    },
+    /// The file is damaged.
+    #[error("{place} is damaged: {detail}. It was left untouched; restore it from a backup")]
+    Corrupt {
+        /// Where.
+        place: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A newer Belfry made it.
+    #[error(
+        "{place} has schema version {found}, and this Belfry knows versions up to {known}. Use a newer Belfry"
+    )]
+    Newer {
+        /// Where.
+        place: String,
+        /// Its version.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// Another server holds it.
+    #[error("{place} is in use by process {pid}")]
+    InUse {
+        /// Where.
+        place: String,
+        /// Who holds it.
+        pid: u32,
+    },
+    /// There is no room left to write.
+    #[error("no space left for {place}. Nothing was lost; it goes on when there is room")]
+    Full {
+        /// Where.
+        place: String,
+    },
+    /// The store does not answer.
+    #[error("the store is unavailable: {detail}")]
+    Unavailable {
+        /// What happened.
+        detail: String,
+        /// Whether the change may have been made all the same.
+        ambiguous: bool,
+    },
+    /// Something that is stored cannot be understood.
+    #[error("the store holds something unexpected: {detail}")]
+    Unexpected {
+        /// What.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Full { .. } | Error::Unavailable { .. })
+    }
+
+    /// Whether the change may have been made although the call failed.
+    pub fn is_ambiguous(&self) -> bool {
+        matches!(self, Error::Unavailable { ambiguous: true, .. })
+    }
+
+    pub(crate) fn unexpected(detail: impl Into<String>) -> Error {
+        Error::Unexpected { detail: detail.into() }
+    }
+}

@@ -1,0 +1,15 @@
+//! What Belfry keeps, behind one trait of domain verbs.
+//!
+//! Three rooms with the same files inside: `memory` is the specification, `sqlite` the default, `postgres` for many
+//! machines. Nothing is decided here that `belfry-core` can decide: a verb commits what it is given, all or nothing, if
+//! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`.
+
+mod error;
+pub mod memory;
+pub mod sabotage;
+mod shapes;
+mod store;
+
+pub use error::Error;
+pub use shapes::*;
+pub use store::Store;

@@ -1,0 +1,110 @@
+//! Claiming: who may start, in order, within slots and gates.
+
+use std::collections::HashMap;
+
+use belfry_core::definition::Scope;
+use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{AgentId, NodeId, RunId, ScheduleId};
+use belfry_time::Timestamp;
+
+use super::{Live, State};
+use crate::shapes::*;
+
+/// A gate, by what it limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Gate<'a> {
+    Agent(AgentId),
+    Schedule(ScheduleId),
+    Command(AgentId, &'a str),
+    AgentTurn(AgentId),
+}
+
+impl Live {
+    fn gates(&self) -> Vec<Gate<'_>> {
+        let new = &self.new;
+        let turn = new.gates.turn.map(|scope| match scope {
+            Scope::Schedule => Gate::Schedule(new.schedule),
+            Scope::Command => Gate::Command(new.agent, &new.command),
+            Scope::Agent => Gate::AgentTurn(new.agent),
+        });
+        new.gates.agent.then_some(Gate::Agent(new.agent)).into_iter().chain(turn).collect()
+    }
+}
+
+impl State {
+    pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
+        // A node whose claims do not hold gets none.
+        if !self.nodes.get(&claim.node).is_some_and(|node| !node.fenced) {
+            return Vec::new();
+        }
+        let mut claimed = Vec::new();
+        for (lane, slots) in &claim.lanes {
+            for run in self.admitted(now, lane, *slots, &claim.labels) {
+                claimed.extend(self.start(now, run, claim.node));
+            }
+        }
+        claimed
+    }
+
+    fn admitted(&self, now: Timestamp, lane: &str, slots: u32, labels: &[String]) -> Vec<RunId> {
+        let serves =
+            |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
+        let ready = |live: &Live| live.running.is_none() && live.not_before <= now;
+        let mut waiting: Vec<(&RunId, &Live)> =
+            self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
+        waiting.sort_by_key(|(_, live)| (-i32::from(live.new.priority), live.not_before, live.seq));
+        let candidates: Vec<_> =
+            waiting.iter().map(|(run, live)| Candidate { run: **run, gates: live.gates() }).collect();
+        let mut free: HashMap<Gate<'_>, i64> = HashMap::new();
+        for gate in candidates.iter().flat_map(|candidate| &candidate.gates) {
+            free.entry(*gate).or_insert_with(|| self.cap(*gate) - self.running_behind(*gate));
+        }
+        let admissions = admit(&candidates, &mut free, slots as usize);
+        candidates
+            .iter()
+            .zip(admissions)
+            .filter(|(_, admission)| *admission == Admission::Start)
+            .map(|(candidate, _)| candidate.run)
+            .collect()
+    }
+
+    fn cap(&self, gate: Gate<'_>) -> i64 {
+        match gate {
+            Gate::Agent(agent) => self
+                .agents
+                .get(&agent)
+                .and_then(|agent| agent.definition.max_concurrent)
+                .map_or(i64::MAX, i64::from),
+            Gate::Schedule(_) | Gate::Command(..) | Gate::AgentTurn(_) => 1,
+        }
+    }
+
+    fn running_behind(&self, gate: Gate<'_>) -> i64 {
+        self.live.values().filter(|live| live.running.is_some() && live.gates().contains(&gate)).count()
+            as i64
+    }
+
+    fn start(&mut self, now: Timestamp, run: RunId, node: NodeId) -> Option<Claimed> {
+        let live = self.live.get_mut(&run)?;
+        live.running = Some(node);
+        live.attempt += 1;
+        live.epoch += 1;
+        live.started_at = Some(now);
+        let new = &live.new;
+        Some(Claimed {
+            run,
+            epoch: live.epoch,
+            attempt: live.attempt,
+            max_attempts: new.max_attempts,
+            agent: new.agent,
+            schedule: new.schedule,
+            command: new.command.clone(),
+            trigger: new.trigger,
+            tick_at: new.tick_at,
+            lane: new.lane.clone(),
+            prompt: new.prompt.clone(),
+            payload: new.payload.clone(),
+            trace_id: new.trace_id,
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! The end of an attempt, and all that hangs on it.
+
+use belfry_core::check::Status;
+use belfry_core::retry::Verdict;
+use belfry_core::{Reason, RunId, RunState, Token, budget};
+use belfry_time::Timestamp;
+
+use super::{Live, State};
+use crate::sabotage::{Sabotage, Switch};
+use crate::shapes::*;
+
+impl State {
+    pub(super) fn finish(&mut self, now: Timestamp, finish: &Finish, sabotage: &Switch) -> Finished {
+        let Some(live) = self.live.get_mut(&finish.run) else { return Finished::Stale };
+        let ours = live.running.is_some() && live.epoch == finish.epoch;
+        if !ours && !sabotage.is(Sabotage::FinishWithoutEpoch) {
+            return Finished::Stale;
+        }
+        live.exit_code = finish.exit_code;
+        live.error.clone_from(&finish.error);
+        let (agent, cancel) = (live.new.agent, live.cancel);
+        if finish.failed {
+            self.spend_budget(now, agent);
+        }
+        // Whoever is to be cancelled does not wait for another attempt.
+        let verdict = match (finish.verdict, cancel) {
+            (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
+                Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
+            }
+            (verdict, _) => verdict,
+        };
+        match verdict {
+            Verdict::End { state, reason } => {
+                self.end(now, finish.run, state, reason, finish.summary.clone(), finish.arm);
+                Finished::Ended(state)
+            }
+            Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),
+            Verdict::Return => self.back_to_pending(finish.run, now, false),
+        }
+    }
+
+    fn spend_budget(&mut self, now: Timestamp, agent: belfry_core::AgentId) {
+        let policy = self.agents.get(&agent).and_then(|agent| agent.definition.budget);
+        if let Some(policy) = policy {
+            let used = budget::after_failure(self.budgets.get(&agent).copied(), &policy, now);
+            self.budgets.insert(agent, used);
+        }
+    }
+
+    /// Waits for its next attempt; `counted` says whether this one counts.
+    pub(super) fn back_to_pending(&mut self, run: RunId, not_before: Timestamp, counted: bool) -> Finished {
+        if let Some(live) = self.live.get_mut(&run) {
+            live.running = None;
+            live.not_before = not_before;
+            live.attempt -= u32::from(!counted);
+        }
+        Finished::Pending
+    }
+
+    /// Ends a live run: history, the schedule's last result and next token, breaker, budget.
+    pub(super) fn end(
+        &mut self,
+        now: Timestamp,
+        run: RunId,
+        state: RunState,
+        reason: Option<Reason>,
+        summary: Option<String>,
+        arm: Option<Token>,
+    ) {
+        let Some(live) = self.live.remove(&run) else { return };
+        let record = RunRecord {
+            state,
+            reason,
+            summary,
+            finished_at: Some(now),
+            node: live.running,
+            ..live.record(run)
+        };
+        self.end_of_schedule(now, &record, arm);
+        let command = (live.new.agent, live.new.command.clone());
+        let definition = self.agents.get(&live.new.agent).map(|agent| agent.definition.clone());
+        if let Some(policy) = definition.as_ref().and_then(|definition| definition.breaker) {
+            let breaker = self.breakers.entry(command).or_default();
+            let (next, transition) = breaker.breaker.ended(&policy, run, state, now);
+            breaker.breaker = next;
+            breaker.history.extend(transition);
+        }
+        if state == RunState::Completed {
+            self.budgets.remove(&live.new.agent);
+        }
+        self.ended_order.push(run);
+        self.ended.insert(run, record);
+    }
+
+    fn end_of_schedule(&mut self, now: Timestamp, run: &RunRecord, arm: Option<Token>) {
+        let Some(row) = self.schedules.get_mut(&run.schedule) else { return };
+        let record = &mut row.record;
+        record.last = Some(LastRun { run: run.id, state: run.state, tick_at: run.tick_at, finished_at: now });
+        match run.state {
+            RunState::Completed => {
+                record.last_success = Some((now, run.id));
+                record.last_error = None;
+                record.streak = record.streak.max(0) + 1;
+            }
+            RunState::Failed => {
+                record.last_error = Some(
+                    run.error
+                        .clone()
+                        .unwrap_or_else(|| run.reason.map_or("failed", Reason::as_str).to_owned()),
+                );
+                record.streak = record.streak.min(0) - 1;
+            }
+            RunState::Cancelled | RunState::Pending | RunState::Running => {}
+        }
+        if record.waits_for == Some(run.id) {
+            record.waits_for = None;
+            if record.status == Status::Active && !row.retired {
+                self.set_token(run.schedule, Some(arm.unwrap_or(Token::next(now))));
+            }
+            return;
+        }
+        // A one-shot that asked for it goes with its run.
+        if record.status == Status::Exhausted && record.definition.options.delete_after_run {
+            row.retired = true;
+        }
+    }
+}
+
+impl Live {
+    pub(super) fn record(&self, id: RunId) -> RunRecord {
+        let new = &self.new;
+        RunRecord {
+            id,
+            agent: new.agent,
+            schedule: new.schedule,
+            command: new.command.clone(),
+            trigger: new.trigger,
+            tick_at: new.tick_at,
+            not_before: self.not_before,
+            state: if self.running.is_some() { RunState::Running } else { RunState::Pending },
+            reason: None,
+            lane: new.lane.clone(),
+            attempt: self.attempt,
+            max_attempts: new.max_attempts,
+            epoch: self.epoch,
+            node: self.running,
+            exit_code: self.exit_code,
+            error: self.error.clone(),
+            summary: None,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            finished_at: None,
+        }
+    }
+}

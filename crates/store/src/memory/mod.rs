@@ -1,0 +1,278 @@
+//! A store in memory: the specification of the other two, simple enough to be obviously right. One lock, plain maps,
+//! no parking: a claim looks at every run that waits.
+
+mod claim;
+mod finish;
+mod node;
+mod plan;
+mod read;
+mod source;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use belfry_core::budget::Budget;
+use belfry_core::check::Status;
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange, Token,
+};
+use belfry_time::Timestamp;
+use parking_lot::Mutex;
+
+use crate::sabotage::Switch;
+use crate::shapes::*;
+use crate::store::{Answer, Store};
+
+/// A store that is gone with its process.
+#[derive(Default)]
+pub struct Memory {
+    state: Mutex<State>,
+    /// Breaks it on purpose.
+    pub sabotage: Switch,
+}
+
+#[derive(Default)]
+struct State {
+    sources: BTreeMap<String, String>,
+    agents: BTreeMap<AgentId, Agent>,
+    schedules: BTreeMap<ScheduleId, ScheduleRow>,
+    live: BTreeMap<RunId, Live>,
+    ended: BTreeMap<RunId, RunRecord>,
+    /// Runs in the order in which they ended.
+    ended_order: Vec<RunId>,
+    skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
+    nodes: BTreeMap<NodeId, Node>,
+    breakers: BTreeMap<(AgentId, String), BreakerRecord>,
+    budgets: BTreeMap<AgentId, Budget>,
+    keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
+    /// The last number given out, for ids, versions and places in the queue.
+    last_number: i64,
+}
+
+struct Agent {
+    name: String,
+    source: String,
+    definition: Arc<AgentDefinition>,
+    retired: bool,
+}
+
+struct ScheduleRow {
+    record: ScheduleRecord,
+    compiled: Result<Arc<Schedule>, Arc<str>>,
+    version: i64,
+    retired: bool,
+}
+
+struct Live {
+    new: NewRun,
+    /// Place in the queue.
+    seq: i64,
+    created_at: Timestamp,
+    running: Option<NodeId>,
+    not_before: Timestamp,
+    attempt: u32,
+    epoch: Epoch,
+    started_at: Option<Timestamp>,
+    cancel: Option<Reason>,
+    exit_code: Option<i32>,
+    error: Option<String>,
+}
+
+impl Memory {
+    /// An empty store.
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+}
+
+impl State {
+    fn number(&mut self) -> i64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Replaces a schedule's token. Whoever planned on the old one has lost.
+    fn set_token(&mut self, schedule: ScheduleId, token: Option<Token>) {
+        let version = self.number();
+        if let Some(row) = self.schedules.get_mut(&schedule) {
+            row.version = version;
+            row.record.token = token;
+        }
+    }
+
+    fn set_status(&mut self, schedule: ScheduleId, status: Status, now: Timestamp) {
+        if let Some(row) = self.schedules.get_mut(&schedule) {
+            row.record.status = status;
+            row.record.status_since = now;
+        }
+    }
+
+    fn close_open_skip(&mut self, schedule: ScheduleId) {
+        if let Some(open) = self.schedules.get_mut(&schedule).and_then(|row| row.record.open_skip.take()) {
+            self.skips.entry(schedule).or_default().push(open);
+        }
+    }
+}
+
+impl Store for Memory {
+    async fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Answer<Applied> {
+        Ok(self.state.lock().apply(now, source, digest, agents))
+    }
+
+    async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
+        Ok(self.state.lock().sources.get(source).cloned())
+    }
+
+    async fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Answer<bool> {
+        Ok(self.state.lock().pause(now, schedule, reason, until))
+    }
+
+    async fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Answer<bool> {
+        Ok(self.state.lock().resume(now, schedule, catch_up, skipped))
+    }
+
+    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
+        Ok(self.state.lock().due(now, limit))
+    }
+
+    async fn next_due(&self) -> Answer<Option<Timestamp>> {
+        let state = self.state.lock();
+        Ok(state.schedules.values().filter_map(|row| row.record.token).map(|token| token.due_at).min())
+    }
+
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+        let mut state = self.state.lock();
+        Ok(commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect())
+    }
+
+    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+        Ok(self.state.lock().enqueue(now, request))
+    }
+
+    async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
+        Ok(self.state.lock().claim(now, claim))
+    }
+
+    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
+        let mut state = self.state.lock();
+        Ok(finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect())
+    }
+
+    async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
+        Ok(self.state.lock().cancel(now, run, reason))
+    }
+
+    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+        Ok(self.state.lock().give_back(now, node, runs))
+    }
+
+    async fn join(&self, node: &Node) -> Answer<()> {
+        self.state.lock().nodes.insert(node.id, node.clone());
+        Ok(())
+    }
+
+    async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
+        Ok(self.state.lock().renew(node, lease_until))
+    }
+
+    async fn nodes(&self) -> Answer<Vec<Node>> {
+        Ok(self.state.lock().nodes.values().filter(|node| !node.fenced).cloned().collect())
+    }
+
+    async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
+        Ok(self.state.lock().fence(now, node, lease_seen))
+    }
+
+    async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
+        let mut state = self.state.lock();
+        let Some(record) = state.breakers.get_mut(&(agent, command.to_owned())) else { return Ok(false) };
+        let (next, transition) = record.breaker.reset(now);
+        record.breaker = next;
+        record.history.extend(transition);
+        Ok(transition.is_some())
+    }
+
+    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
+        Ok(self.state.lock().budgets.remove(&agent).is_some())
+    }
+
+    async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
+        Ok(self.state.lock().prune(now, retention, &self.sabotage))
+    }
+
+    async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
+        Ok(self.state.lock().run(run))
+    }
+
+    async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
+        Ok(self.state.lock().live_runs())
+    }
+
+    async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
+        Ok(self.state.lock().ended_runs(schedule, limit))
+    }
+
+    async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
+        let state = self.state.lock();
+        Ok(state
+            .schedules
+            .values()
+            .find(|row| !row.retired && row.record.name == name)
+            .map(|row| row.record.clone()))
+    }
+
+    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
+        Ok(self.state.lock().skips.get(&schedule).cloned().unwrap_or_default())
+    }
+
+    async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
+        Ok(self.state.lock().breakers.get(&(agent, command.to_owned())).cloned().unwrap_or_default())
+    }
+
+    async fn counts(&self) -> Answer<Counts> {
+        let state = self.state.lock();
+        let running = state.live.values().filter(|live| live.running.is_some()).count() as u64;
+        Ok(Counts { pending: state.live.len() as u64 - running, running, ended: state.ended.len() as u64 })
+    }
+
+    async fn integrity(&self) -> Answer<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
+/// What an unarmed span left out: the ticks of a schedule between two instants, as one range.
+pub(crate) fn left_out(
+    compiled: &Result<Arc<Schedule>, Arc<str>>,
+    reason: belfry_core::SkipReason,
+    since: Timestamp,
+    now: Timestamp,
+) -> Option<SkipRange> {
+    let timing = compiled.as_ref().ok()?.timing.as_ref()?;
+    let first = timing.next(since).filter(|tick| tick.tick_at <= now)?;
+    let last = timing.newest_between(since, now, 1).pop()?;
+    Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count: timing.count_between(since, now) })
+}
+
+/// Reads a schedule's definition, keeping why it cannot be read.
+pub(crate) fn compile(definition: &ScheduleDefinition, name: &str) -> Result<Arc<Schedule>, Arc<str>> {
+    definition.compile(name).map(Arc::new).map_err(Arc::from)
+}

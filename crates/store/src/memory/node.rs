@@ -1,0 +1,63 @@
+//! Nodes and their leases: renewal, fencing, rescue.
+
+use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_time::Timestamp;
+
+use super::State;
+use crate::shapes::*;
+
+impl State {
+    pub(super) fn renew(&mut self, id: NodeId, lease_until: Timestamp) -> Renewed {
+        let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.fenced) else { return Renewed::Fenced };
+        node.lease_until = node.lease_until.max(lease_until);
+        let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
+        Renewed::Held {
+            cancels: own.clone().filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect(),
+            live: own.map(|(run, live)| (*run, live.epoch)).collect(),
+        }
+    }
+
+    pub(super) fn fence(&mut self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Option<Rescued> {
+        let node = self.nodes.get_mut(&id).filter(|node| !node.fenced && node.lease_until == lease_seen)?;
+        node.fenced = true;
+        let runs: Vec<RunId> =
+            self.live.iter().filter(|(_, live)| live.running == Some(id)).map(|(run, _)| *run).collect();
+        let mut rescued = Rescued::default();
+        for run in runs {
+            let Some(live) = self.live.get(&run) else { continue };
+            let end = match live.cancel {
+                Some(reason) => Some((RunState::Cancelled, reason)),
+                None if live.attempt >= live.new.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
+                None => None,
+            };
+            match end {
+                Some((state, reason)) => {
+                    self.end(now, run, state, Some(reason), None, None);
+                    rescued.ended.push((run, state));
+                }
+                None => {
+                    self.back_to_pending(run, now, true);
+                    rescued.pending.push(run);
+                }
+            }
+        }
+        Some(rescued)
+    }
+
+    pub(super) fn give_back(&mut self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32 {
+        let mut given_back = 0;
+        for (run, epoch) in runs {
+            let Some(live) =
+                self.live.get(run).filter(|live| live.running == Some(node) && live.epoch == *epoch)
+            else {
+                continue;
+            };
+            given_back += 1;
+            match live.cancel {
+                Some(reason) => self.end(now, *run, RunState::Cancelled, Some(reason), None, None),
+                None => drop(self.back_to_pending(*run, now, false)),
+            }
+        }
+        given_back
+    }
+}

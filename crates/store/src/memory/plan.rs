@@ -1,0 +1,182 @@
+//! Planning: what is due, and committing what was decided. Also runs that are asked for from outside a plan.
+
+use std::sync::Arc;
+
+use belfry_core::check::Status;
+use belfry_core::definition::Scope;
+use belfry_core::plan::Standing;
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId};
+use belfry_time::Timestamp;
+
+use super::{Live, State};
+use crate::sabotage::{Sabotage, Switch};
+use crate::shapes::*;
+
+impl State {
+    pub(super) fn due(&self, now: Timestamp, limit: u32) -> Vec<Due> {
+        let mut due: Vec<_> = self
+            .schedules
+            .values()
+            .filter(|row| row.record.token.is_some_and(|token| token.due_at <= now))
+            .collect();
+        due.sort_by_key(|row| (row.record.token.map(|token| token.due_at), row.record.id));
+        due.into_iter().take(limit as usize).filter_map(|row| self.due_of(row.record.id)).collect()
+    }
+
+    fn due_of(&self, id: ScheduleId) -> Option<Due> {
+        let row = self.schedules.get(&id)?;
+        let record = &row.record;
+        let agent = self.agents.get(&record.agent)?;
+        let options = &record.definition.options;
+        let in_scope: Vec<&Live> = self
+            .in_scope(options.overlap, record.agent, id, &options.command)
+            .map(|(_, live)| live)
+            .collect();
+        Some(Due {
+            schedule: id,
+            agent: record.agent,
+            name: Arc::from(record.name.as_str()),
+            compiled: row.compiled.clone(),
+            agent_definition: agent.definition.clone(),
+            version: row.version,
+            standing: Standing { token: record.token?, origin: record.origin, open_skip: record.open_skip },
+            live: in_scope.len() as u32,
+            pending: in_scope.iter().filter(|live| live.running.is_none()).count() as u32,
+            breaker: self
+                .breakers
+                .get(&(record.agent, options.command.clone()))
+                .map(|record| record.breaker)
+                .unwrap_or_default(),
+            budget: self.budgets.get(&record.agent).copied(),
+        })
+    }
+
+    /// Live runs that an overlap policy looks at.
+    fn in_scope(
+        &self,
+        scope: Scope,
+        agent: AgentId,
+        schedule: ScheduleId,
+        command: &str,
+    ) -> impl Iterator<Item = (RunId, &Live)> {
+        let command = command.to_owned();
+        self.live.iter().map(|(run, live)| (*run, live)).filter(move |(_, live)| match scope {
+            Scope::Schedule => live.new.schedule == schedule,
+            Scope::Command => live.new.agent == agent && live.new.command == command,
+            Scope::Agent => live.new.agent == agent,
+        })
+    }
+
+    pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> bool {
+        let id = commit.schedule;
+        let Some(row) = self.schedules.get(&id) else { return false };
+        let unchanged = row.version == commit.version && row.record.token == Some(commit.token);
+        if !unchanged && !sabotage.is(Sabotage::NoTokenCheck) {
+            return false;
+        }
+        let in_scope: Vec<RunId> =
+            self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();
+        if in_scope.len() as u32 > commit.live {
+            return false;
+        }
+        if !self.take_probe(now, commit) {
+            return false;
+        }
+        if commit.cancel_live {
+            for run in in_scope {
+                self.cancel(now, run, Reason::Overlap);
+            }
+        }
+        self.skips.entry(id).or_default().extend(&commit.closed);
+        for run in &commit.runs {
+            self.insert_run(now, run);
+        }
+        let Some(row) = self.schedules.get_mut(&id) else { return false };
+        row.record.open_skip = commit.open_skip;
+        row.record.origin = commit.origin.or(row.record.origin);
+        let (token, waits_for) = match commit.next {
+            Arm::Token(token) => (Some(token), None),
+            Arm::Wait(run) => (None, Some(run)),
+            Arm::Exhausted => (None, None),
+        };
+        row.record.waits_for = waits_for;
+        if let Some(reason) = &commit.invalid {
+            self.set_status(id, Status::Invalid { reason: reason.clone() }, now);
+        } else if commit.next == Arm::Exhausted {
+            self.set_status(id, Status::Exhausted, now);
+        }
+        self.set_token(id, token);
+        true
+    }
+
+    /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.
+    fn take_probe(&mut self, now: Timestamp, commit: &Commit) -> bool {
+        let Some(run) = commit.runs.iter().find(|run| run.probe) else { return true };
+        let Some(policy) = self.agents.get(&commit.agent).and_then(|agent| agent.definition.breaker) else {
+            return true;
+        };
+        let record = self.breakers.entry((commit.agent, run.command.clone())).or_default();
+        if record.breaker.admits(&policy, now) != belfry_core::breaker::Admits::Probe {
+            return false;
+        }
+        let (next, transition) = record.breaker.probing(run.id, now);
+        record.breaker = next;
+        record.history.extend(transition);
+        true
+    }
+
+    fn insert_run(&mut self, now: Timestamp, new: &NewRun) {
+        let live = Live {
+            new: new.clone(),
+            seq: self.number(),
+            created_at: now,
+            running: None,
+            not_before: new.not_before,
+            attempt: 0,
+            epoch: 0,
+            started_at: None,
+            cancel: None,
+            exit_code: None,
+            error: None,
+        };
+        self.live.insert(new.id, live);
+    }
+
+    pub(super) fn enqueue(&mut self, now: Timestamp, request: &Enqueue) -> Enqueued {
+        let schedule = request.run.schedule;
+        if !self.schedules.get(&schedule).is_some_and(|row| !row.retired) {
+            return Enqueued::NotFound;
+        }
+        if let Some(key) = &request.key {
+            let place = (schedule, key.key.clone());
+            match self.keys.get(&place) {
+                Some((run, first)) if first.expires_at > now => {
+                    return if first.body_hash == key.body_hash {
+                        Enqueued::Repeat(*run)
+                    } else {
+                        Enqueued::KeyReused(*run)
+                    };
+                }
+                _ => drop(self.keys.insert(place, (request.run.id, key.clone()))),
+            }
+        }
+        self.insert_run(now, &request.run);
+        // A plan that did not know of this run is not committed.
+        let token = self.schedules.get(&schedule).and_then(|row| row.record.token);
+        self.set_token(schedule, token);
+        Enqueued::Made
+    }
+
+    pub(super) fn cancel(&mut self, now: Timestamp, run: RunId, reason: Reason) -> Cancelled {
+        if let Some(ended) = self.ended.get(&run) {
+            return Cancelled::Before(ended.state);
+        }
+        let Some(live) = self.live.get_mut(&run) else { return Cancelled::NotFound };
+        if let Some(node) = live.running {
+            live.cancel.get_or_insert(reason);
+            return Cancelled::Told(node);
+        }
+        self.end(now, run, RunState::Cancelled, Some(reason), None, None);
+        Cancelled::Ended
+    }
+}

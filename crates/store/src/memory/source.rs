@@ -1,0 +1,257 @@
+//! Agents and schedules: apply, pause, resume.
+
+use std::sync::Arc;
+
+use belfry_core::check::Status;
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_time::Timestamp;
+
+use super::{Agent, ScheduleRow, State, compile, left_out};
+use crate::shapes::*;
+
+impl State {
+    pub(super) fn apply(
+        &mut self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Applied {
+        let mut applied = Applied::default();
+        for spec in agents {
+            let agent = self.put_agent(source, spec);
+            for (name, definition) in &spec.schedules {
+                self.put_schedule(
+                    now,
+                    source,
+                    agent,
+                    &format!("{}/{name}", spec.name),
+                    definition,
+                    &mut applied,
+                );
+            }
+        }
+        self.retire_missing(now, source, agents, &mut applied);
+        self.sources.insert(source.into(), digest.into());
+        applied
+    }
+
+    fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
+        let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
+        if let Some((id, agent)) = known {
+            agent.definition = Arc::new(spec.definition.clone());
+            agent.source = source.into();
+            return *id;
+        }
+        let id = self.number();
+        let definition = Arc::new(spec.definition.clone());
+        self.agents
+            .insert(id, Agent { name: spec.name.clone(), source: source.into(), definition, retired: false });
+        id
+    }
+
+    fn put_schedule(
+        &mut self,
+        now: Timestamp,
+        source: &str,
+        agent: AgentId,
+        name: &str,
+        definition: &ScheduleDefinition,
+        applied: &mut Applied,
+    ) {
+        let compiled = compile(definition, name);
+        let known =
+            self.schedules.iter().find(|(_, row)| !row.retired && row.record.name == name).map(|(id, _)| *id);
+        let Some(id) = known else {
+            applied.added += 1;
+            let id = self.number();
+            let (status, token) = standing_of(definition, &compiled, Token::first(now));
+            let record = ScheduleRecord {
+                id,
+                agent,
+                name: name.into(),
+                definition: definition.clone(),
+                revision: 1,
+                source: source.into(),
+                status,
+                status_since: now,
+                token,
+                waits_for: None,
+                origin: None,
+                open_skip: None,
+                last: None,
+                last_success: None,
+                last_error: None,
+                streak: 0,
+            };
+            self.schedules.insert(id, ScheduleRow { record, compiled, version: 0, retired: false });
+            self.set_token(id, token);
+            return;
+        };
+        let Some(row) = self.schedules.get_mut(&id) else { return };
+        if row.record.definition == *definition {
+            return;
+        }
+        applied.changed += 1;
+        let old = row.record.definition.clone();
+        let old_compiled = row.compiled.clone();
+        row.record.definition = definition.clone();
+        row.compiled = compiled.clone();
+        if old.timing_key() != definition.timing_key() {
+            self.start_revision(now, id, &old_compiled, definition);
+        } else if old.options.enabled != definition.options.enabled {
+            self.switch(now, id, definition.options.enabled);
+        }
+    }
+
+    /// New timing: no tick before now fires, none fires again.
+    fn start_revision(
+        &mut self,
+        now: Timestamp,
+        id: ScheduleId,
+        old: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
+        definition: &ScheduleDefinition,
+    ) {
+        self.close_unarmed_span(now, id, old);
+        self.close_open_skip(id);
+        let Some(row) = self.schedules.get_mut(&id) else { return };
+        row.record.revision += 1;
+        row.record.origin = None;
+        row.record.waits_for = None;
+        let one_shot = row.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
+        let token = if one_shot { Token::first(now) } else { Token::next(now) };
+        let (status, token) = standing_of(definition, &row.compiled, token);
+        if matches!(row.record.status, Status::Paused { .. }) {
+            return self.set_token(id, None);
+        }
+        self.set_status(id, status, now);
+        self.set_token(id, token);
+    }
+
+    fn switch(&mut self, now: Timestamp, id: ScheduleId, enabled: bool) {
+        let Some(row) = self.schedules.get(&id) else { return };
+        let compiled = row.compiled.clone();
+        match (&row.record.status, enabled) {
+            (Status::Active, false) => {
+                self.close_open_skip(id);
+                self.set_status(id, Status::Disabled, now);
+                self.set_token(id, None);
+            }
+            (Status::Disabled, true) => {
+                self.close_unarmed_span(now, id, &compiled);
+                self.set_status(id, Status::Active, now);
+                let waits = self.schedules.get(&id).is_some_and(|row| row.record.waits_for.is_some());
+                self.set_token(id, (!waits).then(|| Token::next(now)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Records what a disabled or invalid span has left out.
+    fn close_unarmed_span(
+        &mut self,
+        now: Timestamp,
+        id: ScheduleId,
+        compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
+    ) {
+        let Some(row) = self.schedules.get(&id) else { return };
+        if row.record.status == Status::Disabled
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, now)
+        {
+            self.skips.entry(id).or_default().push(range);
+        }
+    }
+
+    fn retire_missing(&mut self, now: Timestamp, source: &str, agents: &[AgentSpec], applied: &mut Applied) {
+        let kept = |name: &str| {
+            agents.iter().any(|spec| {
+                spec.schedules.iter().any(|(schedule, _)| format!("{}/{schedule}", spec.name) == name)
+            })
+        };
+        let gone: Vec<ScheduleId> = self
+            .schedules
+            .values()
+            .filter(|row| !row.retired && row.record.source == source && !kept(&row.record.name))
+            .map(|row| row.record.id)
+            .collect();
+        for agent in self.agents.values_mut() {
+            agent.retired |= agent.source == source && !agents.iter().any(|spec| spec.name == agent.name);
+        }
+        for id in gone {
+            applied.retired += 1;
+            self.close_open_skip(id);
+            self.set_token(id, None);
+            let Some(row) = self.schedules.get_mut(&id) else { continue };
+            row.retired = true;
+            row.record.waits_for = None;
+            let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
+                Reason::AgentRemoved
+            } else {
+                Reason::ScheduleRemoved
+            };
+            let pending: Vec<_> = self
+                .live
+                .iter()
+                .filter(|(_, live)| live.new.schedule == id && live.running.is_none())
+                .map(|(run, _)| *run)
+                .collect();
+            for run in pending {
+                applied.cancelled += 1;
+                self.end(now, run, RunState::Cancelled, Some(reason), None, None);
+            }
+        }
+    }
+
+    pub(super) fn pause(
+        &mut self,
+        now: Timestamp,
+        id: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> bool {
+        if !self.schedules.get(&id).is_some_and(|row| !row.retired && row.record.status == Status::Active) {
+            return false;
+        }
+        self.close_open_skip(id);
+        self.set_status(id, Status::Paused { reason: reason.map(str::to_owned), until }, now);
+        self.set_token(id, None);
+        true
+    }
+
+    pub(super) fn resume(
+        &mut self,
+        now: Timestamp,
+        id: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> bool {
+        let Some(row) = self.schedules.get(&id).filter(|row| !row.retired) else { return false };
+        if !matches!(row.record.status, Status::Paused { .. }) {
+            return false;
+        }
+        let since = row.record.status_since;
+        let waits = row.record.waits_for.is_some();
+        let (status, token) = standing_of(
+            &row.record.definition,
+            &row.compiled,
+            Token::next(if catch_up { since } else { now }),
+        );
+        self.skips.entry(id).or_default().extend(skipped.filter(|_| !catch_up));
+        self.set_status(id, status, now);
+        self.set_token(id, token.filter(|_| !waits));
+        true
+    }
+}
+
+/// Where a schedule stands by its definition alone, and whether it is armed.
+pub(crate) fn standing_of(
+    definition: &ScheduleDefinition,
+    compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
+    token: Token,
+) -> (Status, Option<Token>) {
+    match compiled {
+        Err(reason) => (Status::Invalid { reason: reason.to_string() }, None),
+        Ok(_) if !definition.options.enabled => (Status::Disabled, None),
+        Ok(schedule) => (Status::Active, schedule.timing.is_some().then_some(token)),
+    }
+}

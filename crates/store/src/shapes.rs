@@ -1,0 +1,570 @@
+//! What goes into the verbs of a store and what comes out.
+
+use std::sync::Arc;
+
+use belfry_core::breaker::{Admits, Breaker, Transition};
+use belfry_core::budget::{self, Budget};
+use belfry_core::check::Status;
+use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::plan::{Next, PlannedRun, Standing};
+use belfry_core::retry::Verdict;
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
+    ScheduleDefinition, ScheduleId, SkipRange, Token, Trigger,
+};
+use belfry_time::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+/// An agent with its schedules, as a source has them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentSpec {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub definition: AgentDefinition,
+    /// Its schedules by name. One that could not be read carries why.
+    pub schedules: Vec<(String, ScheduleDefinition)>,
+}
+
+/// What applying a source changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Schedules that are new.
+    pub added: u32,
+    /// Schedules whose definition changed.
+    pub changed: u32,
+    /// Schedules that left the source.
+    pub retired: u32,
+    /// Pending runs that ended because their agent or schedule left.
+    pub cancelled: u32,
+}
+
+/// A schedule whose token is due, with all that deciding about it needs.
+#[derive(Debug, Clone)]
+pub struct Due {
+    /// Which.
+    pub schedule: ScheduleId,
+    /// Whose.
+    pub agent: AgentId,
+    /// `agent/schedule`.
+    pub name: Arc<str>,
+    /// What it is, or why it cannot be read.
+    pub compiled: Result<Arc<Schedule>, Arc<str>>,
+    /// What its agent is.
+    pub agent_definition: Arc<AgentDefinition>,
+    /// Changes with everything that could change the decision; committing compares it.
+    pub version: i64,
+    /// Its own state.
+    pub standing: Standing,
+    /// Live runs in its overlap scope.
+    pub live: u32,
+    /// Those of them that are pending.
+    pub pending: u32,
+    /// The breaker of its agent and command.
+    pub breaker: Breaker,
+    /// What is used of its agent's failure budget.
+    pub budget: Option<Budget>,
+}
+
+impl Due {
+    /// The facts as the planner takes them.
+    pub fn facts(&self, now: Timestamp) -> Facts {
+        let agent = &self.agent_definition;
+        Facts {
+            live: self.live,
+            pending: self.pending,
+            breaker: agent.breaker.as_ref().map_or(Admits::Yes, |policy| self.breaker.admits(policy, now)),
+            budget_exhausted: agent
+                .budget
+                .as_ref()
+                .is_some_and(|policy| budget::exhausted_until(self.budget, policy, now).is_some()),
+        }
+    }
+
+    /// What to commit for a plan. `id` makes the ids of its runs.
+    pub fn commit(&self, schedule: &Schedule, plan: Plan, mut id: impl FnMut() -> RunId) -> Commit {
+        let runs: Vec<NewRun> =
+            plan.runs.iter().map(|planned| self.new_run(schedule, planned, id())).collect();
+        let next = match plan.next {
+            Next::Token(token) => Arm::Token(token),
+            Next::Wait => runs.last().map_or(Arm::Exhausted, |run| Arm::Wait(run.id)),
+            Next::Exhausted | Next::Expired => Arm::Exhausted,
+        };
+        Commit {
+            schedule: self.schedule,
+            agent: self.agent,
+            version: self.version,
+            token: self.standing.token,
+            scope: schedule.options().overlap,
+            command: schedule.options().command.clone(),
+            live: self.live,
+            cancel_live: plan.cancel_live,
+            closed: plan.closed,
+            open_skip: plan.open_skip,
+            had_open_skip: self.standing.open_skip.is_some(),
+            origin: plan.origin,
+            runs,
+            next,
+            invalid: None,
+        }
+    }
+
+    /// What to commit for a schedule that cannot be read: it is unarmed, and says why.
+    pub fn invalid(&self, reason: &str) -> Commit {
+        Commit {
+            schedule: self.schedule,
+            agent: self.agent,
+            version: self.version,
+            token: self.standing.token,
+            scope: Scope::Schedule,
+            command: String::new(),
+            live: self.live,
+            cancel_live: false,
+            closed: Vec::new(),
+            open_skip: self.standing.open_skip,
+            had_open_skip: self.standing.open_skip.is_some(),
+            origin: None,
+            runs: Vec::new(),
+            next: Arm::Exhausted,
+            invalid: Some(reason.to_owned()),
+        }
+    }
+
+    fn new_run(&self, schedule: &Schedule, planned: &PlannedRun, id: RunId) -> NewRun {
+        NewRun {
+            tick_at: Some(planned.tick_at),
+            not_before: planned.not_before,
+            trigger: planned.trigger,
+            probe: planned.probe,
+            ..NewRun::of(id, self.agent, self.schedule, schedule, &self.agent_definition, planned.not_before)
+        }
+    }
+}
+
+/// A planned schedule, to be committed if its token is still there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Commit {
+    /// Which.
+    pub schedule: ScheduleId,
+    /// Whose.
+    pub agent: AgentId,
+    /// What the decision was taken on.
+    pub version: i64,
+    /// The token that is consumed.
+    pub token: Token,
+    /// Which live runs the decision looked at.
+    pub scope: Scope,
+    /// The schedule's command, for that scope.
+    pub command: String,
+    /// How many lived then.
+    pub live: u32,
+    /// Whether they are to be cancelled.
+    pub cancel_live: bool,
+    /// Ranges of skips and misses that are complete.
+    pub closed: Vec<SkipRange>,
+    /// The skips that are still being counted.
+    pub open_skip: Option<SkipRange>,
+    /// Whether there were such before.
+    pub had_open_skip: bool,
+    /// The first tick, if it was found.
+    pub origin: Option<Timestamp>,
+    /// Runs to make.
+    pub runs: Vec<NewRun>,
+    /// What arms the schedule next.
+    pub next: Arm,
+    /// The schedule cannot be read, for this reason.
+    pub invalid: Option<String>,
+}
+
+/// What arms a schedule next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arm {
+    /// A new token.
+    Token(Token),
+    /// The end of this run.
+    Wait(RunId),
+    /// Nothing: it has fired for the last time.
+    Exhausted,
+}
+
+/// A run to be made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewRun {
+    /// Chosen by the caller.
+    pub id: RunId,
+    /// Whose.
+    pub agent: AgentId,
+    /// Of which schedule.
+    pub schedule: ScheduleId,
+    /// Which command.
+    pub command: String,
+    /// What made it.
+    pub trigger: Trigger,
+    /// The tick that made it.
+    pub tick_at: Option<Timestamp>,
+    /// When it may start.
+    pub not_before: Timestamp,
+    /// The pool it takes a slot from.
+    pub lane: String,
+    /// Labels that a node must have.
+    pub needs: Vec<String>,
+    /// Higher goes first.
+    pub priority: i16,
+    /// The limits it has to pass.
+    pub gates: Gates,
+    /// How often it may be started.
+    pub max_attempts: u32,
+    /// It is the one probe of a half-open breaker.
+    pub probe: bool,
+    /// The prompt, fixed now.
+    pub prompt: Option<String>,
+    /// The payload, fixed now.
+    pub payload: Value,
+    /// Its trace.
+    pub trace_id: Option<Uuid>,
+}
+
+/// The limits a run has to pass.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gates {
+    /// The agent's `max_concurrent`.
+    pub agent: bool,
+    /// The turn of a schedule that queues or cancels: one at a time in its overlap scope.
+    pub turn: Option<Scope>,
+}
+
+impl NewRun {
+    /// A run of a schedule as its definition has it, to be started from `not_before` on by hand.
+    pub fn of(
+        id: RunId,
+        agent: AgentId,
+        schedule_id: ScheduleId,
+        schedule: &Schedule,
+        definition: &AgentDefinition,
+        not_before: Timestamp,
+    ) -> NewRun {
+        let options = schedule.options();
+        let turn =
+            matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel).then_some(options.overlap);
+        NewRun {
+            id,
+            agent,
+            schedule: schedule_id,
+            command: options.command.clone(),
+            trigger: Trigger::Manual,
+            tick_at: None,
+            not_before,
+            lane: options.lane.clone().unwrap_or_else(|| definition.lane.clone()),
+            needs: definition.needs.clone(),
+            priority: options.priority,
+            gates: Gates { agent: definition.max_concurrent.is_some(), turn },
+            max_attempts: definition.retry.max.saturating_add(1),
+            probe: false,
+            prompt: options.prompt.clone(),
+            payload: Value::Object(options.payload.clone()),
+            trace_id: None,
+        }
+    }
+}
+
+/// A run that is asked for from outside a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Enqueue {
+    /// The run.
+    pub run: NewRun,
+    /// Makes a repeat answer with the first run.
+    pub key: Option<Key>,
+}
+
+/// An idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// The key, unique among those of the same schedule.
+    pub key: String,
+    /// What it was used with; the same key with another body is refused.
+    pub body_hash: Vec<u8>,
+    /// Until when it is kept.
+    pub expires_at: Timestamp,
+}
+
+/// What became of a request for a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enqueued {
+    /// It was made.
+    Made,
+    /// It was made before, with the same key.
+    Repeat(RunId),
+    /// The key was used with another body.
+    KeyReused(RunId),
+    /// There is no such schedule.
+    NotFound,
+}
+
+/// Who claims, and how much.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// Who.
+    pub node: NodeId,
+    /// Free slots by lane.
+    pub lanes: Vec<(String, u32)>,
+    /// Labels of the node, sorted.
+    pub labels: Vec<String>,
+}
+
+/// A run that is now running under the claiming node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claimed {
+    /// Which.
+    pub run: RunId,
+    /// Fences every later write.
+    pub epoch: Epoch,
+    /// From 1.
+    pub attempt: u32,
+    /// The last one.
+    pub max_attempts: u32,
+    /// Whose.
+    pub agent: AgentId,
+    /// Of which schedule.
+    pub schedule: ScheduleId,
+    /// Which command.
+    pub command: String,
+    /// What made it.
+    pub trigger: Trigger,
+    /// The tick that made it.
+    pub tick_at: Option<Timestamp>,
+    /// Its lane.
+    pub lane: String,
+    /// Its prompt.
+    pub prompt: Option<String>,
+    /// Its payload.
+    pub payload: Value,
+    /// Its trace.
+    pub trace_id: Option<Uuid>,
+}
+
+/// How an attempt ended, and what becomes of its run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finish {
+    /// Which.
+    pub run: RunId,
+    /// Under which claim.
+    pub epoch: Epoch,
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// Whether the attempt failed: it counts against the budget.
+    pub failed: bool,
+    /// The process's exit code.
+    pub exit_code: Option<i32>,
+    /// What went wrong.
+    pub error: Option<String>,
+    /// What it reported.
+    pub summary: Option<String>,
+    /// The token of its schedule, should that wait for this run; without it the planner looks at once.
+    pub arm: Option<Token>,
+}
+
+/// What became of a finish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// The run has ended.
+    Ended(RunState),
+    /// It waits for its next attempt.
+    Pending,
+    /// The claim is no longer ours, and nothing was changed: end the attempt.
+    Stale,
+}
+
+/// What became of a request to cancel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It was pending, and has ended.
+    Ended,
+    /// It is running: its node has been told and will end it.
+    Told(NodeId),
+    /// It had ended before, like this.
+    Before(RunState),
+    /// There is no such run.
+    NotFound,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Random for each start.
+    pub id: NodeId,
+    /// Where.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its labels, sorted.
+    pub labels: Vec<String>,
+    /// When it started.
+    pub started_at: Timestamp,
+    /// Until when its claims hold.
+    pub lease_until: Timestamp,
+    /// Its claims no longer hold.
+    pub fenced: bool,
+}
+
+/// What a node learns when it renews its lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Renewed {
+    /// Its claims hold.
+    Held {
+        /// Runs of its own that are to be ended.
+        cancels: Vec<(RunId, Epoch, Reason)>,
+        /// All runs that are running under it.
+        live: Vec<(RunId, Epoch)>,
+    },
+    /// They no longer hold: end everything.
+    Fenced,
+}
+
+/// What became of the runs of a node that is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rescued {
+    /// Back to pending; each has used up an attempt.
+    pub pending: Vec<RunId>,
+    /// Ended, because it was the last attempt, or because they were to be cancelled.
+    pub ended: Vec<(RunId, RunState)>,
+}
+
+/// A run, live or ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunRecord {
+    /// Which.
+    pub id: RunId,
+    /// Whose.
+    pub agent: AgentId,
+    /// Of which schedule.
+    pub schedule: ScheduleId,
+    /// Which command.
+    pub command: String,
+    /// What made it.
+    pub trigger: Trigger,
+    /// The tick that made it.
+    pub tick_at: Option<Timestamp>,
+    /// When it may start.
+    pub not_before: Timestamp,
+    /// Where it is.
+    pub state: RunState,
+    /// Why it ended so.
+    pub reason: Option<Reason>,
+    /// Its lane.
+    pub lane: String,
+    /// How often it was started.
+    pub attempt: u32,
+    /// How often it may be.
+    pub max_attempts: u32,
+    /// Grows with each claim.
+    pub epoch: Epoch,
+    /// Where it runs.
+    pub node: Option<NodeId>,
+    /// The process's exit code.
+    pub exit_code: Option<i32>,
+    /// What went wrong last.
+    pub error: Option<String>,
+    /// What it reported.
+    pub summary: Option<String>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When its last attempt started.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// A schedule as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScheduleRecord {
+    /// Which.
+    pub id: ScheduleId,
+    /// Whose.
+    pub agent: AgentId,
+    /// `agent/schedule`.
+    pub name: String,
+    /// What it is.
+    pub definition: ScheduleDefinition,
+    /// Grows with each edit of its timing.
+    pub revision: i64,
+    /// Where it came from.
+    pub source: String,
+    /// Where it stands.
+    pub status: Status,
+    /// Since when.
+    pub status_since: Timestamp,
+    /// Its place in the due index.
+    pub token: Option<Token>,
+    /// The run whose end arms it.
+    pub waits_for: Option<RunId>,
+    /// Its first tick.
+    pub origin: Option<Timestamp>,
+    /// The skips that are still being counted.
+    pub open_skip: Option<SkipRange>,
+    /// How its last run ended.
+    pub last: Option<LastRun>,
+    /// When a run of it succeeded last, and which.
+    pub last_success: Option<(Timestamp, RunId)>,
+    /// What went wrong last; cleared by success.
+    pub last_error: Option<String>,
+    /// Runs in a row that ended alike: successes above zero, failures below.
+    pub streak: i64,
+}
+
+/// How a run of a schedule ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastRun {
+    /// Which.
+    pub run: RunId,
+    /// How.
+    pub state: RunState,
+    /// Its tick.
+    pub tick_at: Option<Timestamp>,
+    /// When.
+    pub finished_at: Timestamp,
+}
+
+/// A breaker with its history, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BreakerRecord {
+    /// Where it stands.
+    pub breaker: Breaker,
+    /// How it came there.
+    pub history: Vec<Transition>,
+}
+
+/// How many runs there are, by what can still become of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Waiting.
+    pub pending: u64,
+    /// Running.
+    pub running: u64,
+    /// Ended, as far as history goes back.
+    pub ended: u64,
+}
+
+/// How long ended things are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Runs that ended before this go …
+    pub runs_before: Timestamp,
+    /// … but failed ones only if they ended before this.
+    pub failures_before: Timestamp,
+    /// Ranges of skips that ended before this go.
+    pub skips_before: Timestamp,
+    /// At most so many things go in one call.
+    pub batch: u32,
+}
+
+/// What pruning removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pruned {
+    /// Runs.
+    pub runs: u32,
+    /// Ranges of skips.
+    pub skips: u32,
+    /// Idempotency keys.
+    pub keys: u32,
+}

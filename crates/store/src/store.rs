@@ -1,0 +1,158 @@
+//! The verbs of a store.
+
+use std::future::Future;
+
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleId, SkipRange};
+use belfry_time::Timestamp;
+
+use crate::error::Error;
+use crate::shapes::*;
+
+/// What a verb gives back.
+pub(crate) type Answer<T> = Result<T, Error>;
+
+/// A store. Every verb is one transaction: after an error nothing has changed, unless the error is ambiguous; after an
+/// answer the change survives a crash of this process and of the database.
+///
+/// `now` is the caller's reading of the store's clock; it never comes from elsewhere.
+pub trait Store: Send + Sync + 'static {
+    /// Makes a source's agents and schedules what they are in the files. Timing that changed starts a new revision: no
+    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays.
+    /// Crash: all of the source, or nothing of it.
+    fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> impl Future<Output = Answer<Applied>> + Send;
+
+    /// The digest that was applied last for a source.
+    fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
+
+    /// Pauses a schedule: it is unarmed, its runs go on. `false` where there is none such or it is paused already.
+    /// Crash: paused, or not.
+    fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Ends a pause. The planner arms the schedule from `now`, or with `catch_up` from where the pause began; `skipped`
+    /// is what the pause left out, for the record. Crash: resumed and recorded, or neither.
+    fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Schedules whose token is due, the earliest first, without locking them. Reads only.
+    fn due(&self, now: Timestamp, limit: u32) -> impl Future<Output = Answer<Vec<Due>>> + Send;
+
+    /// When the earliest token is due. Reads only.
+    fn next_due(&self) -> impl Future<Output = Answer<Option<Timestamp>>> + Send;
+
+    /// Commits plans whose token is still there and unchanged, and for each says whether it was. A token that is gone
+    /// means that somebody else has planned the tick. Crash: of each plan everything (token consumed, runs, skips, next
+    /// token), or nothing.
+    fn commit(&self, now: Timestamp, commits: &[Commit]) -> impl Future<Output = Answer<Vec<bool>>> + Send;
+
+    /// Makes a run outside a plan. It moves no schedule, but a plan that did not know of it is not committed. Crash: a run
+    /// that was answered for exists.
+    fn enqueue(&self, now: Timestamp, request: &Enqueue) -> impl Future<Output = Answer<Enqueued>> + Send;
+
+    /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order. Each start is
+    /// counted and fenced before it is answered. Crash: claimed under the node's lease, or still pending.
+    fn claim(&self, now: Timestamp, claim: &Claim) -> impl Future<Output = Answer<Vec<Claimed>>> + Send;
+
+    /// Ends attempts. A stale epoch changes nothing. The end of a run, its schedule's last result and next token, the
+    /// breaker, the budget and the release of waiting runs are one. Crash: all of a finish, or nothing of it; repeat it.
+    fn finish(
+        &self,
+        now: Timestamp,
+        finishes: &[Finish],
+    ) -> impl Future<Output = Answer<Vec<Finished>>> + Send;
+
+    /// Cancels a run: one that waits ends now, one that runs is marked for its node. Crash: cancelled or marked, or not.
+    fn cancel(
+        &self,
+        now: Timestamp,
+        run: RunId,
+        reason: Reason,
+    ) -> impl Future<Output = Answer<Cancelled>> + Send;
+
+    /// Gives runs back that a node has claimed but never started; the attempt does not count. Crash: given back, or still
+    /// under the node's lease.
+    fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> impl Future<Output = Answer<u32>> + Send;
+
+    /// Makes a node known, with its first lease.
+    fn join(&self, node: &Node) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Extends a node's lease, unless it was fenced.
+    fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
+
+    /// All nodes that were not fenced.
+    fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;
+
+    /// Fences a node whose lease is still the one that was seen to lapse, and rescues its runs: each has used up an
+    /// attempt, the last one ends failed. `None` where it was renewed or fenced meanwhile. Crash: fenced with all its runs
+    /// rescued, or neither.
+    fn fence(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        lease_seen: Timestamp,
+    ) -> impl Future<Output = Answer<Option<Rescued>>> + Send;
+
+    /// Closes a breaker by hand.
+    fn reset_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Clears what is used of an agent's failure budget.
+    fn reset_budget(&self, agent: AgentId) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Removes what is older than its retention, at most a batch. Never touches what is live, nor any token: a tick that
+    /// was planned is never planned again.
+    fn prune(&self, now: Timestamp, retention: &Retention) -> impl Future<Output = Answer<Pruned>> + Send;
+
+    /// A run.
+    fn run(&self, run: RunId) -> impl Future<Output = Answer<Option<RunRecord>>> + Send;
+
+    /// All live runs, in the order in which they would be claimed.
+    fn live_runs(&self) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send;
+
+    /// Ended runs of a schedule, the last first.
+    fn ended_runs(
+        &self,
+        schedule: ScheduleId,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send;
+
+    /// A schedule by its name, `agent/schedule`.
+    fn schedule(&self, name: &str) -> impl Future<Output = Answer<Option<ScheduleRecord>>> + Send;
+
+    /// Complete ranges of skips and misses of a schedule, oldest first.
+    fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+
+    /// A breaker.
+    fn breaker(&self, agent: AgentId, command: &str) -> impl Future<Output = Answer<BreakerRecord>> + Send;
+
+    /// How many runs there are.
+    fn counts(&self) -> impl Future<Output = Answer<Counts>> + Send;
+
+    /// Looks for damage and for broken promises among the rows; empty where all is well.
+    fn integrity(&self) -> impl Future<Output = Answer<Vec<String>>> + Send;
+}
