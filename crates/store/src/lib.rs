@@ -8,6 +8,7 @@ mod error;
 pub mod memory;
 pub mod sabotage;
 mod shapes;
+pub mod sqlite;
 mod store;
 
 pub use error::Error;
