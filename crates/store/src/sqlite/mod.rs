@@ -12,6 +12,7 @@ mod read;
 mod schema;
 mod source;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,6 +104,16 @@ impl Sqlite {
         &self.shared.sabotage
     }
 
+    /// Lets the file grow to so many pages and no further, as a full disk would.
+    #[cfg(feature = "testing")]
+    pub async fn limit_pages(&self, pages: Option<u32>) -> Answer<()> {
+        self.write(move |verb| {
+            let set = format!("pragma max_page_count = {}", pages.unwrap_or(u32::MAX - 1));
+            verb.row(&set, [], |_| Ok(())).map(drop)
+        })
+        .await
+    }
+
     async fn write<T: Send + 'static>(
         &self,
         verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
@@ -126,7 +137,7 @@ impl Sqlite {
         let job: Job = Box::new(move |context| {
             let done = context.and_then(|context| context.in_savepoint(verb));
             // Whoever no longer listens does not need the answer.
-            Box::new(move |committed| drop(sender.send(committed.and(done))))
+            Box::new(move |committed| drop(sender.send(done.and_then(|done| committed.map(|()| done)))))
         });
         let gone = || Error::Unavailable { detail: "the store's thread has ended".into(), ambiguous: false };
         to.send(job).await.map_err(|_| gone())?;
@@ -142,22 +153,27 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 
 /// All commands that wait at a moment go into one transaction; they are answered when it is on disk.
 fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared: &Shared) {
-    let verb = Verb { connection: &connection, shared };
+    let verb = Verb { connection: &connection, shared, lost: RefCell::default() };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
         if let Err(error) = connection.execute_batch("begin immediate") {
             first(Err(fail(&error)))(Ok(()));
             continue;
         }
+        verb.lost.take();
         let mut delivers = vec![first(Ok(&verb))];
-        while delivers.len() < BATCH_MAX
+        while verb.lost.borrow().is_none()
+            && delivers.len() < BATCH_MAX
             && let Ok(job) = commands.try_recv()
         {
             delivers.push(job(Ok(&verb)));
         }
-        let committed = connection.execute_batch("commit").map_err(|error| fail(&error));
-        if committed.is_err() {
-            // Where SQLite has rolled back by itself there is nothing left to roll back.
+        let committed = match verb.lost.take() {
+            Some(error) => Err(error),
+            None => connection.execute_batch("commit").map_err(|error| fail(&error)),
+        };
+        if !connection.is_autocommit() {
+            // Where this fails as well, the next `begin` says so.
             let _ = connection.execute_batch("rollback");
         }
         for deliver in delivers {
@@ -167,7 +183,7 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
 }
 
 fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, shared: &Shared) {
-    let verb = Verb { connection, shared };
+    let verb = Verb { connection, shared, lost: RefCell::default() };
     loop {
         let job = questions.lock().blocking_recv();
         let Some(job) = job else { return };
@@ -179,6 +195,8 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
 struct Verb<'a> {
     connection: &'a Connection,
     shared: &'a Shared,
+    /// Why the whole transaction is gone, if it is: a full disk takes back more than the verb that met it.
+    lost: RefCell<Option<Error>>,
 }
 
 /// What a step inside a verb gives back.
@@ -189,6 +207,12 @@ impl Verb<'_> {
         let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
         savepoint("savepoint verb")?;
         let done = verb(self);
+        if let Err(error) = &done
+            && self.connection.is_autocommit()
+        {
+            self.lost.replace(Some(error.clone()));
+            return done;
+        }
         savepoint(if done.is_ok() { "release verb" } else { "rollback to verb; release verb" })?;
         done
     }

@@ -47,3 +47,9 @@ pub fn seed() -> u64 {
     println!("seed {seed} (BELFRY_SEED={seed} repeats it)");
     seed
 }
+
+/// Whether work fails, on a thread of its own so that the failure is only heard of.
+pub fn fails<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) -> bool {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    std::thread::spawn(move || runtime().block_on(work())).join().is_err()
+}

@@ -161,6 +161,11 @@ impl<'a, S: Store> World<'a, S> {
         World { store, now: start(), ids: 0 }
     }
 
+    /// Ids from another range, so that they do not repeat from one process to the next.
+    pub fn ids_from(&mut self, first: u128) {
+        self.ids = first;
+    }
+
     pub fn run_id(&mut self) -> RunId {
         self.ids += 1;
         RunId(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_0000 + self.ids))
