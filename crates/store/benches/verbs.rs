@@ -234,10 +234,10 @@ fn fill_sqlite(path: &Path, rows: usize) {
     connection.busy_timeout(Duration::from_secs(60)).unwrap();
     connection
         .execute_batch(&format!(
-            "insert into history (id, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, attempt, max_attempts, epoch,
+            "insert into history (id, place, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, attempt, max_attempts, epoch,
                                   created_at, finished_at)
              with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})
-             select randomblob(1) || cast(printf('%015d', i) as blob), i % 100000, i, 1, 'poll', 0, 'cron', 0, 2, 1, 4, 1, 0, i from n"
+             select cast(printf('%016d', i) as blob), i, i % 100000, i, 1, 'poll', 0, 'cron', 0, 2, 1, 4, 1, 0, i from n"
         ))
         .unwrap();
     println!("sqlite: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());

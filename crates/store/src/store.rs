@@ -65,7 +65,8 @@ pub trait Store: Send + Sync + 'static {
     /// that was answered for exists.
     fn enqueue(&self, now: Timestamp, request: &Enqueue) -> impl Future<Output = Answer<Enqueued>> + Send;
 
-    /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order. Each start is
+    /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order: priority, `not_before`,
+    /// id. Each start is
     /// counted and fenced before it is answered. Crash: claimed under the node's lease, or still pending.
     fn claim(&self, now: Timestamp, claim: &Claim) -> impl Future<Output = Answer<Vec<Claimed>>> + Send;
 

@@ -52,7 +52,7 @@ impl State {
         let ready = |live: &Live| live.running.is_none() && live.not_before <= now;
         let mut waiting: Vec<(&RunId, &Live)> =
             self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
-        waiting.sort_by_key(|(_, live)| (-i32::from(live.new.priority), live.not_before, live.seq));
+        waiting.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
         let candidates: Vec<_> =
             waiting.iter().map(|(run, live)| Candidate { run: **run, gates: live.gates() }).collect();
         let mut free: HashMap<Gate<'_>, i64> = HashMap::new();

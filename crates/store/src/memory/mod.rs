@@ -48,7 +48,7 @@ struct State {
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
-    /// The last number given out, for ids, versions and places in the queue.
+    /// The last number given out, for ids and versions.
     last_number: i64,
 }
 
@@ -68,8 +68,6 @@ struct ScheduleRow {
 
 struct Live {
     new: NewRun,
-    /// Place in the queue.
-    seq: i64,
     created_at: Timestamp,
     running: Option<NodeId>,
     not_before: Timestamp,

@@ -129,7 +129,6 @@ impl State {
     fn insert_run(&mut self, now: Timestamp, new: &NewRun) {
         let live = Live {
             new: new.clone(),
-            seq: self.number(),
             created_at: now,
             running: None,
             not_before: new.not_before,

@@ -134,7 +134,6 @@ impl Verb<'_> {
                 bytes(run)
             ],
         )?;
-        let number = self.connection.last_insert_rowid();
         let ended = self.row(
             "delete from live where id = ? returning agent_id, schedule_id, command, tick_at, agent_gate, turn_gate",
             [bytes(run)],
@@ -144,12 +143,8 @@ impl Verb<'_> {
             },
         )?;
         let Some((agent, schedule, command, tick_at)) = ended else { return Ok(()) };
-        self.end_of_schedule(now, run, schedule, tick_at, state, reason, number, result)?;
-        let policies =
-            self.row("select breaker, budget is not null from agents where id = ?", [agent], |row| {
-                Ok((row.get::<_, Option<String>>(0)?, row.get::<_, bool>(1)?))
-            })?;
-        let Some((breaker_policy, has_budget)) = policies else { return Ok(()) };
+        self.end_of_schedule(now, run, schedule, tick_at, state, reason, result)?;
+        let (breaker_policy, has_budget) = self.policies(agent)?;
         if let Some(policy) = breaker_policy {
             let breaker = self.breaker_of(agent, &command)?;
             let (next, transition) = breaker.ended(&from_json(&policy)?, run, state, now);
@@ -163,6 +158,20 @@ impl Verb<'_> {
         Ok(())
     }
 
+    /// An agent's breaker policy, as stored, and whether it has a budget; read once per verb.
+    fn policies(&self, agent: AgentId) -> Done<(Option<String>, bool)> {
+        if let Some(policies) = self.policies.borrow().get(&agent) {
+            return Ok(policies.clone());
+        }
+        let policies =
+            self.row("select breaker, budget is not null from agents where id = ?", [agent], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
+        let policies = policies.unwrap_or_default();
+        self.policies.borrow_mut().insert(agent, policies.clone());
+        Ok(policies)
+    }
+
     #[expect(clippy::too_many_arguments, reason = "one caller, and every part of an end is its own")]
     fn end_of_schedule(
         &self,
@@ -172,7 +181,6 @@ impl Verb<'_> {
         tick_at: Option<i64>,
         state: RunState,
         reason: Option<Reason>,
-        number: i64,
         result: &Result<'_>,
     ) -> Done<()> {
         let error = (state == RunState::Failed)
@@ -184,7 +192,7 @@ impl Verb<'_> {
         };
         let standing = self.row(
             update,
-            params![bytes(run), state.code(), tick_at, micros(now), number, error, schedule],
+            params![bytes(run), state.code(), tick_at, micros(now), error, schedule],
             |row| {
                 let awaited = row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id);
                 Ok((status_of(row)?, awaited, row.get::<_, bool>("delete_after_run")?))
@@ -214,14 +222,14 @@ impl Verb<'_> {
 macro_rules! insert_history {
     ($chain:literal) => {
         concat!(
-            "insert into history (id, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
+            "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
                                   max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
-             select l.id, (select ",
+             select l.id, s.ended + 1, s.",
             $chain,
-            " from schedule_state where schedule_id = l.schedule_id), l.schedule_id, l.tick_at, l.agent_id,
+            ", l.schedule_id, l.tick_at, l.agent_id,
                     l.command, l.trigger, (select lane from queues where id = l.queue_id), l.not_before, ?1, ?2, l.attempt, l.max_attempts,
                     l.epoch, l.node_id, ?3, ?4, ?5, l.trace_id, l.created_at, l.started_at, ?6
-             from live l where id = ?7"
+             from live l join schedule_state s on s.schedule_id = l.schedule_id where l.id = ?7"
         )
     };
 }
@@ -232,17 +240,17 @@ const INSERT_OTHER: &str = insert_history!("last_other");
 macro_rules! end_of_schedule {
     ($more:literal) => {
         concat!(
-            "update schedule_state set last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
+            "update schedule_state set ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
             $more,
-            " where schedule_id = ?7 returning status, status_reason, status_until, waits_for, delete_after_run"
+            " where schedule_id = ?6 returning status, status_reason, status_until, waits_for, delete_after_run"
         )
     };
 }
 const END_COMPLETED: &str = end_of_schedule!(
-    "last_other = ?5, last_success_at = ?4, last_success_run = ?1, last_error = ?6, streak = max(streak, 0) + 1"
+    "last_other = ?1, last_success_at = ?4, last_success_run = ?1, last_error = ?5, streak = max(streak, 0) + 1"
 );
-const END_FAILED: &str = end_of_schedule!("last_failed = ?5, last_error = ?6, streak = min(streak, 0) - 1");
-const END_CANCELLED: &str = end_of_schedule!("last_other = ?5, last_error = coalesce(?6, last_error)");
+const END_FAILED: &str = end_of_schedule!("last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1");
+const END_CANCELLED: &str = end_of_schedule!("last_other = ?1, last_error = coalesce(?5, last_error)");
 
 /// A row of `live` or `history` as a record. Both have the columns of the other, or a constant in their place.
 pub(super) fn record(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunRecord> {

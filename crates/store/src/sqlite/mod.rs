@@ -153,7 +153,13 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 
 /// All commands that wait at a moment go into one transaction; they are answered when it is on disk.
 fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared: &Shared) {
-    let verb = Verb { connection: &connection, shared, lost: RefCell::default(), freed: RefCell::default() };
+    let verb = Verb {
+        connection: &connection,
+        shared,
+        lost: RefCell::default(),
+        freed: RefCell::default(),
+        policies: RefCell::default(),
+    };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
         if let Err(error) = connection.execute_batch("begin immediate") {
@@ -183,7 +189,13 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
 }
 
 fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, shared: &Shared) {
-    let verb = Verb { connection, shared, lost: RefCell::default(), freed: RefCell::default() };
+    let verb = Verb {
+        connection,
+        shared,
+        lost: RefCell::default(),
+        freed: RefCell::default(),
+        policies: RefCell::default(),
+    };
     loop {
         let job = questions.lock().blocking_recv();
         let Some(job) = job else { return };
@@ -199,6 +211,8 @@ struct Verb<'a> {
     lost: RefCell<Option<Error>>,
     /// Gates that may have room now, to be looked at once, at the end of the verb.
     freed: RefCell<BTreeSet<i64>>,
+    /// Policies of agents that this verb has asked for.
+    policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
 }
 
 /// What a step inside a verb gives back.
@@ -209,6 +223,7 @@ impl Verb<'_> {
         let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
         savepoint("savepoint verb")?;
         self.freed.take();
+        self.policies.take();
         let done = verb(self).and_then(|done| self.release_freed().map(|()| done));
         if let Err(error) = &done
             && self.connection.is_autocommit()

@@ -93,13 +93,23 @@ impl Verb<'_> {
     ) -> Done<(u32, u32)> {
         let map = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
         let counts = match scope {
-            Scope::Schedule => self.row("select count(*), count(*) filter (where state <> 2) from live where schedule_id = ?", [schedule], map),
+            Scope::Schedule => self.row(
+                "select count(*), count(*) filter (where state <> 2) from live where schedule_id = ?",
+                [schedule],
+                map,
+            ),
             Scope::Command => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live where agent_id = ? and command = ?",
+                "select count(*), count(*) filter (where state <> 2) from live
+                 where schedule_id in (select id from schedules where agent_id = ?) and command = ?",
                 params![agent, command],
                 map,
             ),
-            Scope::Agent => self.row("select count(*), count(*) filter (where state <> 2) from live where agent_id = ?", [agent], map),
+            Scope::Agent => self.row(
+                "select count(*), count(*) filter (where state <> 2) from live
+                 where schedule_id in (select id from schedules where agent_id = ?)",
+                [agent],
+                map,
+            ),
         };
         Ok(counts?.unwrap_or((0, 0)))
     }
@@ -111,12 +121,12 @@ impl Verb<'_> {
                 self.rows("select id from live where schedule_id = ? order by id", [commit.schedule], map)
             }
             Scope::Command => self.rows(
-                "select id from live where agent_id = ? and command = ? order by id",
+                "select id from live where schedule_id in (select id from schedules where agent_id = ?) and command = ? order by id",
                 params![commit.agent, commit.command],
                 map,
             ),
             Scope::Agent => {
-                self.rows("select id from live where agent_id = ? order by id", [commit.agent], map)
+                self.rows("select id from live where schedule_id in (select id from schedules where agent_id = ?) order by id", [commit.agent], map)
             }
         }
     }

@@ -29,21 +29,25 @@ impl Verb<'_> {
         let heads = self.row(
             "select last_failed, last_other from schedule_state where schedule_id = ?",
             [schedule],
-            |row| Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?]),
+            |row| Ok([row.get::<_, Option<[u8; 16]>>(0)?, row.get(1)?]),
         )?;
-        let Some(mut heads) = heads else { return Ok(Vec::new()) };
+        let next = |id: Option<[u8; 16]>| match id {
+            Some(id) => self.row("select * from history where id = ?", [id], |row| {
+                Ok((row.get::<_, i64>("place")?, record(row)?, row.get::<_, Option<[u8; 16]>>("previous")?))
+            }),
+            None => Ok(None),
+        };
+        let [failed, other] = heads.unwrap_or_default();
+        let mut heads = [next(failed)?, next(other)?];
         let mut runs = Vec::new();
         while runs.len() < limit as usize {
-            // The later of the two: a number is given in the order of ending.
-            let Some(head) = heads.iter_mut().filter(|head| head.is_some()).max() else { break };
-            let found = self.row("select * from history where number = ?", params![*head], |row| {
-                Ok((record(row)?, row.get("previous")?))
-            })?;
-            *head = None;
-            if let Some((run, previous)) = found {
-                runs.push(run);
-                *head = previous;
-            }
+            // The later of the two.
+            let later = usize::from(
+                heads[1].as_ref().map(|(place, ..)| *place) > heads[0].as_ref().map(|(place, ..)| *place),
+            );
+            let Some((_, run, previous)) = heads[later].take() else { break };
+            runs.push(run);
+            heads[later] = next(previous)?;
         }
         Ok(runs)
     }
@@ -130,21 +134,25 @@ impl Verb<'_> {
     }
 
     pub(super) fn prune(&self, now: Timestamp, retention: &Retention) -> Done<Pruned> {
-        // History is in the order of ending, so what is old comes first; failed runs that stay are stepped over.
+        // Ids begin with the instant of their making: what ended before an instant was made before it.
+        let newest = retention.runs_before.max(retention.failures_before);
+        let bound = (u128::from(newest.as_millisecond().max(0) as u64) << 80).to_be_bytes();
         let old = self.rows(
-            "select number, schedule_id, tick_at from history
-             where finished_at < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by number limit ?5",
+            "select id, schedule_id, tick_at from history
+             where id < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by id limit ?5",
             params![
-                micros(retention.runs_before.max(retention.failures_before)),
+                bound,
                 RunState::Failed.code(),
                 micros(retention.failures_before),
                 micros(retention.runs_before),
                 retention.batch
             ],
-            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, ScheduleId>(1)?, maybe_instant(row, "tick_at")?)),
+            |row| {
+                Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, ScheduleId>(1)?, maybe_instant(row, "tick_at")?))
+            },
         )?;
-        for (number, schedule, tick_at) in &old {
-            self.execute("delete from history where number = ?", [number])?;
+        for (id, schedule, tick_at) in &old {
+            self.execute("delete from history where id = ?", [id])?;
             if self.shared.sabotage.is(Sabotage::PruneArms)
                 && let Some(tick_at) = *tick_at
             {

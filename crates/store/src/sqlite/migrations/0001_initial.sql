@@ -25,6 +25,7 @@ create table schedules (
   retired_at integer
 ) strict;
 create unique index schedules_name on schedules (name) where retired_at is null;
+create index schedules_agent on schedules (agent_id);
 
 create table schedule_revisions (
   schedule_id integer not null,
@@ -55,9 +56,10 @@ create table schedule_state (
   last_success_run blob,
   last_error text,
   streak integer not null default 0,
-  -- Heads of the two chains of ended runs, as numbers in history.
-  last_failed integer,
-  last_other integer,
+  -- How many of its runs have ended, and the heads of the two chains of them in history.
+  ended integer not null default 0,
+  last_failed blob,
+  last_other blob,
   delete_after_run integer not null
 ) strict;
 
@@ -121,20 +123,18 @@ create table live (
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
-create index live_agent on live (agent_id);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
 create index live_node on live (node_id) where state = 2;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 
--- Runs that have ended: inserted once, in the order in which they ended. Each knows the one before it of the same
--- schedule and kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
--- A number is never used again: a chain may end in one that is gone.
+-- Runs that have ended: inserted once. Each knows its place among those of its schedule, and the one before it of the same
+-- kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
 create table history (
-  number integer primary key autoincrement,
-  id blob not null,
-  previous integer,
+  id blob primary key,
+  place integer not null,
+  previous blob,
   schedule_id integer not null,
   tick_at integer,
   agent_id integer not null,
@@ -155,8 +155,7 @@ create table history (
   created_at integer not null,
   started_at integer,
   finished_at integer not null
-) strict;
-create unique index history_id on history (id);
+) strict, without rowid;
 
 create table skips (
   number integer primary key,
