@@ -6,6 +6,9 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod postgres;
+
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -30,7 +33,7 @@ fn main() -> ExitCode {
             exit(cargo(&["bench", "--package", "belfry-time", "--bench", "next", "--"]).args(rest))
         }
         _ => {
-            eprintln!("usage: cargo xtask test | golden | bench [FILTER]");
+            eprintln!("usage: cargo xtask test | golden | bench time [FILTER] | bench store");
             ExitCode::from(2)
         }
     }
@@ -38,10 +41,23 @@ fn main() -> ExitCode {
 
 fn test() -> ExitCode {
     let mut times: Vec<(&str, Duration)> = Vec::new();
+    let start = Instant::now();
+    let postgres = match postgres::ensure(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")) {
+        Ok(postgres) => postgres,
+        Err(reason) => {
+            eprintln!("== {reason}");
+            return ExitCode::FAILURE;
+        }
+    };
+    times.push(("PostgreSQL", start.elapsed()));
     for (name, arguments) in PARTS {
         println!("== {name}: cargo {}", arguments.join(" "));
         let start = Instant::now();
-        let passed = succeeds(&mut cargo(arguments));
+        let mut command = cargo(arguments);
+        if let Some(folder) = &postgres {
+            command.env("PG_BIN", folder);
+        }
+        let passed = succeeds(&mut command);
         times.push((name, start.elapsed()));
         if !passed {
             print_times(&times);
