@@ -8,6 +8,8 @@ mod plan;
 mod read;
 mod source;
 
+pub(crate) use source::standing_of;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
