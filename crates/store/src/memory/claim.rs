@@ -34,7 +34,7 @@ impl Live {
 impl State {
     pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
         // A node whose claims do not hold gets none.
-        if !self.nodes.get(&claim.node).is_some_and(|node| !node.fenced) {
+        if self.nodes.get(&claim.node).is_none_or(|node| node.fenced) {
             return Vec::new();
         }
         let mut claimed = Vec::new();

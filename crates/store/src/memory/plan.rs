@@ -144,7 +144,7 @@ impl State {
 
     pub(super) fn enqueue(&mut self, now: Timestamp, request: &Enqueue) -> Enqueued {
         let schedule = request.run.schedule;
-        if !self.schedules.get(&schedule).is_some_and(|row| !row.retired) {
+        if self.schedules.get(&schedule).is_none_or(|row| row.retired) {
             return Enqueued::NotFound;
         }
         if let Some(key) = &request.key {

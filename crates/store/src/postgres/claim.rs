@@ -149,17 +149,16 @@ impl Postgres {
         let plain = lane.ready(tx, READY_LOCKED, &lane.plain, i64::from(lane.slots)).await?;
         let mut parked_any = false;
         let (mut starts, mut busy) = (Vec::new(), false);
-        for round in 0..ROUNDS_MAX {
+        for _ in 0..ROUNDS_MAX {
             let mut room = self.lock_and_count(tx, lane, &waiting).await?;
-            if round > 0 || !self.sabotage.is(Sabotage::CountBeforeLock) {
-                // What others have done with it before we had the locks.
-                waiting = lane.ready(tx, READY, &lane.gated, window).await?;
-            }
+            // Others may have started some before we had the locks.
+            waiting = lane.ready(tx, READY, &lane.gated, window).await?;
             let full_window = waiting.len() as i64 >= window;
             let decided = decide(&plain, &waiting, &mut room, lane.slots);
             starts = decided.starts;
             busy = decided.busy && starts.len() < lane.slots as usize;
-            if decided.parks.is_empty() {
+            // Whoever parks the rest hides from the others that they have counted too early.
+            if decided.parks.is_empty() || self.sabotage.is(Sabotage::CountBeforeLock) {
                 break;
             }
             parked_any = true;

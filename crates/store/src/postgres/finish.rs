@@ -11,7 +11,7 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::rows::{self, Live, big, get, live_columns, small};
+use super::rows::{self, Live, get, live_columns, small};
 use super::{Postgres, set_tokens};
 use crate::Error;
 use crate::sabotage::Sabotage;
@@ -187,7 +187,8 @@ pub(super) async fn lock_waiting(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
         gates.extend(get::<Option<i64>>(&row, "turn_gate")?);
     }
     let schedules: Vec<i64> = schedules.into_iter().collect();
-    let sql = "select 1 from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
+    let sql =
+        "select 1 from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
     tx.query(sql, &[&schedules]).await?;
     lock_gates(tx, &gates.into_iter().collect::<Vec<_>>()).await?;
     let sql = concat!(
@@ -460,8 +461,7 @@ impl Schedules {
     }
 
     async fn write(self, tx: &mut Tx<'_>, now: Timestamp) -> Result<(), Fault> {
-        let changed: Vec<_> =
-            self.rows.iter().filter_map(|(id, row)| Some((*id, row, row.last?))).collect();
+        let changed: Vec<_> = self.rows.iter().filter_map(|(id, row)| Some((*id, row, row.last?))).collect();
         if !changed.is_empty() {
             let ids: Vec<_> = changed.iter().map(|(id, ..)| *id).collect();
             let retired: Vec<_> = changed.iter().map(|(_, row, _)| row.retired).collect();

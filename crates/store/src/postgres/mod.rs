@@ -207,7 +207,9 @@ impl Store for Postgres {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         let specs = source::compile_all(agents);
-        verb!(self, LONG_DEADLINE, transaction, |tx| self.apply_in(&mut tx, now, source, digest, &specs).await)
+        verb!(self, LONG_DEADLINE, transaction, |tx| self
+            .apply_in(&mut tx, now, source, digest, &specs)
+            .await)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {

@@ -26,7 +26,8 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
 }
 
 pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<Renewed, Fault> {
-    let sql = "update nodes set lease_until = greatest(lease_until, $2) where id = $1 and not fenced returning 1";
+    let sql =
+        "update nodes set lease_until = greatest(lease_until, $2) where id = $1 and not fenced returning 1";
     if tx.query(sql, &[&id.0, &lease_until]).await?.is_empty() {
         return Ok(Renewed::Fenced);
     }
@@ -56,7 +57,8 @@ impl Postgres {
         lease_seen: Timestamp,
     ) -> Result<Option<Rescued>, Fault> {
         // From here on no claim under this node can come to its end: claims hold its row.
-        let sql = "update nodes set fenced = true where id = $1 and not fenced and lease_until = $2 returning 1";
+        let sql =
+            "update nodes set fenced = true where id = $1 and not fenced and lease_until = $2 returning 1";
         if tx.query(sql, &[&id.0, &lease_seen]).await?.is_empty() {
             return Ok(None);
         }

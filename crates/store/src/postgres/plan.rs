@@ -102,11 +102,7 @@ impl Postgres {
     }
 
     /// Definitions of schedules, from the cache where they did not change.
-    async fn cold(
-        &self,
-        tx: &mut Tx<'_>,
-        tokens: &[Token],
-    ) -> Result<HashMap<ScheduleId, Arc<Cold>>, Fault> {
+    async fn cold(&self, tx: &mut Tx<'_>, tokens: &[Token]) -> Result<HashMap<ScheduleId, Arc<Cold>>, Fault> {
         let mut found = HashMap::with_capacity(tokens.len());
         let mut missing = Vec::new();
         {
@@ -194,7 +190,8 @@ impl Postgres {
             return Ok(*id);
         }
         let cap = (gate.0 != 0).then_some(1_i64);
-        let sql = "insert into gates (kind, key, command, cap) values ($1, $2, $3, $4) on conflict do nothing";
+        let sql =
+            "insert into gates (kind, key, command, cap) values ($1, $2, $3, $4) on conflict do nothing";
         tx.execute(sql, &[&gate.0, &gate.1, &gate.2, &cap]).await?;
         let sql = "select id from gates where kind = $1 and key = $2 and command = $3";
         let id = one(tx.query(sql, &[&gate.0, &gate.1, &gate.2]).await?)?;
@@ -353,7 +350,8 @@ async fn take_any(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<ScheduleId>, 
 /// Puts tokens back as they were.
 async fn restore_tokens(tx: &mut Tx<'_>, commits: &[&Commit]) -> Result<(), Fault> {
     for commit in commits {
-        let sql = "insert into timers (due_at, schedule_id, kind, tick_at, version) values ($1, $2, $3, $4, $5)";
+        let sql =
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values ($1, $2, $3, $4, $5)";
         let token = &commit.token;
         let kind = token.kind.code();
         tx.execute(sql, &[&token.due_at, &commit.schedule, &kind, &token.tick_at, &commit.version]).await?;
@@ -574,9 +572,8 @@ impl Lives {
         cold: &HashMap<ScheduleId, Arc<Cold>>,
     ) -> Result<Lives, Fault> {
         let mut lives = Lives::default();
-        let is_own = |token: &&Token| {
-            cold.get(&token.schedule).is_none_or(|cold| cold.overlap == Scope::Schedule)
-        };
+        let is_own =
+            |token: &&Token| cold.get(&token.schedule).is_none_or(|cold| cold.overlap == Scope::Schedule);
         let own: Vec<_> = tokens.iter().filter(is_own).map(|token| token.schedule).collect();
         let agents: BTreeSet<_> =
             tokens.iter().filter(|token| !is_own(token)).map(|token| token.agent).collect();
@@ -594,8 +591,7 @@ impl Lives {
                        count(*) filter (where state <> 2) as pending \
                        from live where agent_id = any($1) group by agent_id, command";
             for row in tx.query(sql, &[&agents]).await? {
-                let counts =
-                    (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
+                let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
                 lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);
             }
         }

@@ -13,8 +13,11 @@ use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {
-    let sql =
-        concat!("select ", live_columns!(), " from live l join queues q on q.id = l.queue_id where l.id = $1");
+    let sql = concat!(
+        "select ",
+        live_columns!(),
+        " from live l join queues q on q.id = l.queue_id where l.id = $1"
+    );
     // It may end between the two looks, but never come back.
     if let Some(row) = tx.query(sql, &[&run.0]).await?.first() {
         return Ok(Some(Live::read(row)?.record()));
@@ -42,19 +45,12 @@ pub(super) async fn ended_runs(
                    select h.run from schedule_state s cross join lateral \
                    (values (s.last_failed), (s.last_other)) as h (run) where s.schedule_id = $1 \
                ), chain (id, prev_run, depth) as ( \
-                   select h.id, h.prev_run, 1 from heads join history h on h.id = heads.run \
+                   select h.id, h.prev_run, 1::bigint from heads join history h on h.id = heads.run \
                    union all \
                    select h.id, h.prev_run, c.depth + 1 from chain c join history h on h.id = c.prev_run \
-                   where c.depth < $2 \
+                   where c.depth < $2::bigint \
                ) select h.* from chain c join history h on h.id = c.id order by h.seq desc limit $2::bigint";
-    // A number, not a bound on memory: a chain is never longer than a schedule's history.
-    let limit = i64::from(limit);
-    if limit == 0 {
-        return Ok(Vec::new());
-    }
-    let depth = i32::try_from(limit).unwrap_or(i32::MAX);
-    let _ = depth;
-    let found = tx.query(sql, &[&schedule, &limit]).await?;
+    let found = tx.query(sql, &[&schedule, &i64::from(limit)]).await?;
     found.iter().map(rows::ended).collect()
 }
 
@@ -109,11 +105,7 @@ pub(super) async fn skips(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<Vec<S
     tx.query(sql, &[&schedule]).await?.iter().map(range).collect()
 }
 
-pub(super) async fn breaker(
-    tx: &mut Tx<'_>,
-    agent: AgentId,
-    command: &str,
-) -> Result<BreakerRecord, Fault> {
+pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {
     let sql = "select * from breakers where agent_id = $1 and command = $2";
     let found = tx.query(sql, &[&agent, &command]).await?;
     let breaker = found.first().map(finish::breaker).transpose()?.unwrap_or_default();
@@ -177,10 +169,12 @@ impl Postgres {
 
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.
 const PROMISES: &[&str] = &[
-    "select format('gate %s lets %s run and %s are running', id, cap, running) from ( \
-         select g.id, g.cap, (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
-             + (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as running from gates g \
-     ) g where g.running > g.cap and exists (select 1 from live l where l.state = 2 and l.turn_gate = g.id)",
+    // Lowering a limit stops nobody: those that started before do not count.
+    "select format('gate %s lets %s run and %s are running', g.id, g.cap, g.running) from ( \
+         select g.id, g.cap, (select count(*) from live r where r.state = 2 and \
+             (r.agent_gate = g.id or r.turn_gate = g.id) and (g.cap_at is null or r.started_at > g.cap_at)) as running \
+         from gates g where g.cap is not null \
+     ) g where g.running > g.cap",
     "select format('run %s is parked behind gate %s, which has room for %s and nobody ready', p.id, g.id, g.room) \
      from ( \
          select g.id, coalesce(g.cap, 2147483647) \

@@ -15,8 +15,8 @@ use super::connection::Fault;
 use crate::Error;
 use crate::shapes::*;
 
-pub(super) const READY: i16 = 0;
-pub(super) const RUNNING: i16 = 2;
+/// The state of a live run that is running; 0 is ready, 1 parked.
+const RUNNING: i16 = 2;
 
 /// The columns of a live run, from `live l join queues q`.
 macro_rules! live_columns {

@@ -60,13 +60,13 @@ async fn version(client: &Client, place: &str) -> Result<i64, Fault> {
     if client.query_one(columns, &[]).await?.get::<_, i64>(0) != 3 {
         return Err(foreign("its table `belfry.migrations` is not Belfry's").into());
     }
-    let applied =
-        client.query("select version, name from belfry.migrations order by version", &[]).await.map_err(
-            |error| match error.as_db_error() {
-                Some(_) => Fault::Store(foreign("its table `belfry.migrations` is not Belfry's")),
-                None => Fault::Database(error),
-            },
-        )?;
+    let applied = client
+        .query("select version, name from belfry.migrations order by version", &[])
+        .await
+        .map_err(|error| match error.as_db_error() {
+            Some(_) => Fault::Store(foreign("its table `belfry.migrations` is not Belfry's")),
+            None => Fault::Database(error),
+        })?;
     let mut last = 0;
     for row in &applied {
         let (version, name): (i64, String) = match (row.try_get(0), row.try_get(1)) {

@@ -111,7 +111,7 @@ impl Postgres {
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
                    on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at";
         tx.execute(sql, &[&source, &digest, &now]).await?;
-        self.set_caps(tx, specs, &agents).await?;
+        self.set_caps(tx, now, specs, &agents).await?;
         Ok(applied)
     }
 
@@ -119,21 +119,20 @@ impl Postgres {
     async fn set_caps(
         &self,
         tx: &mut Tx<'_>,
+        now: Timestamp,
         specs: &[Spec<'_>],
         agents: &HashMap<String, AgentId>,
     ) -> Result<(), Fault> {
         let caps: BTreeMap<AgentId, Option<i64>> = specs
             .iter()
-            .filter_map(|spec| {
-                Some((*agents.get(spec.name)?, spec.definition.max_concurrent.map(i64::from)))
-            })
+            .filter_map(|spec| Some((*agents.get(spec.name)?, spec.definition.max_concurrent.map(i64::from))))
             .collect();
         let ids: Vec<AgentId> = caps.keys().copied().collect();
         let caps: Vec<Option<i64>> = caps.into_values().collect();
         let sql = "insert into gates (kind, key, cap) select 0, u.* from unnest($1::bigint[], $2::bigint[]) as u \
-                   on conflict (kind, key, command) do update set cap = excluded.cap \
+                   on conflict (kind, key, command) do update set cap = excluded.cap, cap_at = $3 \
                    where gates.cap is distinct from excluded.cap returning id";
-        let changed = tx.query(sql, &[&ids, &caps]).await?;
+        let changed = tx.query(sql, &[&ids, &caps, &now]).await?;
         let changed: Vec<i64> = changed.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         self.release(tx, &changed).await
     }
@@ -171,7 +170,8 @@ impl Postgres {
                 break;
             }
         }
-        let sql = "select * from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
+        let sql =
+            "select * from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
         let mut skips = Vec::new();
         for row in tx.query(sql, &[&gone]).await? {
             let id: ScheduleId = get(&row, "schedule_id")?;

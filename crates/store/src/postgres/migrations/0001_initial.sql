@@ -102,6 +102,8 @@ create table gates (
     key bigint not null,
     command text not null default '',
     cap bigint,
+    -- When it was changed last.
+    cap_at timestamptz,
     constraint gates_place unique (kind, key, command)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
