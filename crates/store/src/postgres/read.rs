@@ -205,8 +205,6 @@ const PROMISES: &[&str] = &[
      where not exists (select 1 from schedules c where c.id = t.schedule_id)",
     "select format('run %s has no queue', l.id) from live l where not exists \
      (select 1 from queues q where q.id = l.queue_id and q.gated = (coalesce(l.agent_gate, l.turn_gate) is not null))",
-    "select format('run %s waits, and its schedule is gone', l.id) from live l \
-     join schedule_state s on s.schedule_id = l.schedule_id where l.state <> 2 and s.retired and s.status <> 4",
 ];
 
 pub(super) async fn integrity(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
