@@ -9,6 +9,7 @@ pub mod memory;
 pub mod postgres;
 pub mod sabotage;
 mod shapes;
+pub mod sqlite;
 mod store;
 
 pub use error::Error;

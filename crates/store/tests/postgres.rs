@@ -36,3 +36,22 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     println!("{found:?}");
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
 }
+
+#[test]
+fn the_suite_notices_what_is_broken_on_purpose() {
+    use belfry_store::sabotage::Sabotage;
+    if pg::fresh_database().is_none() {
+        return;
+    }
+    for sabotage in [Sabotage::NoTokenCheck, Sabotage::FinishWithoutEpoch, Sabotage::PruneArms] {
+        let noticed = suite::fails(move || async move {
+            let broken = async || {
+                let store = fresh().await.unwrap();
+                store.sabotage.set(sabotage);
+                store
+            };
+            suite::scenarios::all(broken).await;
+        });
+        assert!(noticed, "{sabotage:?} was not noticed");
+    }
+}

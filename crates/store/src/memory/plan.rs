@@ -76,7 +76,8 @@ impl State {
         }
         let in_scope: Vec<RunId> =
             self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();
-        if in_scope.len() as u32 > commit.live {
+        // Only a scope beyond the schedule can have grown without touching its token.
+        if commit.scope != Scope::Schedule && in_scope.len() as u32 > commit.live {
             return false;
         }
         if !self.take_probe(now, commit) {

@@ -367,8 +367,11 @@ async fn live_in_scope(
     taken: &HashSet<ScheduleId>,
     blind: bool,
 ) -> Result<HashMap<ScheduleId, i64>, Fault> {
+    if blind && batch.iter().all(|commit| commit.scope == Scope::Schedule) {
+        return Ok(HashMap::new());
+    }
     if let [commit] = batch
-        && (commit.scope != Scope::Schedule || blind)
+        && commit.scope != Scope::Schedule
     {
         let runs = scope_runs(tx, commit).await?;
         return Ok(HashMap::from([(commit.schedule, big(runs.len() as u64))]));

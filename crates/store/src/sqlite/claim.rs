@@ -1,0 +1,182 @@
+//! Claiming: who may start, in order, within slots and gates.
+
+use std::collections::HashMap;
+
+use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{Epoch, Trigger};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::source::from_json;
+use super::{Done, Verb, maybe_instant, micros, node_bytes, run_id};
+use crate::shapes::*;
+
+/// A ready run: its number, and its place in the order.
+struct Ready {
+    seq: i64,
+    place: (i64, i64, i64),
+    gates: Vec<i64>,
+}
+
+impl Verb<'_> {
+    pub(super) fn claim(&self, now: Timestamp, claim: &Claim) -> Done<Vec<Claimed>> {
+        // A node whose claims do not hold gets none.
+        if self
+            .row("select 1 from nodes where id = ? and not fenced", [node_bytes(claim.node)], |_| Ok(()))?
+            .is_none()
+        {
+            return Ok(Vec::new());
+        }
+        let mut claimed = Vec::new();
+        for (lane, slots) in &claim.lanes {
+            let queues = self.queues(lane, &claim.labels)?;
+            let mut slots = *slots as usize;
+            // Whoever meets a full gate is parked, and makes room for the next to be looked at.
+            while slots > 0 {
+                let ready = self.ready(now, &queues, slots)?;
+                let before = claimed.len();
+                let look_again = self.admit(now, claim, &ready, slots, lane, &mut claimed)?;
+                slots -= claimed.len() - before;
+                if !look_again {
+                    break;
+                }
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// The queues of a lane that a node with these labels can serve.
+    fn queues(&self, lane: &str, labels: &[String]) -> Done<Vec<i64>> {
+        let all = self.rows("select id, needs from queues where lane = ? order by id", [lane], |row| {
+            Ok((row.get(0)?, row.get::<_, String>(1)?))
+        })?;
+        let mut served = Vec::new();
+        for (id, needs) in all {
+            let needs: Vec<String> = from_json(&needs)?;
+            if needs.iter().all(|label| labels.contains(label)) {
+                served.push(id);
+            }
+        }
+        Ok(served)
+    }
+
+    /// The first ready runs of some queues, in order.
+    fn ready(&self, now: Timestamp, queues: &[i64], limit: usize) -> Done<Vec<Ready>> {
+        let mut ready = Vec::new();
+        for queue in queues {
+            ready.extend(self.rows(
+                "select seq, rank, not_before, agent_gate, turn_gate from live
+                 where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, seq limit ?",
+                params![queue, micros(now), limit as i64],
+                |row| {
+                    let seq = row.get(0)?;
+                    let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
+                    Ok(Ready {
+                        seq,
+                        place: (row.get(1)?, row.get(2)?, seq),
+                        gates: gates.into_iter().flatten().collect(),
+                    })
+                },
+            )?);
+        }
+        ready.sort_by_key(|run| run.place);
+        ready.truncate(limit);
+        Ok(ready)
+    }
+
+    /// Starts and parks ready runs in order. Says whether there may be more to look at: behind those that were parked, or
+    /// among those that parking has let through.
+    fn admit(
+        &self,
+        now: Timestamp,
+        claim: &Claim,
+        ready: &[Ready],
+        slots: usize,
+        lane: &str,
+        claimed: &mut Vec<Claimed>,
+    ) -> Done<bool> {
+        let mut free: HashMap<i64, i64> = HashMap::new();
+        for gate in ready.iter().flat_map(|run| &run.gates) {
+            if !free.contains_key(gate) {
+                free.insert(*gate, self.room(*gate)?);
+            }
+        }
+        let candidates: Vec<_> =
+            ready.iter().map(|run| Candidate { run: run.seq, gates: run.gates.clone() }).collect();
+        let mut parked = false;
+        for (candidate, admission) in candidates.iter().zip(admit(&candidates, &mut free, slots)) {
+            match admission {
+                Admission::Start => claimed.extend(self.start(now, candidate.run, claim, lane)?),
+                Admission::Park(gate) => {
+                    parked = true;
+                    self.execute(
+                        "update live set state = 1, parked_on = ? where seq = ?",
+                        params![gate, candidate.run],
+                    )?;
+                    // It was the first at its other gates, where somebody waits behind it who need not.
+                    let mut let_through = 0;
+                    for other in candidate.gates.iter().filter(|other| **other != gate) {
+                        let_through += self.release(*other)?;
+                    }
+                    if let_through > 0 {
+                        return Ok(true);
+                    }
+                }
+                Admission::Later | Admission::NoSlot => {}
+            }
+        }
+        Ok(parked)
+    }
+
+    /// How many more may run behind a gate.
+    pub(super) fn room(&self, gate: i64) -> Done<i64> {
+        let room = self.row(
+            "select cap, (select count(*) from live where state = 2 and agent_gate = ?1)
+                       + (select count(*) from live where state = 2 and turn_gate = ?1) from gates where id = ?1",
+            [gate],
+            |row| Ok(row.get::<_, Option<i64>>(0)?.map_or(i64::MAX, |cap| cap - row.get::<_, i64>(1).unwrap_or(0))),
+        )?;
+        Ok(room.unwrap_or(i64::MAX))
+    }
+
+    fn start(&self, now: Timestamp, seq: i64, claim: &Claim, lane: &str) -> Done<Option<Claimed>> {
+        self.row(
+            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where seq = ?
+             returning id, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload, trace_id",
+            params![node_bytes(claim.node), micros(now), seq],
+            |row| {
+                let payload: String = row.get("payload")?;
+                Ok(Claimed {
+                    run: run_id(row.get("id")?),
+                    epoch: row.get::<_, Epoch>("epoch")?,
+                    attempt: row.get("attempt")?,
+                    max_attempts: row.get("max_attempts")?,
+                    agent: row.get("agent_id")?,
+                    schedule: row.get("schedule_id")?,
+                    command: row.get("command")?,
+                    trigger: Trigger::from_code(row.get("trigger")?).unwrap_or(Trigger::Manual),
+                    tick_at: maybe_instant(row, "tick_at")?,
+                    lane: lane.to_owned(),
+                    prompt: row.get("prompt")?,
+                    payload: serde_json::from_str(&payload).unwrap_or_default(),
+                    trace_id: row.get::<_, Option<[u8; 16]>>("trace_id")?.map(uuid::Uuid::from_bytes),
+                })
+            },
+        )
+    }
+
+    /// Lets runs through that wait at a gate, as many of each queue as there is room for, the first first: nodes that
+    /// serve one queue do not wait for those that serve another. Gives their number.
+    pub(super) fn release(&self, gate: i64) -> Done<usize> {
+        let room = self.room(gate)?;
+        if room <= 0 {
+            return Ok(0);
+        }
+        self.execute(
+            "update live set state = 0, parked_on = null where seq in
+               (select seq from (select seq, row_number() over (partition by queue_id order by rank, not_before, seq) as place
+                                 from live where state = 1 and parked_on = ?) where place <= ?)",
+            params![gate, room],
+        )
+    }
+}

@@ -1,0 +1,205 @@
+-- Times are microseconds since 1970 in UTC, ids of runs and nodes are 16 bytes.
+
+create table sources (name text primary key, digest text not null, applied_at integer not null) strict, without rowid;
+
+create table agents (
+  id integer primary key,
+  name text not null,
+  source text not null,
+  definition text not null,
+  retired_at integer
+) strict;
+create unique index agents_name on agents (name) where retired_at is null;
+
+-- What a schedule is: cold and wide.
+create table schedules (
+  id integer primary key,
+  agent_id integer not null,
+  name text not null,
+  source text not null,
+  revision integer not null,
+  definition text not null,
+  retired_at integer
+) strict;
+create unique index schedules_name on schedules (name) where retired_at is null;
+
+create table schedule_revisions (
+  schedule_id integer not null,
+  revision integer not null,
+  from_at integer not null,
+  definition text not null,
+  primary key (schedule_id, revision)
+) strict, without rowid;
+
+-- How it stands: written by skips, edits and ends.
+create table schedule_state (
+  schedule_id integer primary key,
+  status integer not null,
+  status_reason text,
+  status_until integer,
+  status_since integer not null,
+  origin integer,
+  waits_for blob,
+  skip_reason integer,
+  skip_from integer,
+  skip_to integer,
+  skip_count integer,
+  last_run blob,
+  last_state integer,
+  last_tick_at integer,
+  last_finished_at integer,
+  last_success_at integer,
+  last_success_run blob,
+  last_error text,
+  streak integer not null default 0,
+  -- Heads of the two chains of ended runs, as numbers in history.
+  last_failed integer,
+  last_other integer,
+  delete_after_run integer not null
+) strict;
+
+-- The due index: one token per armed schedule, narrow. Who deletes it plans the tick.
+create table timers (
+  due_at integer not null,
+  schedule_id integer not null,
+  kind integer not null,
+  tick_at integer not null,
+  version integer not null,
+  primary key (due_at, schedule_id)
+) strict, without rowid;
+create unique index timers_schedule on timers (schedule_id);
+
+create table queues (
+  id integer primary key,
+  lane text not null,
+  needs text not null,
+  gated integer not null,
+  unique (lane, needs, gated)
+) strict;
+
+create table gates (
+  id integer primary key,
+  kind integer not null,
+  key text not null,
+  cap integer,
+  unique (kind, key)
+) strict;
+
+-- Runs that can still change. state: 0 ready, 1 parked at a gate, 2 running.
+create table live (
+  seq integer primary key,
+  id blob not null,
+  state integer not null,
+  queue_id integer not null,
+  rank integer not null,
+  not_before integer not null,
+  schedule_id integer not null,
+  tick_at integer,
+  agent_id integer not null,
+  command text not null,
+  trigger integer not null,
+  agent_gate integer,
+  turn_gate integer,
+  lane_gate integer,
+  session_gate integer,
+  parked_on integer,
+  node_id blob,
+  epoch integer not null,
+  attempt integer not null,
+  max_attempts integer not null,
+  cancel_reason integer,
+  prompt text,
+  payload text not null,
+  trace_id blob,
+  created_at integer not null,
+  started_at integer,
+  exit_code integer,
+  error text
+) strict;
+create unique index live_id on live (id);
+-- Also the tripwire: no tick lives twice.
+create unique index live_schedule on live (schedule_id, tick_at);
+create index live_agent on live (agent_id);
+create index live_ready on live (queue_id, rank, not_before, seq) where state = 0;
+create index live_parked on live (parked_on, rank, not_before, seq) where state = 1;
+create index live_node on live (node_id) where state = 2;
+create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
+create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
+
+-- Runs that have ended: inserted once, in the order in which they ended. Each knows the one before it of the same
+-- schedule and kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
+-- A number is never used again: a chain may end in one that is gone.
+create table history (
+  number integer primary key autoincrement,
+  id blob not null,
+  previous integer,
+  schedule_id integer not null,
+  tick_at integer,
+  agent_id integer not null,
+  command text not null,
+  trigger integer not null,
+  lane text not null,
+  not_before integer not null,
+  state integer not null,
+  reason integer,
+  attempt integer not null,
+  max_attempts integer not null,
+  epoch integer not null,
+  node_id blob,
+  exit_code integer,
+  error text,
+  summary text,
+  trace_id blob,
+  created_at integer not null,
+  started_at integer,
+  finished_at integer not null
+) strict;
+create unique index history_id on history (id);
+
+create table skips (
+  number integer primary key,
+  schedule_id integer not null,
+  revision integer not null,
+  reason integer not null,
+  from_tick integer not null,
+  to_tick integer not null,
+  count integer not null
+) strict;
+create index skips_schedule on skips (schedule_id, from_tick);
+
+create table nodes (
+  id blob primary key,
+  host text not null,
+  pid integer not null,
+  labels text not null,
+  started_at integer not null,
+  lease_until integer not null,
+  fenced integer not null
+) strict, without rowid;
+
+create table breakers (
+  agent_id integer not null,
+  command text not null,
+  breaker text not null,
+  primary key (agent_id, command)
+) strict, without rowid;
+
+create table breaker_log (
+  number integer primary key,
+  agent_id integer not null,
+  command text not null,
+  transition text not null
+) strict;
+create index breaker_log_agent on breaker_log (agent_id, command);
+
+create table budgets (agent_id integer primary key, period_start integer not null, failures integer not null) strict;
+
+create table idempotency (
+  schedule_id integer not null,
+  key text not null,
+  body_hash blob not null,
+  run_id blob not null,
+  expires_at integer not null,
+  primary key (schedule_id, key)
+) strict, without rowid;
+create index idempotency_expires on idempotency (expires_at);

@@ -1,0 +1,458 @@
+//! A store in one SQLite file.
+//!
+//! One writer thread takes all commands that wait at a moment into one transaction, each in a savepoint of its own, and
+//! answers when that is on disk: group commit. Readers have connections of their own. The same steps as in PostgreSQL,
+//! without its locks: whoever writes is alone.
+
+mod claim;
+mod finish;
+mod node;
+mod plan;
+mod read;
+mod schema;
+mod source;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange};
+use belfry_time::Timestamp;
+use parking_lot::Mutex;
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::Error;
+use crate::sabotage::Switch;
+use crate::shapes::*;
+use crate::store::{Answer, Store};
+
+/// A store in one SQLite file.
+pub struct Sqlite {
+    writer: mpsc::Sender<Job>,
+    readers: mpsc::Sender<Job>,
+    shared: Arc<Shared>,
+    _lock: Option<schema::ServerLock>,
+}
+
+/// What the verbs share beside the file.
+struct Shared {
+    path: PathBuf,
+    sabotage: Switch,
+    /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
+    compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+}
+
+type Compiled = Result<Arc<Schedule>, Arc<str>>;
+
+/// A command for a thread: does its work, and gives back what tells the caller once that is committed.
+type Job = Box<dyn FnOnce(Result<&Verb<'_>, Error>) -> Deliver + Send>;
+type Deliver = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// More definitions than this are not kept in memory.
+const COMPILED_MAX: usize = 100_000;
+/// More commands than this are not taken into one transaction: the first would wait too long.
+const BATCH_MAX: usize = 256;
+/// Callers beyond this wait before they can hand over a command.
+const WAITING_MAX: usize = 1024;
+const READERS: usize = 2;
+
+impl Sqlite {
+    /// Opens a file beside others that may have it open, making it where there is none.
+    pub fn open(path: &Path) -> Result<Sqlite, Error> {
+        Sqlite::start(path, None)
+    }
+
+    /// Opens a file as its one server: refused while another process is.
+    pub fn serve(path: &Path) -> Result<Sqlite, Error> {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            let unavailable = |error| Error::Unavailable {
+                detail: format!("{}: {error}", folder.display()),
+                ambiguous: false,
+            };
+            std::fs::create_dir_all(folder).map_err(unavailable)?;
+        }
+        let lock = schema::ServerLock::take(path)?;
+        Sqlite::start(path, Some(lock))
+    }
+
+    fn start(path: &Path, lock: Option<schema::ServerLock>) -> Result<Sqlite, Error> {
+        let shared = Arc::new(Shared {
+            path: path.to_owned(),
+            sabotage: Switch::default(),
+            compiled: Mutex::default(),
+        });
+        let connection = schema::open(path)?;
+        let (writer, commands) = mpsc::channel(WAITING_MAX);
+        spawn("belfry-writer", {
+            let shared = shared.clone();
+            move || write_loop(connection, commands, &shared)
+        })?;
+        let (readers, questions) = mpsc::channel(WAITING_MAX);
+        let questions = Arc::new(Mutex::new(questions));
+        for _ in 0..READERS {
+            let connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            let (questions, shared) = (questions.clone(), shared.clone());
+            spawn("belfry-reader", move || read_loop(&connection, &questions, &shared))?;
+        }
+        Ok(Sqlite { writer, readers, shared, _lock: lock })
+    }
+
+    /// Breaks it on purpose.
+    pub fn sabotage(&self) -> &Switch {
+        &self.shared.sabotage
+    }
+
+    /// Lets the file grow to so many pages and no further, as a full disk would.
+    #[cfg(feature = "testing")]
+    pub async fn limit_pages(&self, pages: Option<u32>) -> Answer<()> {
+        self.write(move |verb| {
+            let set = format!("pragma max_page_count = {}", pages.unwrap_or(u32::MAX - 1));
+            verb.row(&set, [], |_| Ok(())).map(drop)
+        })
+        .await
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
+    ) -> Answer<T> {
+        self.ask(&self.writer, verb).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
+    ) -> Answer<T> {
+        self.ask(&self.readers, verb).await
+    }
+
+    async fn ask<T: Send + 'static>(
+        &self,
+        to: &mpsc::Sender<Job>,
+        verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
+    ) -> Answer<T> {
+        let (sender, answer) = oneshot::channel();
+        let job: Job = Box::new(move |context| {
+            let done = context.and_then(|context| context.in_savepoint(verb));
+            // Whoever no longer listens does not need the answer.
+            Box::new(move |committed| drop(sender.send(done.and_then(|done| committed.map(|()| done)))))
+        });
+        let gone = || Error::Unavailable { detail: "the store's thread has ended".into(), ambiguous: false };
+        to.send(job).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let failed =
+        |error| Error::Unavailable { detail: format!("cannot start a thread: {error}"), ambiguous: false };
+    std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(failed)
+}
+
+/// All commands that wait at a moment go into one transaction; they are answered when it is on disk.
+fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared: &Shared) {
+    let verb = Verb { connection: &connection, shared, lost: RefCell::default() };
+    let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
+    while let Some(first) = commands.blocking_recv() {
+        if let Err(error) = connection.execute_batch("begin immediate") {
+            first(Err(fail(&error)))(Ok(()));
+            continue;
+        }
+        verb.lost.take();
+        let mut delivers = vec![first(Ok(&verb))];
+        while verb.lost.borrow().is_none()
+            && delivers.len() < BATCH_MAX
+            && let Ok(job) = commands.try_recv()
+        {
+            delivers.push(job(Ok(&verb)));
+        }
+        let committed = match verb.lost.take() {
+            Some(error) => Err(error),
+            None => connection.execute_batch("commit").map_err(|error| fail(&error)),
+        };
+        if !connection.is_autocommit() {
+            // Where this fails as well, the next `begin` says so.
+            let _ = connection.execute_batch("rollback");
+        }
+        for deliver in delivers {
+            deliver(committed.clone());
+        }
+    }
+}
+
+fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, shared: &Shared) {
+    let verb = Verb { connection, shared, lost: RefCell::default() };
+    loop {
+        let job = questions.lock().blocking_recv();
+        let Some(job) = job else { return };
+        job(Ok(&verb))(Ok(()));
+    }
+}
+
+/// A verb at work: inside a transaction of its own.
+struct Verb<'a> {
+    connection: &'a Connection,
+    shared: &'a Shared,
+    /// Why the whole transaction is gone, if it is: a full disk takes back more than the verb that met it.
+    lost: RefCell<Option<Error>>,
+}
+
+/// What a step inside a verb gives back.
+type Done<T> = Result<T, Error>;
+
+impl Verb<'_> {
+    fn in_savepoint<T>(&self, verb: impl FnOnce(&Verb<'_>) -> Done<T>) -> Done<T> {
+        let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
+        savepoint("savepoint verb")?;
+        let done = verb(self);
+        if let Err(error) = &done
+            && self.connection.is_autocommit()
+        {
+            self.lost.replace(Some(error.clone()));
+            return done;
+        }
+        savepoint(if done.is_ok() { "release verb" } else { "rollback to verb; release verb" })?;
+        done
+    }
+
+    fn failure(&self, error: &rusqlite::Error) -> Error {
+        schema::failure(&self.shared.path, error)
+    }
+
+    /// Runs a statement; gives the number of rows changed.
+    fn execute(&self, sql: &str, parameters: impl rusqlite::Params) -> Done<usize> {
+        let run = || self.connection.prepare_cached(sql)?.execute(parameters);
+        run().map_err(|error| self.failure(&error))
+    }
+
+    /// All rows of a query.
+    fn rows<T>(
+        &self,
+        sql: &str,
+        parameters: impl rusqlite::Params,
+        map: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> Done<Vec<T>> {
+        let query = || {
+            self.connection.prepare_cached(sql)?.query_map(parameters, map)?.collect::<rusqlite::Result<_>>()
+        };
+        query().map_err(|error| self.failure(&error))
+    }
+
+    /// The first row of a query, if there is one.
+    fn row<T>(
+        &self,
+        sql: &str,
+        parameters: impl rusqlite::Params,
+        map: impl FnOnce(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> Done<Option<T>> {
+        use rusqlite::OptionalExtension;
+        let query = || self.connection.prepare_cached(sql)?.query_row(parameters, map).optional();
+        query().map_err(|error: rusqlite::Error| self.failure(&error))
+    }
+
+    /// Reads a schedule's definition, once for each text.
+    fn compile(&self, id: ScheduleId, name: &str, definition: &str) -> Compiled {
+        let mut known = self.shared.compiled.lock();
+        if let Some((text, compiled)) = known.get(&id)
+            && **text == *definition
+        {
+            return compiled.clone();
+        }
+        let compiled = serde_json::from_str(definition)
+            .map_err(|error| Arc::from(format!("its stored definition cannot be read: {error}")))
+            .and_then(|definition: belfry_core::ScheduleDefinition| {
+                definition.compile(name).map(Arc::new).map_err(Arc::from)
+            });
+        if known.len() >= COMPILED_MAX {
+            known.clear();
+        }
+        known.insert(id, (definition.into(), compiled.clone()));
+        compiled
+    }
+}
+
+/// An instant as it is stored.
+fn micros(at: Timestamp) -> i64 {
+    at.as_microsecond()
+}
+
+/// A stored instant.
+fn instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
+    Ok(Timestamp::from_microsecond(row.get(column)?).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// A stored instant that may be missing.
+fn maybe_instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
+    Ok(row.get::<_, Option<i64>>(column)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
+}
+
+/// A stored id of a run.
+fn run_id(bytes: [u8; 16]) -> RunId {
+    RunId(uuid::Uuid::from_bytes(bytes))
+}
+
+fn bytes(id: RunId) -> [u8; 16] {
+    *id.0.as_bytes()
+}
+
+fn node_bytes(id: NodeId) -> [u8; 16] {
+    *id.0.as_bytes()
+}
+
+fn node_id(bytes: [u8; 16]) -> NodeId {
+    NodeId(uuid::Uuid::from_bytes(bytes))
+}
+
+impl Store for Sqlite {
+    async fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Answer<Applied> {
+        let (source, digest, agents) = (source.to_owned(), digest.to_owned(), agents.to_vec());
+        self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await
+    }
+
+    async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
+        let source = source.to_owned();
+        self.read(move |verb| {
+            verb.row("select digest from sources where name = ?", [&source], |row| row.get(0))
+        })
+        .await
+    }
+
+    async fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Answer<bool> {
+        let reason = reason.map(str::to_owned);
+        self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await
+    }
+
+    async fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Answer<bool> {
+        self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await
+    }
+
+    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
+        self.read(move |verb| verb.due(now, limit)).await
+    }
+
+    async fn next_due(&self) -> Answer<Option<Timestamp>> {
+        self.read(|verb| {
+            verb.row("select due_at from timers order by due_at limit 1", [], |row| instant(row, "due_at"))
+        })
+        .await
+    }
+
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+        let commits = commits.to_vec();
+        self.write(move |verb| commits.iter().map(|commit| verb.commit(now, commit)).collect()).await
+    }
+
+    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+        let request = request.clone();
+        self.write(move |verb| verb.enqueue(now, &request)).await
+    }
+
+    async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
+        let claim = claim.clone();
+        self.write(move |verb| verb.claim(now, &claim)).await
+    }
+
+    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
+        let finishes = finishes.to_vec();
+        self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await
+    }
+
+    async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
+        self.write(move |verb| verb.cancel(now, run, reason)).await
+    }
+
+    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+        let runs = runs.to_vec();
+        self.write(move |verb| verb.give_back(now, node, &runs)).await
+    }
+
+    async fn join(&self, node: &Node) -> Answer<()> {
+        let node = node.clone();
+        self.write(move |verb| verb.join(&node)).await
+    }
+
+    async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
+        self.write(move |verb| verb.renew(node, lease_until)).await
+    }
+
+    async fn nodes(&self) -> Answer<Vec<Node>> {
+        self.read(|verb| verb.nodes()).await
+    }
+
+    async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
+        self.write(move |verb| verb.fence(now, node, lease_seen)).await
+    }
+
+    async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
+        let command = command.to_owned();
+        self.write(move |verb| {
+            let (next, transition) = verb.breaker_of(agent, &command)?.reset(now);
+            verb.put_breaker(agent, &command, &next, transition)?;
+            Ok(transition.is_some())
+        })
+        .await
+    }
+
+    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
+        self.write(move |verb| Ok(verb.execute("delete from budgets where agent_id = ?", [agent])? > 0)).await
+    }
+
+    async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
+        let retention = *retention;
+        self.write(move |verb| verb.prune(now, &retention)).await
+    }
+
+    async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
+        self.read(move |verb| verb.run(run)).await
+    }
+
+    async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
+        self.read(|verb| verb.live_runs()).await
+    }
+
+    async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
+        self.read(move |verb| verb.ended_runs(schedule, limit)).await
+    }
+
+    async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
+        let name = name.to_owned();
+        self.read(move |verb| verb.schedule(&name)).await
+    }
+
+    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
+        self.read(move |verb| verb.skips(schedule)).await
+    }
+
+    async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
+        let command = command.to_owned();
+        self.read(move |verb| verb.breaker_record(agent, &command)).await
+    }
+
+    async fn counts(&self) -> Answer<Counts> {
+        self.read(|verb| verb.counts()).await
+    }
+
+    async fn integrity(&self) -> Answer<Vec<String>> {
+        self.read(|verb| verb.integrity()).await
+    }
+}

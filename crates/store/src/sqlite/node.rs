@@ -1,0 +1,120 @@
+//! Nodes and their leases: renewal, fencing, rescue.
+
+use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::source::{from_json, to_json};
+use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
+use crate::shapes::*;
+
+impl Verb<'_> {
+    pub(super) fn join(&self, node: &Node) -> Done<()> {
+        self.execute(
+            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced) values (?, ?, ?, ?, ?, ?, ?)",
+            params![
+                node_bytes(node.id),
+                node.host,
+                node.pid,
+                to_json(&node.labels)?,
+                micros(node.started_at),
+                micros(node.lease_until),
+                node.fenced
+            ],
+        )
+        .map(drop)
+    }
+
+    pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<Renewed> {
+        let renewed = self.execute(
+            "update nodes set lease_until = max(lease_until, ?) where id = ? and not fenced",
+            params![micros(lease_until), node_bytes(id)],
+        )?;
+        if renewed == 0 {
+            return Ok(Renewed::Fenced);
+        }
+        let own = self.rows(
+            "select id, epoch, cancel_reason from live where state = 2 and node_id = ? order by id",
+            [node_bytes(id)],
+            |row| {
+                Ok((
+                    run_id(row.get(0)?),
+                    row.get::<_, Epoch>(1)?,
+                    row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
+                ))
+            },
+        )?;
+        Ok(Renewed::Held {
+            cancels: own.iter().filter_map(|(run, epoch, cancel)| Some((*run, *epoch, (*cancel)?))).collect(),
+            live: own.iter().map(|(run, epoch, _)| (*run, *epoch)).collect(),
+        })
+    }
+
+    pub(super) fn nodes(&self) -> Done<Vec<Node>> {
+        let nodes = self.rows("select * from nodes where not fenced order by id", [], |row| {
+            let node = Node {
+                id: node_id(row.get("id")?),
+                host: row.get("host")?,
+                pid: row.get("pid")?,
+                labels: Vec::new(),
+                started_at: instant(row, "started_at")?,
+                lease_until: instant(row, "lease_until")?,
+                fenced: row.get("fenced")?,
+            };
+            Ok((node, row.get::<_, String>("labels")?))
+        })?;
+        nodes.into_iter().map(|(node, labels)| Ok(Node { labels: from_json(&labels)?, ..node })).collect()
+    }
+
+    pub(super) fn fence(&self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Done<Option<Rescued>> {
+        let fenced = self.execute(
+            "update nodes set fenced = 1 where id = ? and not fenced and lease_until = ?",
+            params![node_bytes(id), micros(lease_seen)],
+        )?;
+        if fenced == 0 {
+            return Ok(None);
+        }
+        let runs = self.rows(
+            "select id, cancel_reason, attempt >= max_attempts from live where state = 2 and node_id = ? order by id",
+            [node_bytes(id)],
+            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.and_then(Reason::from_code), row.get::<_, bool>(2)?)),
+        )?;
+        let mut rescued = Rescued::default();
+        for (run, cancel, last) in runs {
+            let end = match cancel {
+                Some(reason) => Some((RunState::Cancelled, reason)),
+                None if last => Some((RunState::Failed, Reason::Orphaned)),
+                None => None,
+            };
+            match end {
+                Some((state, reason)) => {
+                    self.end(now, run, state, Some(reason), None, None)?;
+                    rescued.ended.push((run, state));
+                }
+                None => {
+                    self.back_to_pending(run, now, true)?;
+                    rescued.pending.push(run);
+                }
+            }
+        }
+        Ok(Some(rescued))
+    }
+
+    pub(super) fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Done<u32> {
+        let mut given_back = 0;
+        for (run, epoch) in runs {
+            let cancel = self.row(
+                "select cancel_reason from live where id = ? and state = 2 and node_id = ? and epoch = ?",
+                params![bytes(*run), node_bytes(node), epoch],
+                |row| Ok(row.get::<_, Option<i16>>(0)?.and_then(Reason::from_code)),
+            )?;
+            let Some(cancel) = cancel else { continue };
+            given_back += 1;
+            match cancel {
+                Some(reason) => self.end(now, *run, RunState::Cancelled, Some(reason), None, None)?,
+                None => drop(self.back_to_pending(*run, now, false)?),
+            }
+        }
+        Ok(given_back)
+    }
+}

@@ -1,0 +1,385 @@
+//! Planning: what is due, and committing what was decided. Also runs that are asked for from outside a plan.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use belfry_core::breaker::{Admits, Breaker, Transition};
+use belfry_core::budget::Budget;
+use belfry_core::check::Status;
+use belfry_core::definition::Scope;
+use belfry_core::plan::Standing;
+use belfry_core::{
+    AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
+};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::source::{GATE_AGENT, GATE_TURN, from_json, to_json};
+use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
+use crate::sabotage::Sabotage;
+use crate::shapes::*;
+
+impl Verb<'_> {
+    pub(super) fn due(&self, now: Timestamp, limit: u32) -> Done<Vec<Due>> {
+        struct Row {
+            id: ScheduleId,
+            agent: AgentId,
+            name: String,
+            definition: String,
+            version: i64,
+            standing: Standing,
+        }
+        let rows = self.rows(
+            "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition,
+                    st.origin, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
+             from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
+             where t.due_at <= ? order by t.due_at, t.schedule_id limit ?",
+            params![micros(now), limit],
+            |row| {
+                let standing = Standing { token: token_of(row)?, origin: maybe_instant(row, "origin")?, open_skip: open_skip_of(row)? };
+                Ok(Row {
+                    id: row.get("schedule_id")?,
+                    agent: row.get("agent_id")?,
+                    name: row.get("name")?,
+                    definition: row.get("definition")?,
+                    version: row.get("version")?,
+                    standing,
+                })
+            },
+        )?;
+        let mut agents: HashMap<AgentId, (Arc<AgentDefinition>, Option<Budget>)> = HashMap::new();
+        let mut due = Vec::with_capacity(rows.len());
+        for row in rows {
+            let compiled = self.compile(row.id, &row.name, &row.definition);
+            if let std::collections::hash_map::Entry::Vacant(place) = agents.entry(row.agent) {
+                let definition = self.agent_definition(row.agent)?.unwrap_or_default();
+                let budget = if definition.budget.is_some() { self.budget_of(row.agent)? } else { None };
+                place.insert((Arc::new(definition), budget));
+            }
+            let (agent_definition, budget) = &agents[&row.agent];
+            let (mut live, mut pending, mut breaker) = (0, 0, Breaker::default());
+            if let Ok(schedule) = &compiled {
+                let options = schedule.options();
+                (live, pending) =
+                    self.count_in_scope(options.overlap, row.agent, row.id, &options.command)?;
+                if agent_definition.breaker.is_some() {
+                    breaker = self.breaker_of(row.agent, &options.command)?;
+                }
+            }
+            due.push(Due {
+                schedule: row.id,
+                agent: row.agent,
+                name: Arc::from(row.name),
+                compiled,
+                agent_definition: agent_definition.clone(),
+                version: row.version,
+                standing: row.standing,
+                live,
+                pending,
+                breaker,
+                budget: *budget,
+            });
+        }
+        Ok(due)
+    }
+
+    /// Live runs that an overlap policy looks at: all, and those that are pending.
+    fn count_in_scope(
+        &self,
+        scope: Scope,
+        agent: AgentId,
+        schedule: ScheduleId,
+        command: &str,
+    ) -> Done<(u32, u32)> {
+        let map = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let counts = match scope {
+            Scope::Schedule => self.row("select count(*), count(*) filter (where state <> 2) from live where schedule_id = ?", [schedule], map),
+            Scope::Command => self.row(
+                "select count(*), count(*) filter (where state <> 2) from live where agent_id = ? and command = ?",
+                params![agent, command],
+                map,
+            ),
+            Scope::Agent => self.row("select count(*), count(*) filter (where state <> 2) from live where agent_id = ?", [agent], map),
+        };
+        Ok(counts?.unwrap_or((0, 0)))
+    }
+
+    fn runs_in_scope(&self, commit: &Commit) -> Done<Vec<RunId>> {
+        let map = |row: &rusqlite::Row<'_>| row.get(0).map(run_id);
+        match commit.scope {
+            Scope::Schedule => {
+                self.rows("select id from live where schedule_id = ? order by id", [commit.schedule], map)
+            }
+            Scope::Command => self.rows(
+                "select id from live where agent_id = ? and command = ? order by id",
+                params![commit.agent, commit.command],
+                map,
+            ),
+            Scope::Agent => {
+                self.rows("select id from live where agent_id = ? order by id", [commit.agent], map)
+            }
+        }
+    }
+
+    pub(super) fn commit(&self, now: Timestamp, commit: &Commit) -> Done<bool> {
+        let id = commit.schedule;
+        let consumed = self.execute(
+            "delete from timers where due_at = ? and schedule_id = ? and version = ?",
+            params![micros(commit.token.due_at), id, commit.version],
+        )?;
+        let unchecked = self.shared.sabotage.is(Sabotage::NoTokenCheck);
+        if consumed == 0 && !unchecked {
+            return Ok(false);
+        }
+        // Only a scope beyond the schedule can have grown without touching its token.
+        let grown = commit.scope != Scope::Schedule
+            && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;
+        if grown || !self.take_probe(now, commit)? {
+            self.execute(
+                "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, random())",
+                params![micros(commit.token.due_at), id, commit.token.kind.code(), micros(commit.token.tick_at)],
+            )?;
+            return Ok(false);
+        }
+        if commit.cancel_live {
+            for run in self.runs_in_scope(commit)? {
+                self.cancel(now, run, Reason::Overlap)?;
+            }
+        }
+        self.add_skips(id, &commit.closed)?;
+        for run in &commit.runs {
+            self.insert_run(now, run)?;
+        }
+        if commit.had_open_skip || commit.open_skip.is_some() {
+            let open = commit.open_skip;
+            self.execute(
+                "update schedule_state set skip_reason = ?, skip_from = ?, skip_to = ?, skip_count = ? where schedule_id = ?",
+                params![
+                    open.map(|open| open.reason.code()),
+                    open.map(|open| micros(open.from)),
+                    open.map(|open| micros(open.to)),
+                    open.map(|open| open.count as i64),
+                    id
+                ],
+            )?;
+        }
+        if let Some(origin) = commit.origin {
+            self.execute(
+                "update schedule_state set origin = ? where schedule_id = ?",
+                params![micros(origin), id],
+            )?;
+        }
+        match commit.next {
+            Arm::Token(token) if unchecked => self.set_token(id, Some(token))?,
+            Arm::Token(token) => self.add_token(id, token)?,
+            Arm::Wait(run) => {
+                self.execute(
+                    "update schedule_state set waits_for = ? where schedule_id = ?",
+                    params![bytes(run), id],
+                )?;
+            }
+            Arm::Exhausted => {
+                let status = match &commit.invalid {
+                    Some(reason) => Status::Invalid { reason: reason.clone() },
+                    None => Status::Exhausted,
+                };
+                self.set_status(id, &status, now)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.
+    fn take_probe(&self, now: Timestamp, commit: &Commit) -> Done<bool> {
+        let Some(run) = commit.runs.iter().find(|run| run.probe) else { return Ok(true) };
+        let Some(policy) = self.agent_definition(commit.agent)?.and_then(|agent| agent.breaker) else {
+            return Ok(true);
+        };
+        let breaker = self.breaker_of(commit.agent, &run.command)?;
+        if breaker.admits(&policy, now) != Admits::Probe {
+            return Ok(false);
+        }
+        let (next, transition) = breaker.probing(run.id, now);
+        self.put_breaker(commit.agent, &run.command, &next, transition)?;
+        Ok(true)
+    }
+
+    pub(super) fn breaker_of(&self, agent: AgentId, command: &str) -> Done<Breaker> {
+        let text = self.row(
+            "select breaker from breakers where agent_id = ? and command = ?",
+            params![agent, command],
+            |row| row.get::<_, String>(0),
+        )?;
+        text.map_or(Ok(Breaker::default()), |text| from_json(&text))
+    }
+
+    pub(super) fn put_breaker(
+        &self,
+        agent: AgentId,
+        command: &str,
+        breaker: &Breaker,
+        transition: Option<Transition>,
+    ) -> Done<()> {
+        self.execute(
+            "insert into breakers (agent_id, command, breaker) values (?, ?, ?)
+             on conflict (agent_id, command) do update set breaker = excluded.breaker",
+            params![agent, command, to_json(breaker)?],
+        )?;
+        if let Some(transition) = transition {
+            self.execute(
+                "insert into breaker_log (agent_id, command, transition) values (?, ?, ?)",
+                params![agent, command, to_json(&transition)?],
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn budget_of(&self, agent: AgentId) -> Done<Option<Budget>> {
+        self.row("select period_start, failures from budgets where agent_id = ?", [agent], |row| {
+            Ok(Budget { period_start: instant(row, "period_start")?, failures: row.get("failures")? })
+        })
+    }
+
+    fn insert_run(&self, now: Timestamp, new: &NewRun) -> Done<()> {
+        let agent_gate =
+            if new.gates.agent { Some(self.gate(GATE_AGENT, &new.agent.to_string())?) } else { None };
+        let turn_gate = match new.gates.turn {
+            None => None,
+            Some(Scope::Schedule) => Some(self.gate(GATE_TURN, &format!("schedule {}", new.schedule))?),
+            Some(Scope::Command) => {
+                Some(self.gate(GATE_TURN, &format!("command {} {}", new.agent, new.command))?)
+            }
+            Some(Scope::Agent) => Some(self.gate(GATE_TURN, &format!("agent {}", new.agent))?),
+        };
+        let queue = self.queue(&new.lane, &new.needs, agent_gate.is_some() || turn_gate.is_some())?;
+        self.execute(
+            "insert into live (id, state, queue_id, rank, not_before, schedule_id, tick_at, agent_id, command, trigger, agent_gate,
+                               turn_gate, epoch, attempt, max_attempts, prompt, payload, trace_id, created_at)
+             values (?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)",
+            params![
+                bytes(new.id),
+                queue,
+                -i64::from(new.priority),
+                micros(new.not_before),
+                new.schedule,
+                new.tick_at.map(micros),
+                new.agent,
+                new.command,
+                new.trigger.code(),
+                agent_gate,
+                turn_gate,
+                new.max_attempts,
+                new.prompt,
+                new.payload.to_string(),
+                new.trace_id.map(uuid::Uuid::into_bytes),
+                micros(now),
+            ],
+        )
+        .map(drop)
+    }
+
+    /// The number of a gate; a turn is for one at a time.
+    fn gate(&self, kind: i64, key: &str) -> Done<i64> {
+        let find = |verb: &Self| {
+            verb.row("select id from gates where kind = ? and key = ?", params![kind, key], |row| row.get(0))
+        };
+        if let Some(id) = find(self)? {
+            return Ok(id);
+        }
+        self.execute(
+            "insert into gates (kind, key, cap) values (?, ?, ?)",
+            params![kind, key, (kind == GATE_TURN).then_some(1)],
+        )?;
+        Ok(self.connection.last_insert_rowid())
+    }
+
+    fn queue(&self, lane: &str, needs: &[String], gated: bool) -> Done<i64> {
+        let needs = to_json(&needs)?;
+        let known = self.row(
+            "select id from queues where lane = ? and needs = ? and gated = ?",
+            params![lane, needs, gated],
+            |row| row.get(0),
+        )?;
+        if let Some(id) = known {
+            return Ok(id);
+        }
+        self.execute(
+            "insert into queues (lane, needs, gated) values (?, ?, ?)",
+            params![lane, needs, gated],
+        )?;
+        Ok(self.connection.last_insert_rowid())
+    }
+
+    pub(super) fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Done<Enqueued> {
+        let run = &request.run;
+        let known =
+            self.row("select 1 from schedules where id = ? and retired_at is null", [run.schedule], |_| {
+                Ok(())
+            })?;
+        if known.is_none() {
+            return Ok(Enqueued::NotFound);
+        }
+        if let Some(key) = &request.key {
+            let first = self.row(
+                "select run_id, body_hash from idempotency where schedule_id = ? and key = ? and expires_at > ?",
+                params![run.schedule, key.key, micros(now)],
+                |row| Ok((run_id(row.get(0)?), row.get::<_, Vec<u8>>(1)?)),
+            )?;
+            match first {
+                Some((first, hash)) if hash == key.body_hash => return Ok(Enqueued::Repeat(first)),
+                Some((first, _)) => return Ok(Enqueued::KeyReused(first)),
+                None => {
+                    self.execute(
+                        "insert or replace into idempotency (schedule_id, key, body_hash, run_id, expires_at) values (?, ?, ?, ?, ?)",
+                        params![run.schedule, key.key, key.body_hash, bytes(run.id), micros(key.expires_at)],
+                    )?;
+                }
+            }
+        }
+        self.insert_run(now, run)?;
+        // A plan that did not know of this run is not committed.
+        self.execute("update timers set version = random() where schedule_id = ?", [run.schedule])?;
+        Ok(Enqueued::Made)
+    }
+
+    pub(super) fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Done<Cancelled> {
+        let live = self.row("select state, node_id from live where id = ?", [bytes(run)], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Option<[u8; 16]>>(1)?))
+        })?;
+        match live {
+            Some((2, Some(node))) => {
+                self.execute(
+                    "update live set cancel_reason = ? where id = ? and cancel_reason is null",
+                    params![reason.code(), bytes(run)],
+                )?;
+                Ok(Cancelled::Told(node_id(node)))
+            }
+            Some(_) => {
+                self.end(now, run, RunState::Cancelled, Some(reason), None, None)?;
+                Ok(Cancelled::Ended)
+            }
+            None => {
+                let ended =
+                    self.row("select state from history where id = ?", [bytes(run)], |row| row.get(0))?;
+                Ok(ended.and_then(RunState::from_code).map_or(Cancelled::NotFound, Cancelled::Before))
+            }
+        }
+    }
+}
+
+pub(super) fn token_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Token> {
+    let kind = TokenKind::from_code(row.get("kind")?).unwrap_or(TokenKind::Tick);
+    Ok(Token { kind, tick_at: instant(row, "tick_at")?, due_at: instant(row, "due_at")? })
+}
+
+pub(super) fn open_skip_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<SkipRange>> {
+    let reason: Option<i16> = row.get("skip_reason")?;
+    let Some(reason) = reason.and_then(SkipReason::from_code) else { return Ok(None) };
+    let count: i64 = row.get("skip_count")?;
+    Ok(Some(SkipRange {
+        reason,
+        from: instant(row, "skip_from")?,
+        to: instant(row, "skip_to")?,
+        count: count as u64,
+    }))
+}

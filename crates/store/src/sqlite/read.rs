@@ -1,0 +1,223 @@
+//! Reading, looking for damage, and removing what is old.
+
+use belfry_core::{AgentId, RunId, RunState, ScheduleId, SkipRange, SkipReason};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::finish::record;
+use super::plan::{open_skip_of, token_of};
+use super::source::{from_json, status_of};
+use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use crate::sabotage::Sabotage;
+use crate::shapes::*;
+
+impl Verb<'_> {
+    pub(super) fn run(&self, run: RunId) -> Done<Option<RunRecord>> {
+        let live = self.row(&live_query("l.id = ?"), [bytes(run)], record)?;
+        match live {
+            Some(live) => Ok(Some(live)),
+            None => self.row("select * from history where id = ?", [bytes(run)], record),
+        }
+    }
+
+    pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
+        self.rows(&live_query("true order by l.rank, l.not_before, l.seq"), [], record)
+    }
+
+    /// Along the two chains of a schedule, the last first.
+    pub(super) fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Done<Vec<RunRecord>> {
+        let heads = self.row(
+            "select last_failed, last_other from schedule_state where schedule_id = ?",
+            [schedule],
+            |row| Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?]),
+        )?;
+        let Some(mut heads) = heads else { return Ok(Vec::new()) };
+        let mut runs = Vec::new();
+        while runs.len() < limit as usize {
+            // The later of the two: a number is given in the order of ending.
+            let Some(head) = heads.iter_mut().filter(|head| head.is_some()).max() else { break };
+            let found = self.row("select * from history where number = ?", params![*head], |row| {
+                Ok((record(row)?, row.get("previous")?))
+            })?;
+            *head = None;
+            if let Some((run, previous)) = found {
+                runs.push(run);
+                *head = previous;
+            }
+        }
+        Ok(runs)
+    }
+
+    pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
+        let found = self.row(
+            "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at
+             from schedules s join schedule_state st on st.schedule_id = s.id left join timers t on t.schedule_id = s.id
+             where s.name = ? and s.retired_at is null",
+            [name],
+            |row| {
+                let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
+                    Some(run) => Some(LastRun {
+                        run: run_id(run),
+                        state: RunState::from_code(row.get("last_state")?).unwrap_or(RunState::Completed),
+                        tick_at: maybe_instant(row, "last_tick_at")?,
+                        finished_at: instant(row, "last_finished_at")?,
+                    }),
+                    None => None,
+                };
+                let success_run = row.get::<_, Option<[u8; 16]>>("last_success_run")?.map(run_id);
+                let armed = row.get::<_, Option<i64>>("due_at")?.is_some();
+                let record = ScheduleRecord {
+                    id: row.get("id")?,
+                    agent: row.get("agent_id")?,
+                    name: row.get("name")?,
+                    definition: belfry_core::ScheduleDefinition::new(belfry_core::definition::When::After(String::new())),
+                    revision: row.get("revision")?,
+                    source: row.get("source")?,
+                    status: status_of(row)?,
+                    status_since: instant(row, "status_since")?,
+                    token: if armed { Some(token_of(row)?) } else { None },
+                    waits_for: row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id),
+                    origin: maybe_instant(row, "origin")?,
+                    open_skip: open_skip_of(row)?,
+                    last,
+                    last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
+                    last_error: row.get("last_error")?,
+                    streak: row.get("streak")?,
+                };
+                Ok((record, row.get::<_, String>("definition")?))
+            },
+        )?;
+        found
+            .map(|(record, definition)| Ok(ScheduleRecord { definition: from_json(&definition)?, ..record }))
+            .transpose()
+    }
+
+    pub(super) fn skips(&self, schedule: ScheduleId) -> Done<Vec<SkipRange>> {
+        self.rows(
+            "select reason, from_tick, to_tick, count from skips where schedule_id = ? order by number",
+            [schedule],
+            |row| {
+                Ok(SkipRange {
+                    reason: SkipReason::from_code(row.get(0)?).unwrap_or(SkipReason::Disabled),
+                    from: instant(row, "from_tick")?,
+                    to: instant(row, "to_tick")?,
+                    count: row.get::<_, i64>(3)? as u64,
+                })
+            },
+        )
+    }
+
+    pub(super) fn breaker_record(&self, agent: AgentId, command: &str) -> Done<BreakerRecord> {
+        let log = self.rows(
+            "select transition from breaker_log where agent_id = ? and command = ? order by number",
+            params![agent, command],
+            |row| row.get::<_, String>(0),
+        )?;
+        let history = log.iter().map(|text| from_json(text)).collect::<Done<Vec<_>>>()?;
+        Ok(BreakerRecord { breaker: self.breaker_of(agent, command)?, history })
+    }
+
+    pub(super) fn counts(&self) -> Done<Counts> {
+        let counts = self.row(
+            "select count(*) filter (where state <> 2), count(*) filter (where state = 2), (select count(*) from history) from live",
+            [],
+            |row| {
+                let count = |column| row.get::<_, i64>(column).map(|count| count as u64);
+                Ok(Counts { pending: count(0)?, running: count(1)?, ended: count(2)? })
+            },
+        )?;
+        Ok(counts.unwrap_or_default())
+    }
+
+    pub(super) fn prune(&self, now: Timestamp, retention: &Retention) -> Done<Pruned> {
+        // History is in the order of ending, so what is old comes first; failed runs that stay are stepped over.
+        let old = self.rows(
+            "select number, schedule_id, tick_at from history
+             where finished_at < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by number limit ?5",
+            params![
+                micros(retention.runs_before.max(retention.failures_before)),
+                RunState::Failed.code(),
+                micros(retention.failures_before),
+                micros(retention.runs_before),
+                retention.batch
+            ],
+            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, ScheduleId>(1)?, maybe_instant(row, "tick_at")?)),
+        )?;
+        for (number, schedule, tick_at) in &old {
+            self.execute("delete from history where number = ?", [number])?;
+            if self.shared.sabotage.is(Sabotage::PruneArms)
+                && let Some(tick_at) = *tick_at
+            {
+                self.set_token(
+                    *schedule,
+                    Some(belfry_core::Token { kind: belfry_core::TokenKind::Tick, tick_at, due_at: tick_at }),
+                )?;
+            }
+        }
+        let skips = self.execute(
+            "delete from skips where number in (select number from skips where to_tick < ? order by number limit ?)",
+            params![micros(retention.skips_before), retention.batch],
+        )?;
+        let keys = self.execute("delete from idempotency where expires_at <= ?", [micros(now)])?;
+        Ok(Pruned { runs: old.len() as u32, skips: skips as u32, keys: keys as u32 })
+    }
+
+    pub(super) fn integrity(&self) -> Done<Vec<String>> {
+        let mut found: Vec<String> = self
+            .rows("pragma integrity_check(10)", [], |row| row.get::<_, String>(0))?
+            .into_iter()
+            .filter(|line| line != "ok")
+            .collect();
+        let promises = [
+            (
+                // An agent's limit may have been lowered; a turn is always for one.
+                "turns that more than one has",
+                "select count(*) from gates g where kind = 1 and cap < (select count(*) from live where state = 2 and turn_gate = g.id)",
+            ),
+            (
+                "runs parked at a gate with room, and nobody let through before them",
+                "select count(*) from live l join gates g on g.id = l.parked_on where l.state = 1
+                   and (g.cap is null or g.cap > (select count(*) from live where state = 2 and agent_gate = g.id)
+                                               + (select count(*) from live where state = 2 and turn_gate = g.id))
+                   and not exists (select 1 from live r where r.state = 0 and r.queue_id = l.queue_id and g.id in (r.agent_gate, r.turn_gate))",
+            ),
+            ("parked runs without a gate", "select count(*) from live where state = 1 and parked_on is null"),
+            (
+                "schedules that wait for a run that does not live",
+                "select count(*) from schedule_state where waits_for is not null and waits_for not in (select id from live)",
+            ),
+            (
+                "schedules that wait and have a token",
+                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id where waits_for is not null",
+            ),
+            (
+                "active schedules that nothing arms",
+                "select count(*) from schedule_state st join schedules s on s.id = st.schedule_id
+                 where s.retired_at is null and st.status = 0 and waits_for is null and s.definition not like '{\"webhook\"%' and s.definition not like '{\"chat\"%'
+                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id)",
+            ),
+            (
+                "running runs without a node that holds its lease",
+                "select count(*) from live where state = 2 and node_id not in (select id from nodes where not fenced)",
+            ),
+            ("runs that live and have ended", "select count(*) from live where id in (select id from history)"),
+        ];
+        for (words, sql) in promises {
+            let count: i64 = self.row(sql, [], |row| row.get(0))?.unwrap_or(0);
+            if count > 0 {
+                found.push(format!("{count} {words}"));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Live runs with the columns of ended ones.
+fn live_query(condition: &str) -> String {
+    let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.attempt, l.max_attempts, l.epoch, l.node_id,
+                   l.exit_code, l.error, l.created_at, l.started_at";
+    format!(
+        "select {columns}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as finished_at, q.lane
+         from live l join queues q on q.id = l.queue_id where {condition}"
+    )
+}

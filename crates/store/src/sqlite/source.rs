@@ -1,0 +1,411 @@
+//! Agents and schedules: apply, pause, resume.
+
+use std::collections::HashSet;
+
+use belfry_core::check::Status;
+use belfry_core::definition::ScheduleDefinition;
+use belfry_core::{AgentDefinition, AgentId, Reason, RunState, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::{Compiled, Done, Verb, micros, run_id};
+use crate::error::Error;
+use crate::memory::{left_out, standing_of};
+use crate::shapes::*;
+
+/// Kinds of gates, as stored.
+pub(super) const GATE_AGENT: i64 = 0;
+pub(super) const GATE_TURN: i64 = 1;
+
+impl Verb<'_> {
+    pub(super) fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Done<Applied> {
+        let mut applied = Applied::default();
+        for spec in agents {
+            let agent = self.put_agent(source, spec)?;
+            for (name, definition) in &spec.schedules {
+                self.put_schedule(
+                    now,
+                    source,
+                    agent,
+                    &format!("{}/{name}", spec.name),
+                    definition,
+                    &mut applied,
+                )?;
+            }
+        }
+        self.retire_missing(now, source, agents, &mut applied)?;
+        self.execute(
+            "insert into sources (name, digest, applied_at) values (?, ?, ?)
+             on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at",
+            params![source, digest, micros(now)],
+        )?;
+        Ok(applied)
+    }
+
+    fn put_agent(&self, source: &str, spec: &AgentSpec) -> Done<AgentId> {
+        let definition = to_json(&spec.definition)?;
+        let known =
+            self.row("select id from agents where name = ? and retired_at is null", [&spec.name], |row| {
+                row.get(0)
+            })?;
+        let id = match known {
+            Some(id) => {
+                self.execute(
+                    "update agents set source = ?, definition = ? where id = ?",
+                    params![source, definition, id],
+                )?;
+                id
+            }
+            None => {
+                self.execute(
+                    "insert into agents (name, source, definition) values (?, ?, ?)",
+                    params![spec.name, source, definition],
+                )?;
+                self.connection.last_insert_rowid()
+            }
+        };
+        self.execute(
+            "insert into gates (kind, key, cap) values (?, ?, ?) on conflict (kind, key) do update set cap = excluded.cap",
+            params![GATE_AGENT, id.to_string(), spec.definition.max_concurrent],
+        )?;
+        // A limit that was raised lets waiting runs through.
+        let gate = self.row(
+            "select id from gates where kind = ? and key = ?",
+            params![GATE_AGENT, id.to_string()],
+            |row| row.get(0),
+        )?;
+        if let Some(gate) = gate {
+            self.release(gate)?;
+        }
+        Ok(id)
+    }
+
+    fn put_schedule(
+        &self,
+        now: Timestamp,
+        source: &str,
+        agent: AgentId,
+        name: &str,
+        definition: &ScheduleDefinition,
+        applied: &mut Applied,
+    ) -> Done<()> {
+        let text = to_json(definition)?;
+        let known = self.row(
+            "select id, definition from schedules where name = ? and retired_at is null",
+            [name],
+            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?)),
+        )?;
+        let Some((id, old_text)) = known else {
+            applied.added += 1;
+            self.execute(
+                "insert into schedules (agent_id, name, source, revision, definition) values (?, ?, ?, 1, ?)",
+                params![agent, name, source, text],
+            )?;
+            let id = self.connection.last_insert_rowid();
+            self.add_revision(now, id, 1, &text)?;
+            let compiled = self.compile(id, name, &text);
+            let (status, token) = standing_of(definition, &compiled, Token::first(now));
+            self.execute(
+                "insert into schedule_state (schedule_id, status, status_since, delete_after_run) values (?, 0, ?, ?)",
+                params![id, micros(now), definition.options.delete_after_run],
+            )?;
+            self.set_status(id, &status, now)?;
+            return self.set_token(id, token);
+        };
+        let old: ScheduleDefinition = from_json(&old_text)?;
+        if old == *definition {
+            return Ok(());
+        }
+        applied.changed += 1;
+        let old_compiled = self.compile(id, name, &old_text);
+        self.execute("update schedules set definition = ? where id = ?", params![text, id])?;
+        self.execute(
+            "update schedule_state set delete_after_run = ? where schedule_id = ?",
+            params![definition.options.delete_after_run, id],
+        )?;
+        let compiled = self.compile(id, name, &text);
+        if old.timing_key() != definition.timing_key() {
+            self.start_revision(now, id, &text, &old_compiled, &compiled, definition)
+        } else if old.options.enabled != definition.options.enabled {
+            self.switch(now, id, definition.options.enabled, &compiled)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn add_revision(&self, now: Timestamp, id: ScheduleId, revision: i64, text: &str) -> Done<()> {
+        self.execute(
+            "insert into schedule_revisions (schedule_id, revision, from_at, definition) values (?, ?, ?, ?)",
+            params![id, revision, micros(now), text],
+        )
+        .map(drop)
+    }
+
+    /// New timing: no tick before now fires, none fires again.
+    fn start_revision(
+        &self,
+        now: Timestamp,
+        id: ScheduleId,
+        text: &str,
+        old: &Compiled,
+        compiled: &Compiled,
+        definition: &ScheduleDefinition,
+    ) -> Done<()> {
+        self.close_unarmed_span(now, id, old)?;
+        self.close_open_skip(id)?;
+        let revision = self.row(
+            "update schedules set revision = revision + 1 where id = ? returning revision",
+            [id],
+            |row| row.get(0),
+        )?;
+        self.add_revision(now, id, revision.unwrap_or(1), text)?;
+        self.execute(
+            "update schedule_state set origin = null, waits_for = null where schedule_id = ?",
+            [id],
+        )?;
+        let one_shot = compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
+        let token = if one_shot { Token::first(now) } else { Token::next(now) };
+        let (status, token) = standing_of(definition, compiled, token);
+        if matches!(self.status(id)?, Some((Status::Paused { .. }, _))) {
+            return self.set_token(id, None);
+        }
+        self.set_status(id, &status, now)?;
+        self.set_token(id, token)
+    }
+
+    fn switch(&self, now: Timestamp, id: ScheduleId, enabled: bool, compiled: &Compiled) -> Done<()> {
+        match (self.status(id)?, enabled) {
+            (Some((Status::Active, _)), false) => {
+                self.close_open_skip(id)?;
+                self.set_status(id, &Status::Disabled, now)?;
+                self.set_token(id, None)
+            }
+            (Some((Status::Disabled, _)), true) => {
+                self.close_unarmed_span(now, id, compiled)?;
+                self.set_status(id, &Status::Active, now)?;
+                let waits = self.waits(id)?;
+                self.set_token(id, (!waits).then(|| Token::next(now)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Records what a disabled span has left out.
+    fn close_unarmed_span(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
+        if let Some((Status::Disabled, since)) = self.status(id)?
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, now)
+        {
+            self.add_skips(id, &[range])?;
+        }
+        Ok(())
+    }
+
+    fn retire_missing(
+        &self,
+        now: Timestamp,
+        source: &str,
+        agents: &[AgentSpec],
+        applied: &mut Applied,
+    ) -> Done<()> {
+        let kept_agents: HashSet<&str> = agents.iter().map(|spec| spec.name.as_str()).collect();
+        let kept: HashSet<String> = agents
+            .iter()
+            .flat_map(|spec| spec.schedules.iter().map(|(name, _)| format!("{}/{name}", spec.name)))
+            .collect();
+        let known =
+            |sql: &str| self.rows(sql, [source], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
+        let known_agents = known("select id, name from agents where source = ? and retired_at is null")?;
+        let gone_agents: HashSet<AgentId> = known_agents
+            .into_iter()
+            .filter(|(_, name)| !kept_agents.contains(name.as_str()))
+            .map(|(id, _)| id)
+            .collect();
+        for id in &gone_agents {
+            self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
+        }
+        for (id, name) in
+            known("select id, name from schedules where source = ? and retired_at is null order by id")?
+        {
+            if kept.contains(&name) {
+                continue;
+            }
+            applied.retired += 1;
+            self.close_open_skip(id)?;
+            self.set_token(id, None)?;
+            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
+            let agent = self.row(
+                "update schedules set retired_at = ? where id = ? returning agent_id",
+                params![micros(now), id],
+                |row| row.get(0),
+            )?;
+            let reason = if agent.is_some_and(|agent| gone_agents.contains(&agent)) {
+                Reason::AgentRemoved
+            } else {
+                Reason::ScheduleRemoved
+            };
+            let pending = self.rows(
+                "select id from live where schedule_id = ? and state <> 2 order by id",
+                [id],
+                |row| row.get(0).map(run_id),
+            )?;
+            for run in pending {
+                applied.cancelled += 1;
+                self.end(now, run, RunState::Cancelled, Some(reason), None, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn pause(
+        &self,
+        now: Timestamp,
+        id: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Done<bool> {
+        if !matches!(self.status(id)?, Some((Status::Active, _))) || self.is_retired(id)? {
+            return Ok(false);
+        }
+        self.close_open_skip(id)?;
+        self.set_status(id, &Status::Paused { reason: reason.map(str::to_owned), until }, now)?;
+        self.set_token(id, None)?;
+        Ok(true)
+    }
+
+    pub(super) fn resume(
+        &self,
+        now: Timestamp,
+        id: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Done<bool> {
+        let Some((Status::Paused { .. }, since)) = self.status(id)? else { return Ok(false) };
+        let known = self.row(
+            "select name, definition from schedules where id = ? and retired_at is null",
+            [id],
+            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
+        )?;
+        let Some((name, text)) = known else { return Ok(false) };
+        let definition: ScheduleDefinition = from_json(&text)?;
+        let compiled = self.compile(id, &name, &text);
+        let (status, token) =
+            standing_of(&definition, &compiled, Token::next(if catch_up { since } else { now }));
+        if let Some(range) = skipped.filter(|_| !catch_up) {
+            self.add_skips(id, &[range])?;
+        }
+        self.set_status(id, &status, now)?;
+        let waits = self.waits(id)?;
+        self.set_token(id, token.filter(|_| !waits))?;
+        Ok(true)
+    }
+
+    fn is_retired(&self, id: ScheduleId) -> Done<bool> {
+        Ok(self
+            .row("select 1 from schedules where id = ? and retired_at is null", [id], |_| Ok(()))?
+            .is_none())
+    }
+
+    fn waits(&self, id: ScheduleId) -> Done<bool> {
+        Ok(self
+            .row("select waits_for is not null from schedule_state where schedule_id = ?", [id], |row| {
+                row.get(0)
+            })?
+            .unwrap_or(false))
+    }
+
+    /// Where a schedule stands, and since when.
+    pub(super) fn status(&self, id: ScheduleId) -> Done<Option<(Status, Timestamp)>> {
+        self.row("select status, status_reason, status_until, status_since from schedule_state where schedule_id = ?", [id], |row| {
+            Ok((status_of(row)?, super::instant(row, "status_since")?))
+        })
+    }
+
+    pub(super) fn set_status(&self, id: ScheduleId, status: &Status, now: Timestamp) -> Done<()> {
+        let (code, reason, until) = match status {
+            Status::Active => (0, None, None),
+            Status::Paused { reason, until } => (1, reason.clone(), *until),
+            Status::Disabled => (2, None, None),
+            Status::Invalid { reason } => (3, Some(reason.clone()), None),
+            Status::Exhausted => (4, None, None),
+        };
+        self.execute(
+            "update schedule_state set status = ?, status_reason = ?, status_until = ?, status_since = ? where schedule_id = ?",
+            params![code, reason, until.map(micros), micros(now), id],
+        )
+        .map(drop)
+    }
+
+    /// Replaces a schedule's token. Whoever planned on the old one has lost.
+    pub(super) fn set_token(&self, id: ScheduleId, token: Option<Token>) -> Done<()> {
+        self.execute("delete from timers where schedule_id = ?", [id])?;
+        match token {
+            Some(token) => self.add_token(id, token),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn add_token(&self, id: ScheduleId, token: Token) -> Done<()> {
+        self.execute(
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, random())",
+            params![micros(token.due_at), id, token.kind.code(), micros(token.tick_at)],
+        )
+        .map(drop)
+    }
+
+    pub(super) fn close_open_skip(&self, id: ScheduleId) -> Done<()> {
+        self.execute(
+            "insert into skips (schedule_id, revision, reason, from_tick, to_tick, count)
+             select s.schedule_id, (select revision from schedules where id = s.schedule_id), skip_reason, skip_from, skip_to, skip_count
+             from schedule_state s where schedule_id = ? and skip_reason is not null",
+            [id],
+        )?;
+        self.execute(
+            "update schedule_state set skip_reason = null where schedule_id = ? and skip_reason is not null",
+            [id],
+        )
+        .map(drop)
+    }
+
+    pub(super) fn add_skips(&self, id: ScheduleId, ranges: &[SkipRange]) -> Done<()> {
+        for range in ranges {
+            self.execute(
+                "insert into skips (schedule_id, revision, reason, from_tick, to_tick, count)
+                 values (?1, (select revision from schedules where id = ?1), ?2, ?3, ?4, ?5)",
+                params![id, range.reason.code(), micros(range.from), micros(range.to), range.count as i64],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// What an agent is, now.
+    pub(super) fn agent_definition(&self, id: AgentId) -> Done<Option<AgentDefinition>> {
+        let text =
+            self.row("select definition from agents where id = ?", [id], |row| row.get::<_, String>(0))?;
+        text.map(|text| from_json(&text)).transpose()
+    }
+}
+
+pub(super) fn status_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Status> {
+    let reason: Option<String> = row.get("status_reason")?;
+    Ok(match row.get::<_, i64>("status")? {
+        1 => Status::Paused { reason, until: super::maybe_instant(row, "status_until")? },
+        2 => Status::Disabled,
+        3 => Status::Invalid { reason: reason.unwrap_or_default() },
+        4 => Status::Exhausted,
+        _ => Status::Active,
+    })
+}
+
+pub(super) fn to_json(value: &impl serde::Serialize) -> Done<String> {
+    serde_json::to_string(value).map_err(|error| Error::unexpected(error.to_string()))
+}
+
+pub(super) fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> Done<T> {
+    serde_json::from_str(text).map_err(|error| Error::unexpected(format!("{error} in {text}")))
+}

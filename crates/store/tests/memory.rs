@@ -1,0 +1,35 @@
+//! The store in memory keeps the suite.
+
+#![allow(clippy::unwrap_used)]
+
+mod suite;
+
+use belfry_store::memory::Memory;
+
+#[tokio::test]
+async fn it_keeps_every_scenario() {
+    suite::scenarios::all(async || Memory::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_break_no_limit_and_forget_nobody() {
+    let found =
+        suite::many::loose(Memory::new().into(), suite::seed(), std::time::Duration::from_secs(2)).await;
+    assert!(found.is_clean() && found.claims > 100, "{found:?}");
+}
+
+#[test]
+fn the_suite_notices_what_is_broken_on_purpose() {
+    use belfry_store::sabotage::Sabotage;
+    for sabotage in [Sabotage::NoTokenCheck, Sabotage::FinishWithoutEpoch, Sabotage::PruneArms] {
+        let noticed = suite::fails(move || async move {
+            let broken = async || {
+                let store = Memory::new();
+                store.sabotage.set(sabotage);
+                store
+            };
+            suite::scenarios::all(broken).await;
+        });
+        assert!(noticed, "{sabotage:?} was not noticed");
+    }
+}

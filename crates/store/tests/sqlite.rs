@@ -1,0 +1,54 @@
+//! The store in SQLite keeps the suite.
+
+#![allow(clippy::unwrap_used)]
+
+mod suite;
+
+use belfry_store::sqlite::Sqlite;
+
+/// A store in a folder that goes with it.
+fn fresh(folder: &tempfile::TempDir) -> Sqlite {
+    static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    Sqlite::open(&folder.path().join(format!("{number}.db"))).unwrap()
+}
+
+#[tokio::test]
+async fn it_keeps_every_scenario() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::scenarios::all(async || fresh(&folder)).await;
+}
+
+#[tokio::test]
+async fn it_gives_the_answers_of_the_store_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let seed = suite::seed();
+    for round in 0..10 {
+        suite::random::equal_answers(&fresh(&folder), seed + round, 2_000).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_break_no_limit_and_forget_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let found = suite::many::loose(fresh(&folder).into(), suite::seed(), suite::many::duration()).await;
+    println!("{found:?}");
+    assert!(found.is_clean() && found.claims > 100, "{found:?}");
+}
+
+#[test]
+fn the_suite_notices_what_is_broken_on_purpose() {
+    use belfry_store::sabotage::Sabotage;
+    for sabotage in [Sabotage::NoTokenCheck, Sabotage::FinishWithoutEpoch, Sabotage::PruneArms] {
+        let noticed = suite::fails(move || async move {
+            let folder = tempfile::tempdir().unwrap();
+            let broken = async || {
+                let store = fresh(&folder);
+                store.sabotage().set(sabotage);
+                store
+            };
+            suite::scenarios::all(broken).await;
+        });
+        assert!(noticed, "{sabotage:?} was not noticed");
+    }
+}

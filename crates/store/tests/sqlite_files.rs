@@ -1,0 +1,189 @@
+//! What SQLite is asked to live through: kills, full disks, foreign and damaged files, two servers.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod suite;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use belfry_core::RunState;
+use belfry_store::sqlite::Sqlite;
+use belfry_store::{Error, Finished, Store};
+use suite::Random;
+use suite::world::{World, agent, every, unlimited};
+
+/// Makes, claims and finishes runs as fast as it can, and prints what was acknowledged. Started again by its own test.
+async fn write_for_ever(path: &Path) {
+    let store = Sqlite::serve(path).unwrap();
+    let mut world = World::new(&store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    let node = world.join(u128::from(std::process::id())).await;
+    world.ids_from(u128::from(std::process::id()) << 32);
+    loop {
+        let (run, _) = world.enqueue("a/s", None).await;
+        println!("made {run}");
+        for claimed in world.claim(node, 10).await {
+            if world.complete(&claimed).await == Finished::Ended(RunState::Completed) {
+                println!("done {}", claimed.run);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_a_kill() {
+    if let Ok(path) = std::env::var("BELFRY_WRITE_FOR_EVER") {
+        write_for_ever(Path::new(&path)).await;
+    }
+    let rounds = std::env::var("BELFRY_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let mut random = Random(suite::seed());
+    let (mut made, mut done) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "what_was_acknowledged_survives_a_kill", "--nocapture"])
+            .env("BELFRY_WRITE_FOR_EVER", &path)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It is killed in the middle of its work: after a number of lines, not after a time.
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for _ in 0..20 + random.below(400) {
+            note(&lines.next().unwrap().unwrap(), &mut made, &mut done);
+        }
+        child.kill().unwrap();
+        // What it has still said counts, but a line may be cut.
+        for line in lines.map_while(Result::ok) {
+            note(&line, &mut made, &mut done);
+        }
+        child.wait().unwrap();
+        let store = Sqlite::serve(&path).unwrap();
+        assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
+        for id in made.drain(..) {
+            assert!(store.run(id).await.unwrap().is_some(), "{id} was acknowledged and is gone");
+        }
+        for id in done.drain(..) {
+            assert_eq!(store.run(id).await.unwrap().unwrap().state, RunState::Completed);
+        }
+        for node in store.nodes().await.unwrap() {
+            store.fence(suite::world::start(), node.id, node.lease_until).await.unwrap();
+        }
+    }
+    let ended = Sqlite::open(&path).unwrap().counts().await.unwrap().ended;
+    println!("{rounds} kills, {ended} runs ended");
+    assert!(ended > 0);
+}
+
+fn note(line: &str, made: &mut Vec<belfry_core::RunId>, done: &mut Vec<belfry_core::RunId>) {
+    let Some((what, id)) = line.split_once(' ') else { return };
+    let Ok(id) = id.parse() else { return };
+    match what {
+        "made" => made.push(belfry_core::RunId(id)),
+        "done" => done.push(belfry_core::RunId(id)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let store = Sqlite::open(&path).unwrap();
+    let mut world = World::new(&store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    store.limit_pages(Some(80)).await.unwrap();
+    let mut made = Vec::new();
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let error = loop {
+        let id = world.run_id();
+        let mut run =
+            belfry_store::NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now);
+        run.payload = serde_json::json!({ "text": "x".repeat(2000) });
+        match store.enqueue(world.now, &belfry_store::Enqueue { run, key: None }).await {
+            Ok(_) => made.push(id),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Full { .. }) && error.is_retryable(), "{error}");
+    assert!(error.to_string().starts_with("no space left for "), "{error}");
+    assert!(!made.is_empty());
+    // Reading goes on, and nothing that was acknowledged is lost.
+    assert_eq!(store.counts().await.unwrap().pending, made.len() as u64);
+    store.limit_pages(None).await.unwrap();
+    world.enqueue("a/s", None).await;
+    for id in &made {
+        assert!(store.run(*id).await.unwrap().is_some());
+    }
+    assert_eq!(store.counts().await.unwrap().pending, made.len() as u64 + 1);
+    world.assert_whole().await;
+}
+
+#[test]
+fn what_is_not_ours_is_refused_and_left_untouched() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("text.db"), "this is a diary, not a database. ".repeat(100)).unwrap();
+    std::fs::write(path("empty.db"), "").unwrap();
+    std::fs::create_dir(path("folder.db")).unwrap();
+    let foreign = rusqlite::Connection::open(path("foreign.db")).unwrap();
+    foreign.execute_batch("create table recipes (name text); insert into recipes values ('soup')").unwrap();
+    drop(foreign);
+    drop(Sqlite::open(&path("newer.db")).unwrap());
+    rusqlite::Connection::open(path("newer.db")).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    drop(Sqlite::open(&path("damaged.db")).unwrap());
+    wait_until_closed(&path("damaged.db"));
+    let mut bytes = std::fs::read(path("damaged.db")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..].fill(0xa5);
+    std::fs::write(path("damaged.db"), &bytes).unwrap();
+
+    for (name, words) in [
+        ("text.db", "is not a Belfry store: it is not a SQLite file. It was left untouched"),
+        ("empty.db", "is damaged: it is empty; remove it to start anew"),
+        ("folder.db", "is not a Belfry store: it is not a file"),
+        ("foreign.db", "is not a Belfry store: another program made it"),
+        ("newer.db", "has schema version 99, and this Belfry knows versions up to 1. Use a newer Belfry"),
+        ("damaged.db", "is damaged: "),
+    ] {
+        let before = std::fs::read(path(name)).ok();
+        let Err(error) = Sqlite::open(&path(name)) else { panic!("{name} was opened") };
+        assert!(error.to_string().contains(words), "{name}: {error}");
+        assert_eq!(std::fs::read(path(name)).ok(), before, "{name}");
+    }
+}
+
+/// The store's threads close the file when they have ended.
+fn wait_until_closed(path: &Path) {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    for _ in 0..1000 {
+        if !Path::new(&wal).exists() {
+            return;
+        }
+        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("{} is still open", path.display());
+}
+
+#[tokio::test]
+async fn a_file_has_one_server_and_any_number_of_guests() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/down/belfry.db");
+    let server = Sqlite::serve(&path).unwrap();
+    let Err(error) = Sqlite::serve(&path) else { panic!("two servers") };
+    assert_eq!(error.to_string(), format!("{} is in use by process {}", path.display(), std::process::id()));
+    let guest = Sqlite::open(&path).unwrap();
+    let world = World::new(&guest);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    assert_eq!(World::new(&server).plan_all().await, 1, "the server sees what its guest wrote");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    drop((server, guest));
+    drop(Sqlite::serve(&path).unwrap());
+}

@@ -1,0 +1,55 @@
+//! One suite for every store. A room's test file opens its store and calls what is here.
+//!
+//! `scenarios` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `many` lets many clients loose on one store and judges their answers afterwards.
+
+#![allow(dead_code, clippy::print_stdout)]
+
+pub mod many;
+pub mod random;
+pub mod scenarios;
+pub mod world;
+
+/// A small generator of numbers: the same seed, the same sequence.
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        if from.is_empty() { None } else { Some(from[self.below(from.len())].clone()) }
+    }
+}
+
+/// The seed of this test: from the environment, else from the clock; always printed.
+pub fn seed() -> u64 {
+    let seed = std::env::var("BELFRY_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(1, |since| since.as_nanos() as u64 % 1_000_000_007)
+    });
+    println!("seed {seed} (BELFRY_SEED={seed} repeats it)");
+    seed
+}
+
+/// Whether work fails, on a thread of its own so that the failure is only heard of.
+pub fn fails<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) -> bool {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    std::thread::spawn(move || runtime().block_on(work())).join().is_err()
+}

@@ -1,0 +1,311 @@
+//! Random operations on a store and on the one in memory: every answer must be the same.
+
+use std::collections::BTreeMap;
+
+use belfry_core::retry::Outcome;
+use belfry_core::{Reason, RunId};
+use belfry_store::memory::Memory;
+use belfry_store::*;
+use belfry_time::SignedDuration;
+
+use super::Random;
+use super::world::*;
+
+/// One side of the comparison.
+struct Side<'a, S> {
+    world: World<'a, S>,
+    /// Names by the numbers this store gave out.
+    names: BTreeMap<i64, String>,
+    claimed: Vec<Claimed>,
+    /// Plans that were decided and not yet committed.
+    kept: Vec<Commit>,
+    runs: Vec<RunId>,
+}
+
+const NAMES: [&str; 11] = [
+    "limited/completion",
+    "limited/start",
+    "limited/slot",
+    "limited/agentwide",
+    "fragile/cancel",
+    "fragile/command",
+    "fragile/jittered",
+    "free/allow",
+    "free/once",
+    "free/hook",
+    "free/broken",
+];
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Advance(i64),
+    Apply(usize),
+    Plan(u32),
+    KeepPlan,
+    CommitKept,
+    Enqueue(usize, Option<usize>),
+    Claim(u128, u32),
+    Finish { which: usize, outcome: usize, stale: bool },
+    Cancel(usize),
+    GiveBack(usize),
+    Join(u128),
+    Renew(u128),
+    Fence(u128),
+    Pause(usize),
+    Resume(usize, bool),
+    Prune,
+    ResetBreaker,
+    ResetBudget,
+}
+
+fn operation(random: &mut Random) -> Operation {
+    match random.below(100) {
+        0..=19 => Operation::Plan(1 + random.below(20) as u32),
+        20..=29 => Operation::Advance([100, 1_000, 10_000, 60_000, 120_000, 600_000][random.below(6)]),
+        30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32),
+        48..=69 => {
+            Operation::Finish { which: random.below(1000), outcome: random.below(6), stale: random.chance(5) }
+        }
+        70..=74 => Operation::Enqueue(random.below(NAMES.len()), random.chance(40).then(|| random.below(3))),
+        75..=79 => Operation::Cancel(random.below(1000)),
+        80..=81 => Operation::GiveBack(random.below(1000)),
+        82..=83 => Operation::Join(random.below(3) as u128),
+        84..=85 => Operation::Renew(random.below(3) as u128),
+        86 => Operation::Fence(random.below(3) as u128),
+        87..=88 => Operation::Pause(random.below(NAMES.len())),
+        89..=91 => Operation::Resume(random.below(NAMES.len()), random.chance(50)),
+        92 => Operation::Apply(random.below(40)),
+        93 => Operation::Prune,
+        94 => Operation::ResetBreaker,
+        95 => Operation::ResetBudget,
+        96..=97 => Operation::KeepPlan,
+        _ => Operation::CommitKept,
+    }
+}
+
+/// Runs `count` operations on both stores and compares all answers.
+pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
+    let memory = Memory::new();
+    let mut random = Random(seed);
+    let (mut ours, mut theirs) = (Side::new(store), Side::new(&memory));
+    for n in 0..count {
+        let operation = match n {
+            0 => Operation::Apply(0),
+            1..=3 => Operation::Join(n as u128 - 1),
+            _ => operation(&mut random),
+        };
+        let (answer, expected) = (ours.take(&operation).await, theirs.take(&operation).await);
+        assert_eq!(answer, expected, "seed {seed}, operation {n}: {operation:?}");
+        if n % 25 == 0 || n + 1 == count {
+            let (state, expected) = (ours.snapshot().await, theirs.snapshot().await);
+            if state != expected {
+                let only = |a: &[String], b: &[String]| {
+                    a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>()
+                };
+                let (found, expected) = (only(&state, &expected), only(&expected, &state));
+                panic!(
+                    "seed {seed}: after operation {n} ({operation:?}) the stores differ:\nfound {found:#?}\nexpected {expected:#?}"
+                );
+            }
+            ours.world.assert_whole().await;
+        }
+    }
+}
+
+impl<'a, S: Store> Side<'a, S> {
+    fn new(store: &'a S) -> Side<'a, S> {
+        Side {
+            world: World::new(store),
+            names: BTreeMap::new(),
+            claimed: Vec::new(),
+            kept: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    async fn take(&mut self, operation: &Operation) -> String {
+        let store = self.world.store;
+        let now = self.world.now;
+        match operation {
+            Operation::Advance(ms) => {
+                self.world.advance(*ms);
+                String::new()
+            }
+            Operation::Apply(variant) => {
+                let applied = self.world.apply(&fleet(*variant)).await;
+                for name in NAMES {
+                    if let Some(record) = store.schedule(name).await.unwrap() {
+                        self.names.insert(record.id, name.into());
+                        self.names.insert(-record.agent, name.split('/').next().unwrap_or_default().into());
+                    }
+                }
+                format!("{applied:?}")
+            }
+            Operation::Plan(limit) => {
+                let due = store.due(now, *limit).await.unwrap();
+                let mut words = Vec::new();
+                for due in &due {
+                    words.push(format!(
+                        "{} {:?} {} {} {:?} {:?}",
+                        due.name, due.standing, due.live, due.pending, due.breaker, due.budget
+                    ));
+                    let commit = self.world.decide(due);
+                    self.runs.extend(commit.runs.iter().map(|run| run.id));
+                    words.push(format!("{:?}", store.commit(now, &[commit]).await.unwrap()));
+                }
+                words.join("\n")
+            }
+            Operation::KeepPlan => {
+                let due = store.due(now, 5).await.unwrap();
+                let commits: Vec<Commit> = due.iter().map(|due| self.world.decide(due)).collect();
+                self.kept.extend(commits);
+                String::new()
+            }
+            Operation::CommitKept => {
+                let kept = std::mem::take(&mut self.kept);
+                self.runs.extend(kept.iter().flat_map(|commit| commit.runs.iter().map(|run| run.id)));
+                format!("{:?}", store.commit(now, &kept).await.unwrap())
+            }
+            Operation::Enqueue(which, key) => {
+                let name = NAMES[*which];
+                let readable = store
+                    .schedule(name)
+                    .await
+                    .unwrap()
+                    .is_some_and(|record| record.definition.compile(name).is_ok());
+                if !readable {
+                    return "none".into();
+                }
+                let key = key.map(|key| (["a", "b", "c"][key], (which % 2) as u8));
+                let (run, answer) = self.world.enqueue(name, key).await;
+                self.runs.push(run);
+                format!("{answer:?}")
+            }
+            Operation::Claim(node, slots) => {
+                let claimed = self.world.claim(node_id(*node), *slots).await;
+                let words: Vec<_> = claimed.iter().map(|claimed| self.claimed_words(claimed)).collect();
+                self.claimed.extend(claimed);
+                words.join("\n")
+            }
+            Operation::Finish { which, outcome, stale } => {
+                if self.claimed.is_empty() {
+                    return String::new();
+                }
+                let place = which % self.claimed.len();
+                let mut claimed =
+                    if *stale { self.claimed[place].clone() } else { self.claimed.remove(place) };
+                claimed.epoch -= i32::from(*stale);
+                let failed = |retryable| Outcome::Failed { reason: Reason::ExitCode, retryable };
+                let outcome = [
+                    Outcome::Completed,
+                    failed(true),
+                    failed(true),
+                    failed(false),
+                    Outcome::Cancelled(Reason::Requested),
+                    Outcome::Shutdown,
+                ][*outcome];
+                format!("{:?}", self.world.finish(&claimed, outcome).await)
+            }
+            Operation::Cancel(which) => {
+                let Some(run) = self.runs.get(which % self.runs.len().max(1)).copied() else {
+                    return String::new();
+                };
+                format!("{:?}", store.cancel(now, run, Reason::Requested).await.unwrap())
+            }
+            Operation::GiveBack(which) => {
+                let Some(claimed) = self.claimed.get(which % self.claimed.len().max(1)) else {
+                    return String::new();
+                };
+                let given = [(claimed.run, claimed.epoch)];
+                let mut words = String::new();
+                for node in 0..3 {
+                    words.push_str(&format!(
+                        "{:?} ",
+                        store.give_back(now, node_id(node), &given).await.unwrap()
+                    ));
+                }
+                words
+            }
+            Operation::Join(node) => {
+                // A node that was fenced comes back as another process would: under its name, for this test.
+                self.world.join(*node).await;
+                String::new()
+            }
+            Operation::Renew(node) => format!(
+                "{:?}",
+                store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap()
+            ),
+            Operation::Fence(node) => {
+                let nodes = store.nodes().await.unwrap();
+                let Some(node) = nodes.iter().find(|known| known.id == node_id(*node)) else {
+                    return "gone".into();
+                };
+                format!("{:?}", store.fence(now, node.id, node.lease_until).await.unwrap())
+            }
+            Operation::Pause(which) => match store.schedule(NAMES[*which]).await.unwrap() {
+                Some(record) => {
+                    format!("{}", store.pause(now, record.id, Some("because"), None).await.unwrap())
+                }
+                None => "none".into(),
+            },
+            Operation::Resume(which, catch_up) => match store.schedule(NAMES[*which]).await.unwrap() {
+                Some(record) => format!("{}", store.resume(now, record.id, *catch_up, None).await.unwrap()),
+                None => "none".into(),
+            },
+            Operation::Prune => {
+                let retention = Retention {
+                    runs_before: now - SignedDuration::from_mins(30),
+                    failures_before: now - SignedDuration::from_mins(90),
+                    skips_before: now - SignedDuration::from_mins(60),
+                    batch: 1000,
+                };
+                format!("{:?}", store.prune(now, &retention).await.unwrap())
+            }
+            Operation::ResetBreaker => match store.schedule("fragile/cancel").await.unwrap() {
+                Some(record) => format!("{}", store.reset_breaker(now, record.agent, "poll").await.unwrap()),
+                None => "none".into(),
+            },
+            Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
+                Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
+                None => "none".into(),
+            },
+        }
+    }
+
+    fn claimed_words(&self, claimed: &Claimed) -> String {
+        let Claimed { run, epoch, attempt, max_attempts, schedule, command, trigger, tick_at, lane, .. } =
+            claimed;
+        let name = self.names.get(schedule);
+        format!("{run} {epoch} {attempt}/{max_attempts} {name:?} {command} {trigger} {tick_at:?} {lane}")
+    }
+
+    fn run_words(&self, mut run: RunRecord) -> String {
+        let name = self.names.get(&run.schedule).cloned();
+        (run.schedule, run.agent) = (0, 0);
+        format!("{name:?} {run:?}")
+    }
+
+    /// Everything there is to see, without the numbers that stores give out.
+    async fn snapshot(&self) -> Vec<String> {
+        let store = self.world.store;
+        let mut words = vec![
+            format!("{:?}", store.counts().await.unwrap()),
+            format!("{:?}", store.next_due().await.unwrap()),
+        ];
+        words.extend(store.live_runs().await.unwrap().into_iter().map(|run| self.run_words(run)));
+        words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
+        for name in NAMES {
+            let Some(mut record) = store.schedule(name).await.unwrap() else { continue };
+            let (id, agent) = (record.id, record.agent);
+            (record.id, record.agent) = (0, 0);
+            words.push(format!("{record:?}"));
+            words.push(format!("{name} {:?}", store.skips(id).await.unwrap()));
+            words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
+            words.push(format!(
+                "{name} {:?}",
+                store.breaker(agent, &record.definition.options.command).await.unwrap()
+            ));
+        }
+        words
+    }
+}

@@ -1,0 +1,559 @@
+//! Sentences about one client.
+
+use belfry_core::check::Status;
+use belfry_core::definition::{AnchorName, Breaker, IfRunning, Options, Retry, Scope, When};
+use belfry_core::retry::Outcome;
+use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+
+use super::world::*;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    a_tick_is_planned_once_by_any_number_of_planners(&fresh().await).await;
+    a_completion_anchored_schedule_waits_for_its_run(&fresh().await).await;
+    a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(&fresh().await).await;
+    limits_hold_and_waiting_runs_start_in_order(&fresh().await).await;
+    a_raised_limit_lets_waiting_runs_through(&fresh().await).await;
+    the_new_run_waits_until_the_cancelled_one_is_gone(&fresh().await).await;
+    a_stale_finish_changes_nothing(&fresh().await).await;
+    a_retry_holds_no_slot_and_an_exhausted_run_fails(&fresh().await).await;
+    a_lost_node_uses_up_attempts(&fresh().await).await;
+    what_was_never_started_does_not_count(&fresh().await).await;
+    cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
+    a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
+    a_pause_is_not_downtime(&fresh().await).await;
+    an_edit_fires_nothing_before_it_and_nothing_again(&fresh().await).await;
+    what_left_the_source_is_retired_and_comes_back_new(&fresh().await).await;
+    one_bad_schedule_disturbs_no_other(&fresh().await).await;
+    a_breaker_admits_one_probe(&fresh().await).await;
+    pruning_never_lets_a_tick_fire_again(&fresh().await).await;
+    every_tick_has_one_result(&fresh().await).await;
+}
+
+async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("s", cron("*/5 * * * *"))])]).await;
+    world.plan_all().await;
+    world.advance(5 * 60_000);
+    let seen: Vec<Due> =
+        [store.due(world.now, 10).await.unwrap(), store.due(world.now, 10).await.unwrap()].concat();
+    assert_eq!(seen.len(), 2, "both planners see the tick");
+    let commits: Vec<Commit> = seen.iter().map(|due| world.decide(due)).collect();
+    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [true, false]);
+    assert_eq!(store.live_runs().await.unwrap().len(), 1);
+    assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn a_completion_anchored_schedule_waits_for_its_run(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("5m"))])]).await;
+    assert_eq!(world.plan_all().await, 1, "due at once");
+    assert!(world.schedule("a/s").await.token.is_none());
+    let claimed = world.claim(node, 5).await;
+    world.advance(10 * 60_000);
+    assert_eq!(world.plan_all().await, 0, "nothing arms it but the end of the run");
+    // A retry in back-off is not an end.
+    assert_eq!(world.fail(&claimed[0]).await, Finished::Pending);
+    assert!(world.schedule("a/s").await.token.is_none());
+    world.advance(60_000);
+    let claimed = world.claim(node, 5).await;
+    assert_eq!(claimed[0].attempt, 2);
+    world.complete(&claimed[0]).await;
+    world.plan_all().await;
+    let record = world.schedule("a/s").await;
+    assert_eq!(record.token.unwrap().tick_at, world.now + SignedDuration::from_mins(5), "end + every");
+    assert_eq!(
+        (record.last.unwrap().state, record.streak, record.last_error),
+        (RunState::Completed, 1, None)
+    );
+    // A cancel while pending is an end.
+    world.advance(5 * 60_000);
+    world.plan_all().await;
+    let pending = store.live_runs().await.unwrap();
+    assert_eq!(store.cancel(world.now, pending[0].id, Reason::Requested).await.unwrap(), Cancelled::Ended);
+    assert!(world.schedule("a/s").await.token.is_some());
+    world.assert_whole().await;
+}
+
+async fn a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&fleet(1)).await;
+    world.plan_all().await;
+    world.advance(60_000);
+    for name in ["fragile/cancel", "limited/agentwide"] {
+        let due = store.due(world.now + SignedDuration::from_mins(3), 100).await.unwrap();
+        let due = due.into_iter().find(|due| &*due.name == name).unwrap();
+        let commit = world.decide(&due);
+        world.enqueue(if name == "limited/agentwide" { "limited/slot" } else { name }, None).await;
+        assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [false], "{name}");
+        let again = store.due(world.now + SignedDuration::from_mins(3), 100).await.unwrap();
+        let again = again.into_iter().find(|due| &*due.name == name).unwrap();
+        assert!(again.live > due.live, "{name}: the run is counted");
+    }
+    world.assert_whole().await;
+}
+
+async fn limits_hold_and_waiting_runs_start_in_order(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let two = AgentDefinition { max_concurrent: Some(2), ..AgentDefinition::default() };
+    let names = ["s1", "s2", "s3", "s4", "s5"];
+    let schedules: Vec<_> = names.iter().map(|name| (*name, every("1h"))).collect();
+    world.apply(&[agent("a", two, &schedules)]).await;
+    assert_eq!(world.plan_all().await, 5);
+    let order: Vec<_> = store.live_runs().await.unwrap().iter().map(|run| run.id).collect();
+    let mut running = world.claim(node, 10).await;
+    assert_eq!(running.len(), 2);
+    assert!(world.claim(node, 10).await.is_empty(), "the limit is reached");
+    let mut started: Vec<_> = running.iter().map(|claimed| claimed.run).collect();
+    while let Some(claimed) = running.pop() {
+        world.complete(&claimed).await;
+        let next = world.claim(node, 10).await;
+        assert!(next.len() + running.len() <= 2);
+        started.extend(next.iter().map(|claimed| claimed.run));
+        running.extend(next);
+    }
+    assert_eq!(started, order, "first come, first served");
+    assert_eq!(store.counts().await.unwrap(), Counts { pending: 0, running: 0, ended: 5 });
+    world.assert_whole().await;
+}
+
+async fn a_raised_limit_lets_waiting_runs_through(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let fleet = |max| {
+        let schedules: Vec<_> = ["s1", "s2", "s3", "s4"].iter().map(|name| (*name, every("1h"))).collect();
+        vec![agent("a", AgentDefinition { max_concurrent: max, ..AgentDefinition::default() }, &schedules)]
+    };
+    world.apply(&fleet(Some(1))).await;
+    world.plan_all().await;
+    assert_eq!(world.claim(node, 10).await.len(), 1);
+    assert_eq!(world.claim(node, 10).await.len(), 0);
+    world.apply(&fleet(Some(2))).await;
+    assert_eq!(world.claim(node, 10).await.len(), 1);
+    world.apply(&fleet(None)).await;
+    assert_eq!(world.claim(node, 10).await.len(), 2);
+    // Lowering it stops nothing.
+    world.apply(&fleet(Some(1))).await;
+    assert_eq!(store.counts().await.unwrap().running, 4);
+}
+
+async fn the_new_run_waits_until_the_cancelled_one_is_gone(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let cancel = schedule(
+        When::Cron("* * * * *".into()),
+        Options { if_running: IfRunning::Cancel, ..Options::default() },
+    );
+    world.apply(&[agent("a", unlimited(), &[("s", cancel)])]).await;
+    world.plan_all().await;
+    world.advance(60_000);
+    world.plan_all().await;
+    let old = world.claim(node, 5).await.remove(0);
+    world.advance(60_000);
+    world.plan_all().await;
+    assert!(world.claim(node, 5).await.is_empty(), "the old one still runs");
+    let Renewed::Held { cancels, .. } =
+        store.renew(node, world.now + SignedDuration::from_secs(30)).await.unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!(cancels, [(old.run, old.epoch, Reason::Overlap)]);
+    world.advance(60_000);
+    world.plan_all().await;
+    assert_eq!(
+        store.counts().await.unwrap().pending,
+        1,
+        "the newest tick has taken the place of the one that waited"
+    );
+    // A retry of what is to be cancelled is its end.
+    assert_eq!(world.fail(&old).await, Finished::Ended(RunState::Cancelled));
+    let new = world.claim(node, 5).await;
+    assert_eq!((new.len(), new[0].tick_at), (1, Some(world.now)));
+    world.assert_whole().await;
+}
+
+async fn a_stale_finish_changes_nothing(store: &impl Store) {
+    let mut world = World::new(store);
+    let (first, second) = (world.join(1).await, world.join(2).await);
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("1h"))])]).await;
+    world.plan_all().await;
+    let stale = world.claim(first, 1).await.remove(0);
+    let lease = store.nodes().await.unwrap().iter().find(|node| node.id == first).unwrap().lease_until;
+    let rescued = store.fence(world.now, first, lease).await.unwrap().unwrap();
+    assert_eq!(rescued.pending, [stale.run]);
+    assert_eq!(world.complete(&stale).await, Finished::Stale);
+    let fresh = world.claim(second, 1).await.remove(0);
+    assert_eq!((fresh.run, fresh.epoch, fresh.attempt), (stale.run, stale.epoch + 1, 2));
+    assert_eq!(world.complete(&stale).await, Finished::Stale);
+    assert_eq!(store.run(stale.run).await.unwrap().unwrap().state, RunState::Running);
+    assert_eq!(world.complete(&fresh).await, Finished::Ended(RunState::Completed));
+    assert_eq!(world.complete(&fresh).await, Finished::Stale, "an end is not repeated");
+    assert_eq!(store.renew(first, world.now + SignedDuration::from_secs(90)).await.unwrap(), Renewed::Fenced);
+    assert!(world.claim(first, 5).await.is_empty(), "a fenced node claims nothing");
+    world.assert_whole().await;
+}
+
+async fn a_retry_holds_no_slot_and_an_exhausted_run_fails(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let retry = AgentDefinition { retry: Retry { max: 1, ..Retry::default() }, ..AgentDefinition::default() };
+    world.apply(&[agent("a", retry, &[("s1", every("1h")), ("s2", every("1h"))])]).await;
+    world.plan_all().await;
+    let first = world.claim(node, 5).await.remove(0);
+    assert_eq!(world.fail(&first).await, Finished::Pending);
+    let second = world.claim(node, 5).await;
+    assert_eq!(second.len(), 1, "the slot is free while the first waits");
+    assert_ne!(second[0].run, first.run);
+    world.complete(&second[0]).await;
+    assert!(world.claim(node, 5).await.is_empty(), "not before its time");
+    world.advance(5_000);
+    let again = world.claim(node, 5).await.remove(0);
+    assert_eq!((again.run, again.attempt), (first.run, 2));
+    assert_eq!(world.fail(&again).await, Finished::Ended(RunState::Failed));
+    let record = store.run(first.run).await.unwrap().unwrap();
+    assert_eq!(
+        (record.reason, record.attempt, record.error.as_deref()),
+        (Some(Reason::ExitCode), 2, Some("attempt 2 failed"))
+    );
+    assert_eq!(
+        world.schedule("a/s1").await.last_error.or(world.schedule("a/s2").await.last_error).as_deref(),
+        Some("attempt 2 failed")
+    );
+}
+
+async fn a_lost_node_uses_up_attempts(store: &impl Store) {
+    let mut world = World::new(store);
+    let once = AgentDefinition { retry: Retry { max: 0, ..Retry::default() }, ..unlimited() };
+    let twice = AgentDefinition { retry: Retry { max: 1, ..Retry::default() }, ..unlimited() };
+    world
+        .apply(&[agent("once", once, &[("s", every("1h"))]), agent("twice", twice, &[("s", every("1h"))])])
+        .await;
+    world.plan_all().await;
+    for (n, pending, ended) in [(1, 1, 1), (2, 0, 1)] {
+        let node = world.join(n).await;
+        assert_eq!(world.claim(node, 5).await.len(), pending + ended);
+        let lease = store.nodes().await.unwrap()[0].lease_until;
+        assert_eq!(
+            store.fence(world.now, node, lease - SignedDuration::from_secs(1)).await.unwrap(),
+            None,
+            "it was renewed meanwhile"
+        );
+        let rescued = store.fence(world.now, node, lease).await.unwrap().unwrap();
+        assert_eq!((rescued.pending.len(), rescued.ended.len()), (pending, ended));
+        assert!(rescued.ended.iter().all(|(_, state)| *state == RunState::Failed));
+        assert_eq!(store.fence(world.now, node, lease).await.unwrap(), None);
+    }
+    let record = world.schedule("once/s").await;
+    assert_eq!(record.last_error.as_deref(), Some("orphaned"));
+    assert!(record.token.is_some(), "the end of the awaited run arms the schedule");
+    world.assert_whole().await;
+}
+
+async fn what_was_never_started_does_not_count(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s1", every("1h")), ("s2", every("1h"))])]).await;
+    world.plan_all().await;
+    let claimed = world.claim(node, 1).await.remove(0);
+    assert!(world.claim(node, 1).await.is_empty());
+    assert_eq!(store.give_back(world.now, node, &[(claimed.run, claimed.epoch)]).await.unwrap(), 1);
+    assert_eq!(store.give_back(world.now, node, &[(claimed.run, claimed.epoch)]).await.unwrap(), 0);
+    let again = world.claim(node, 5).await;
+    assert_eq!((again.len(), again[0].run, again[0].attempt, again[0].epoch), (1, claimed.run, 1, 2));
+    assert_eq!(world.finish(&again[0], Outcome::Shutdown).await, Finished::Pending);
+    assert_eq!(store.run(claimed.run).await.unwrap().unwrap().attempt, 0);
+    world.assert_whole().await;
+}
+
+async fn cancelling_ends_what_waits_and_tells_what_runs(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s1", every("1h")), ("s2", every("1h"))])]).await;
+    world.plan_all().await;
+    let running = world.claim(node, 5).await.remove(0);
+    let waiting =
+        store.live_runs().await.unwrap().into_iter().find(|run| run.state == RunState::Pending).unwrap();
+    assert_eq!(store.cancel(world.now, waiting.id, Reason::Requested).await.unwrap(), Cancelled::Ended);
+    assert_eq!(
+        store.cancel(world.now, waiting.id, Reason::Requested).await.unwrap(),
+        Cancelled::Before(RunState::Cancelled)
+    );
+    assert_eq!(store.cancel(world.now, running.run, Reason::Requested).await.unwrap(), Cancelled::Told(node));
+    assert_eq!(
+        store.cancel(world.now, running.run, Reason::Stopped).await.unwrap(),
+        Cancelled::Told(node),
+        "the first reason stays"
+    );
+    let unknown = world.run_id();
+    assert_eq!(store.cancel(world.now, unknown, Reason::Requested).await.unwrap(), Cancelled::NotFound);
+    let lease = store.nodes().await.unwrap()[0].lease_until;
+    let rescued = store.fence(world.now, node, lease).await.unwrap().unwrap();
+    assert_eq!(rescued.ended, [(running.run, RunState::Cancelled)], "no new attempt after a cancel");
+    assert_eq!(store.run(running.run).await.unwrap().unwrap().reason, Some(Reason::Requested));
+}
+
+async fn a_key_makes_a_repeat_answer_with_the_first_run(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&fleet(1)).await;
+    let (first, answer) = world.enqueue("free/hook", Some(("k", 1))).await;
+    assert_eq!(answer, Enqueued::Made);
+    assert_eq!(world.enqueue("free/hook", Some(("k", 1))).await.1, Enqueued::Repeat(first));
+    assert_eq!(world.enqueue("free/hook", Some(("k", 2))).await.1, Enqueued::KeyReused(first));
+    assert_eq!(
+        world.enqueue("free/allow", Some(("k", 2))).await.1,
+        Enqueued::Made,
+        "a key belongs to its schedule"
+    );
+    world.advance(25 * 3_600_000);
+    assert_eq!(world.enqueue("free/hook", Some(("k", 2))).await.1, Enqueued::Made, "a key is kept for a day");
+}
+
+async fn a_pause_is_not_downtime(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("*/5 * * * *")), ("c", every("5m"))])]).await;
+    world.plan_all().await;
+    let running = world.claim(node, 5).await.remove(0);
+    let (s, c) = (world.schedule("a/s").await.id, world.schedule("a/c").await.id);
+    for id in [s, c] {
+        assert!(store.pause(world.now, id, Some("maintenance"), None).await.unwrap());
+        assert!(!store.pause(world.now, id, None, None).await.unwrap(), "it is paused already");
+    }
+    // A pause during a run survives its end.
+    world.advance(60_000);
+    world.complete(&running).await;
+    let record = world.schedule("a/c").await;
+    assert_eq!(
+        (record.token, record.status),
+        (None, Status::Paused { reason: Some("maintenance".into()), until: None })
+    );
+    world.advance(3 * 24 * 3_600_000);
+    assert_eq!(world.plan_all().await, 0);
+    let range = SkipRange {
+        reason: SkipReason::Disabled,
+        from: start() + SignedDuration::from_mins(5),
+        to: world.now,
+        count: 864,
+    };
+    assert!(store.resume(world.now, s, false, Some(range)).await.unwrap());
+    assert!(store.resume(world.now, c, true, None).await.unwrap());
+    assert!(!store.resume(world.now, c, true, None).await.unwrap());
+    assert_eq!(store.skips(s).await.unwrap(), [range]);
+    assert_eq!(world.plan_all().await, 1, "only the one that was asked to catch up");
+    assert!(world.schedule("a/s").await.token.unwrap().tick_at > world.now);
+    world.assert_whole().await;
+}
+
+async fn an_edit_fires_nothing_before_it_and_nothing_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let fleet = |expression: &str, enabled| {
+        let definition = schedule(When::Cron(expression.into()), Options { enabled, ..Options::default() });
+        [agent("a", unlimited(), &[("s", definition)])]
+    };
+    world.apply(&fleet("*/5 * * * *", true)).await;
+    world.plan_all().await;
+    world.advance(5 * 60_000);
+    assert_eq!(world.plan_all().await, 1);
+    assert_eq!(
+        world.apply(&fleet("*/5 * * * *", true)).await,
+        Applied::default(),
+        "an edit that changes nothing"
+    );
+    assert_eq!(world.apply(&fleet("*/1 * * * *", true)).await.changed, 1);
+    assert_eq!(world.plan_all().await, 0, "the tick that has fired does not fire again");
+    let record = world.schedule("a/s").await;
+    assert_eq!(
+        (record.revision, record.token.unwrap().tick_at),
+        (2, world.now + SignedDuration::from_mins(1))
+    );
+    world.apply(&fleet("*/1 * * * *", false)).await;
+    world.advance(10 * 60_000);
+    assert_eq!((world.plan_all().await, world.schedule("a/s").await.status), (0, Status::Disabled));
+    world.apply(&fleet("*/1 * * * *", true)).await;
+    let record = world.schedule("a/s").await;
+    assert_eq!((record.revision, record.status), (2, Status::Active));
+    let skips = store.skips(record.id).await.unwrap();
+    assert_eq!(skips.last().map(|range| (range.reason, range.count)), Some((SkipReason::Disabled, 10)));
+    assert_eq!(world.plan_all().await, 0);
+}
+
+async fn what_left_the_source_is_retired_and_comes_back_new(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("5m"))])]).await;
+    world.plan_all().await;
+    let run = store.live_runs().await.unwrap()[0].id;
+    let old = world.schedule("a/s").await.id;
+    let applied = world.apply(&[]).await;
+    assert_eq!((applied.retired, applied.cancelled), (1, 1));
+    assert_eq!(store.run(run).await.unwrap().unwrap().reason, Some(Reason::AgentRemoved));
+    assert!(store.schedule("a/s").await.unwrap().is_none());
+    assert_eq!(store.ended_runs(old, 10).await.unwrap().len(), 1, "history stays");
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("5m"))])]).await;
+    let record = world.schedule("a/s").await;
+    assert!(record.id != old && record.last.is_none(), "nothing stale comes back");
+    assert_eq!(store.source_digest("files").await.unwrap().as_deref(), Some("digest"));
+    world.assert_whole().await;
+}
+
+async fn one_bad_schedule_disturbs_no_other(store: &impl Store) {
+    let mut world = World::new(store);
+    let bad = schedule(
+        When::Cron("0 9 * * *".into()),
+        Options { timezone: Some("Mars/Phobos".into()), ..Options::default() },
+    );
+    world.apply(&[agent("a", unlimited(), &[("bad", bad), ("good", every("5m"))])]).await;
+    assert_eq!(world.plan_all().await, 1);
+    let record = world.schedule("a/bad").await;
+    let Status::Invalid { reason } = record.status else { panic!("{record:?}") };
+    assert!(reason.starts_with("Unknown time zone \"Mars/Phobos\""), "{reason}");
+    world.apply(&[agent("a", unlimited(), &[("bad", cron("0 9 * * *")), ("good", every("5m"))])]).await;
+    world.plan_all().await;
+    let record = world.schedule("a/bad").await;
+    assert_eq!(
+        (record.status, record.token.map(|token| token.kind)),
+        (Status::Active, Some(TokenKind::Tick)),
+        "it heals when it is corrected"
+    );
+    world.assert_whole().await;
+}
+
+async fn a_breaker_admits_one_probe(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let fragile = AgentDefinition {
+        breaker: Some(Breaker { threshold: 2, reset_after_ms: 600_000 }),
+        retry: Retry { max: 0, ..Retry::default() },
+        ..unlimited()
+    };
+    let minutely = |anchor| {
+        schedule(
+            When::Every("1m".into()),
+            Options { anchor, if_running: IfRunning::Allow, ..Options::default() },
+        )
+    };
+    world
+        .apply(&[agent(
+            "a",
+            fragile,
+            &[("s1", minutely(AnchorName::Slot)), ("s2", minutely(AnchorName::Slot))],
+        )])
+        .await;
+    world.plan_all().await;
+    world.advance(60_000);
+    assert_eq!(world.plan_all().await, 2);
+    for claimed in world.claim(node, 5).await {
+        assert_eq!(world.fail(&claimed).await, Finished::Ended(RunState::Failed));
+    }
+    let id = world.schedule("a/s1").await.agent;
+    assert_eq!(store.breaker(id, "poll").await.unwrap().history.len(), 1);
+    world.advance(60_000);
+    assert_eq!(world.plan_all().await, 0);
+    assert_eq!(world.schedule("a/s1").await.open_skip.unwrap().reason, SkipReason::CircuitOpen);
+    world.advance(600_000);
+    // Both schedules are due and both planners have seen the open breaker.
+    let due = store.due(world.now, 10).await.unwrap();
+    let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [true, false]);
+    assert_eq!(world.plan_all().await, 0);
+    let probe = world.claim(node, 5).await;
+    assert_eq!(probe.len(), 1, "one probe cluster-wide");
+    world.complete(&probe[0]).await;
+    let record = store.breaker(id, "poll").await.unwrap();
+    assert_eq!((record.breaker.failures, record.history.len()), (0, 3));
+    assert!(!store.reset_breaker(world.now, id, "poll").await.unwrap(), "it is closed already");
+    world.assert_whole().await;
+}
+
+async fn pruning_never_lets_a_tick_fire_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("* * * * *"))])]).await;
+    world.plan_all().await;
+    for n in 0..6 {
+        world.advance(60_000);
+        assert_eq!(world.plan_all().await, 1);
+        let claimed = world.claim(node, 1).await.remove(0);
+        let retryable = false;
+        let outcome = if n % 3 == 0 {
+            Outcome::Failed { reason: Reason::Error, retryable }
+        } else {
+            Outcome::Completed
+        };
+        world.finish(&claimed, outcome).await;
+    }
+    let id = world.schedule("a/s").await.id;
+    let prune = |failures_before| Retention {
+        runs_before: world.now,
+        failures_before,
+        skips_before: world.now,
+        batch: 2,
+    };
+    assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 2, "a batch at a time");
+    assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 1);
+    let left: Vec<_> = store.ended_runs(id, 10).await.unwrap().iter().map(|run| run.state).collect();
+    assert_eq!(left, [RunState::Completed, RunState::Failed, RunState::Failed], "failures stay longer");
+    while store.prune(world.now, &prune(world.now)).await.unwrap().runs > 0 {}
+    assert_eq!(store.ended_runs(id, 10).await.unwrap().len(), 1, "what has just ended stays");
+    assert_eq!(world.plan_all().await, 0, "no tick fires again");
+    world.advance(60_000);
+    assert_eq!(world.plan_all().await, 1);
+    world.assert_whole().await;
+}
+
+async fn every_tick_has_one_result(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let scopes = [Scope::Schedule, Scope::Command, Scope::Agent];
+    let schedules: Vec<_> = scopes
+        .iter()
+        .zip(["s1", "s2", "s3"])
+        .map(|(overlap, name)| {
+            (
+                name,
+                schedule(When::Cron("* * * * *".into()), Options { overlap: *overlap, ..Options::default() }),
+            )
+        })
+        .collect();
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    let mut running: Vec<Claimed> = Vec::new();
+    for minute in 1..=60i64 {
+        // Downtime now and then.
+        world.advance(60_000);
+        if minute % 7 < 3 {
+            continue;
+        }
+        world.plan_all().await;
+        running.extend(world.claim(node, 5).await);
+        if minute % 3 == 0 && !running.is_empty() {
+            let claimed = running.remove(0);
+            world.complete(&claimed).await;
+        }
+    }
+    world.plan_all().await;
+    for name in ["a/s1", "a/s2", "a/s3"] {
+        let record = world.schedule(name).await;
+        let live =
+            store.live_runs().await.unwrap().iter().filter(|run| run.schedule == record.id).count() as u64;
+        let ended = store.ended_runs(record.id, 1000).await.unwrap().len() as u64;
+        let skipped: u64 = store
+            .skips(record.id)
+            .await
+            .unwrap()
+            .iter()
+            .chain(&record.open_skip)
+            .map(|range| range.count)
+            .sum();
+        assert_eq!(
+            live + ended + skipped,
+            60,
+            "{name}: {live} live, {ended} ended, {skipped} skipped or missed"
+        );
+    }
+    world.assert_whole().await;
+}

@@ -1,0 +1,287 @@
+//! One client of a store, with a clock of its own and ids that repeat: what the other parts of the suite drive.
+
+use belfry_core::definition::{AnchorName, Breaker, Budget, CatchUp, IfRunning, Options, Retry, Scope, When};
+use belfry_core::retry::{Outcome, verdict};
+use belfry_core::{AgentDefinition, NodeId, Reason, RunId, ScheduleDefinition, plan};
+use belfry_store::*;
+use belfry_time::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+pub struct World<'a, S> {
+    pub store: &'a S,
+    pub now: Timestamp,
+    ids: u128,
+}
+
+pub fn start() -> Timestamp {
+    "2026-03-02T12:00:00Z".parse().unwrap()
+}
+
+pub fn node_id(n: u128) -> NodeId {
+    NodeId(Uuid::from_u128(0x0dd5_0000 + n))
+}
+
+pub fn agent(name: &str, definition: AgentDefinition, schedules: &[(&str, ScheduleDefinition)]) -> AgentSpec {
+    let schedules =
+        schedules.iter().map(|(name, definition)| ((*name).to_owned(), definition.clone())).collect();
+    AgentSpec { name: name.into(), definition, schedules }
+}
+
+pub fn schedule(when: When, options: Options) -> ScheduleDefinition {
+    ScheduleDefinition { when, options }
+}
+
+pub fn every(interval: &str) -> ScheduleDefinition {
+    ScheduleDefinition::new(When::Every(interval.into()))
+}
+
+pub fn cron(expression: &str) -> ScheduleDefinition {
+    ScheduleDefinition::new(When::Cron(expression.into()))
+}
+
+pub fn unlimited() -> AgentDefinition {
+    AgentDefinition { max_concurrent: None, ..AgentDefinition::default() }
+}
+
+/// Agents and schedules of every kind and policy. `variant` edits some of them.
+pub fn fleet(variant: usize) -> Vec<AgentSpec> {
+    let options = |if_running, overlap| Options { if_running, overlap, ..Options::default() };
+    let limited = AgentDefinition {
+        max_concurrent: Some(1 + variant as u32 % 3),
+        retry: Retry { max: 1, ..Retry::default() },
+        ..AgentDefinition::default()
+    };
+    let fragile = AgentDefinition {
+        breaker: Some(Breaker { threshold: 2, reset_after_ms: 600_000 }),
+        budget: Some(Budget { max: 3, period_ms: 3_600_000 }),
+        retry: Retry { max: if variant.is_multiple_of(2) { 0 } else { 2 }, ..Retry::default() },
+        ..unlimited()
+    };
+    let mut agents = vec![
+        agent(
+            "limited",
+            limited,
+            &[
+                ("completion", every(if variant.is_multiple_of(5) { "1m" } else { "90s" })),
+                (
+                    "start",
+                    schedule(
+                        When::Every("30s".into()),
+                        Options { anchor: AnchorName::Start, ..options(IfRunning::Queue, Scope::Schedule) },
+                    ),
+                ),
+                (
+                    "slot",
+                    schedule(
+                        When::Every("2m".into()),
+                        Options {
+                            anchor: AnchorName::Slot,
+                            enabled: !variant.is_multiple_of(4),
+                            priority: 2,
+                            ..Options::default()
+                        },
+                    ),
+                ),
+                (
+                    "agentwide",
+                    schedule(When::Cron("*/3 * * * *".into()), options(IfRunning::Skip, Scope::Agent)),
+                ),
+            ],
+        ),
+        agent(
+            "fragile",
+            fragile,
+            &[
+                (
+                    "cancel",
+                    schedule(When::Cron("* * * * *".into()), options(IfRunning::Cancel, Scope::Schedule)),
+                ),
+                (
+                    "command",
+                    schedule(
+                        When::Cron("*/2 * * * *".into()),
+                        Options {
+                            command: "sync".into(),
+                            catch_up: Some(CatchUp::RunAll),
+                            catch_up_limit: 5,
+                            ..options(IfRunning::Queue, Scope::Command)
+                        },
+                    ),
+                ),
+                (
+                    "jittered",
+                    schedule(
+                        When::Every("1m".into()),
+                        Options {
+                            jitter: Some("20s".into()),
+                            anchor: AnchorName::Slot,
+                            ..Options::default()
+                        },
+                    ),
+                ),
+            ],
+        ),
+        agent(
+            "free",
+            AgentDefinition { lane: "main".into(), needs: vec!["gpu".into()], ..unlimited() },
+            &[
+                (
+                    "allow",
+                    schedule(
+                        When::Cron("* * * * *".into()),
+                        Options {
+                            catch_up: Some(CatchUp::RunOnce),
+                            ..options(IfRunning::Allow, Scope::Schedule)
+                        },
+                    ),
+                ),
+                (
+                    "once",
+                    schedule(
+                        When::After("5m".into()),
+                        Options { delete_after_run: variant.is_multiple_of(2), ..Options::default() },
+                    ),
+                ),
+                ("hook", ScheduleDefinition::new(When::Webhook(serde_json::json!({})))),
+                ("broken", cron(if variant % 3 == 1 { "0 0 30 2 *" } else { "30 * * * *" })),
+            ],
+        ),
+    ];
+    if variant % 7 == 3 {
+        agents.remove(2);
+    }
+    if variant % 6 == 5 {
+        agents[0].schedules.remove(3);
+    }
+    agents
+}
+
+impl<'a, S: Store> World<'a, S> {
+    pub fn new(store: &'a S) -> World<'a, S> {
+        World { store, now: start(), ids: 0 }
+    }
+
+    /// Ids from another range, so that they do not repeat from one process to the next.
+    pub fn ids_from(&mut self, first: u128) {
+        self.ids = first;
+    }
+
+    pub fn run_id(&mut self) -> RunId {
+        self.ids += 1;
+        RunId(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_0000 + self.ids))
+    }
+
+    pub fn advance(&mut self, ms: i64) {
+        self.now += SignedDuration::from_millis(ms);
+    }
+
+    pub async fn apply(&self, agents: &[AgentSpec]) -> Applied {
+        self.store.apply(self.now, "files", "digest", agents).await.unwrap()
+    }
+
+    pub async fn schedule(&self, name: &str) -> ScheduleRecord {
+        self.store.schedule(name).await.unwrap().unwrap_or_else(|| panic!("no schedule {name}"))
+    }
+
+    /// Decides about a due schedule as a planner does.
+    pub fn decide(&mut self, due: &Due) -> Commit {
+        match due.compiled.clone() {
+            Ok(schedule) => {
+                let plan = plan(&schedule, &due.standing, &due.facts(self.now), self.now);
+                due.commit(&schedule, plan, || self.run_id())
+            }
+            Err(reason) => due.invalid(&reason),
+        }
+    }
+
+    /// Plans all that is due, until nothing is. Gives the number of runs made.
+    pub async fn plan_all(&mut self) -> usize {
+        let mut made = 0;
+        for _ in 0..100 {
+            let due = self.store.due(self.now, 100).await.unwrap();
+            if due.is_empty() {
+                return made;
+            }
+            for due in &due {
+                let commit = self.decide(due);
+                if self.store.commit(self.now, std::slice::from_ref(&commit)).await.unwrap() == [true] {
+                    made += commit.runs.len();
+                }
+            }
+        }
+        panic!("planning does not come to an end");
+    }
+
+    pub async fn join(&self, n: u128) -> NodeId {
+        let node = Node {
+            id: node_id(n),
+            host: "here".into(),
+            pid: n as u32,
+            labels: vec!["gpu".into()],
+            started_at: self.now,
+            lease_until: self.now + SignedDuration::from_secs(30),
+            fenced: false,
+        };
+        self.store.join(&node).await.unwrap();
+        node.id
+    }
+
+    pub async fn claim(&self, node: NodeId, slots: u32) -> Vec<Claimed> {
+        let claim = Claim {
+            node,
+            lanes: vec![("cron".into(), slots), ("main".into(), slots)],
+            labels: vec!["gpu".into()],
+        };
+        self.store.claim(self.now, &claim).await.unwrap()
+    }
+
+    pub fn outcome(&self, claimed: &Claimed, outcome: Outcome) -> Finish {
+        let retry = Retry::default();
+        let failed = matches!(outcome, Outcome::Failed { .. });
+        Finish {
+            run: claimed.run,
+            epoch: claimed.epoch,
+            verdict: verdict(outcome, claimed.run, claimed.attempt, claimed.max_attempts, &retry, self.now),
+            failed,
+            exit_code: Some(i32::from(failed)),
+            error: failed.then(|| format!("attempt {} failed", claimed.attempt)),
+            summary: None,
+            arm: None,
+        }
+    }
+
+    pub async fn finish(&self, claimed: &Claimed, outcome: Outcome) -> Finished {
+        self.store.finish(self.now, &[self.outcome(claimed, outcome)]).await.unwrap()[0]
+    }
+
+    pub async fn complete(&self, claimed: &Claimed) -> Finished {
+        self.finish(claimed, Outcome::Completed).await
+    }
+
+    pub async fn fail(&self, claimed: &Claimed) -> Finished {
+        self.finish(claimed, Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await
+    }
+
+    /// A run by hand.
+    pub async fn enqueue(&mut self, name: &str, key: Option<(&str, u8)>) -> (RunId, Enqueued) {
+        let record = self.schedule(name).await;
+        let id = self.run_id();
+        let compiled = record.definition.compile(name).unwrap();
+        let definition = fleet(0)
+            .into_iter()
+            .find(|spec| name.starts_with(&spec.name))
+            .map_or_else(AgentDefinition::default, |spec| spec.definition);
+        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, self.now);
+        let key = key.map(|(key, body)| Key {
+            key: key.into(),
+            body_hash: vec![body],
+            expires_at: self.now + SignedDuration::from_hours(24),
+        });
+        (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
+    }
+
+    pub async fn assert_whole(&self) {
+        let found = self.store.integrity().await.unwrap();
+        assert!(found.is_empty(), "{found:?}");
+    }
+}
