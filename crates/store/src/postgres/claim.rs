@@ -149,7 +149,7 @@ impl Postgres {
         let plain = lane.ready(tx, READY_LOCKED, &lane.plain, i64::from(lane.slots)).await?;
         let mut parked_any = false;
         let (mut starts, mut busy) = (Vec::new(), false);
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
             let mut room = self.lock_and_count(tx, lane, &waiting).await?;
             // Others may have started some before we had the locks.
             waiting = lane.ready(tx, READY, &lane.gated, window).await?;
@@ -163,10 +163,12 @@ impl Postgres {
             }
             parked_any = true;
             park(tx, &decided.parks).await?;
-            // Who was parked at one gate has made place at another.
-            let free: (Vec<i64>, Vec<i64>) = room.iter().filter(|(_, room)| **room > 0).unzip();
+            // Who was parked at one gate has made place at another: those who wait there have their say before anybody
+            // starts. Twice as many each time, for what finds no room is only parked again.
+            let (gates, places): (Vec<i64>, Vec<i64>) =
+                decided.left_open.iter().map(|(gate, places)| (*gate, places << round)).unzip();
             let released =
-                if free.0.is_empty() { 0 } else { tx.execute(RELEASE_ROOM, &[&free.0, &free.1]).await? };
+                if gates.is_empty() { 0 } else { tx.execute(RELEASE_ROOM, &[&gates, &places]).await? };
             if released == 0 && !full_window {
                 break;
             }
@@ -286,6 +288,8 @@ struct Decided {
     starts: Vec<Uuid>,
     /// Which run waits behind which gate.
     parks: Vec<(Uuid, i64)>,
+    /// Places at gates that had room for somebody who is parked elsewhere, or for whom nobody came.
+    left_open: HashMap<i64, i64>,
     /// Somebody waits for a gate that is not ours.
     busy: bool,
 }
@@ -296,15 +300,28 @@ fn decide(plain: &[Waiting], gated: &[Waiting], room: &mut HashMap<i64, i64>, sl
     all.sort_by_key(|run| run.order);
     let candidates: Vec<Candidate<Uuid, i64>> =
         all.iter().map(|run| Candidate { run: run.run.0, gates: run.gates.clone() }).collect();
-    let held: HashSet<i64> = room.keys().copied().collect();
+    let mut before = room.clone();
     let admissions = admit(&candidates, room, slots as usize);
-    let mut decided = Decided::default();
+    let left = room.iter().filter(|(_, room)| **room > 0).map(|(gate, room)| (*gate, *room));
+    let mut decided = Decided { left_open: left.collect(), ..Decided::default() };
     for (candidate, admission) in candidates.iter().zip(admissions) {
-        let ours = candidate.gates.iter().all(|gate| held.contains(gate));
+        let ours = candidate.gates.iter().all(|gate| before.contains_key(gate));
         match admission {
-            Admission::Start => decided.starts.push(candidate.run),
+            Admission::Start => {
+                decided.starts.push(candidate.run);
+                for gate in &candidate.gates {
+                    before.entry(*gate).and_modify(|room| *room -= 1);
+                }
+            }
             // Parking it makes place at its other gate, which only the holder of that lock can give to another.
-            Admission::Park(gate) if ours => decided.parks.push((candidate.run, gate)),
+            Admission::Park(gate) if ours => {
+                decided.parks.push((candidate.run, gate));
+                for other in
+                    candidate.gates.iter().filter(|other| before.get(other).is_some_and(|room| *room > 0))
+                {
+                    *decided.left_open.entry(*other).or_default() += 1;
+                }
+            }
             Admission::Park(_) | Admission::Later => decided.busy |= !ours,
             Admission::NoSlot => {}
         }
