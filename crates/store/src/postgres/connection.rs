@@ -255,7 +255,9 @@ fn is_worth_another_try(fault: &Fault) -> bool {
         Fault::Store(_) => false,
         Fault::Database(error) => match error.code() {
             Some(code) => {
-                *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED
+                *code == SqlState::T_R_SERIALIZATION_FAILURE
+                    || *code == SqlState::T_R_DEADLOCK_DETECTED
+                    || is_shutdown(error)
             }
             // A connection that was closed before the commit: another may do.
             None => error.is_closed(),

@@ -286,9 +286,7 @@ impl Postgres {
         insert_skips(tx, &closed).await?;
         let runs: Vec<&NewRun> = held.iter().flat_map(|commit| &commit.runs).collect();
         insert_runs(tx, now, &runs, places).await?;
-        for commit in held.iter().filter(|commit| changes_state(commit)) {
-            write_state(tx, now, commit).await?;
-        }
+        write_states(tx, now, &held).await?;
         let tokens: Vec<_> = held
             .iter()
             .filter_map(|commit| match commit.next {
@@ -415,35 +413,52 @@ fn changes_state(commit: &Commit) -> bool {
         || !matches!(commit.next, Arm::Token(_))
 }
 
-async fn write_state(tx: &mut Tx<'_>, now: Timestamp, commit: &Commit) -> Result<(), Fault> {
-    let waits_for = match commit.next {
+async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> Result<(), Fault> {
+    let mut changed: Vec<&Commit> = commits.iter().copied().filter(|commit| changes_state(commit)).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    changed.sort_by_key(|commit| commit.schedule);
+    /// One column of all rows.
+    macro_rules! column {
+        ($commit:ident => $value:expr) => {
+            changed.iter().map(|$commit| $value).collect::<Vec<_>>()
+        };
+    }
+    let waits_for = |commit: &Commit| match commit.next {
         Arm::Wait(run) => Some(run.0),
         Arm::Token(_) | Arm::Exhausted => None,
     };
-    let status = match &commit.invalid {
-        Some(reason) => Some(Status::Invalid { reason: reason.clone() }),
-        None => (commit.next == Arm::Exhausted).then_some(Status::Exhausted),
+    // Below zero the status stays as it is.
+    let status = |commit: &Commit| match (&commit.invalid, commit.next) {
+        (Some(_), _) => rows::status_columns(&Status::Invalid { reason: String::new() }).0,
+        (None, Arm::Exhausted) => rows::status_columns(&Status::Exhausted).0,
+        (None, Arm::Token(_) | Arm::Wait(_)) => -1,
     };
-    let columns = status.as_ref().map(rows::status_columns);
-    let skip = commit.open_skip;
-    let sql = "update schedule_state set origin = coalesce($2, origin), waits_for = $3, skip_reason = $4, \
-               skip_from = $5, skip_to = $6, skip_count = $7, status = coalesce($8, status), \
-               status_since = case when $8 is null then status_since else $10 end, \
-               status_reason = case when $8 is null then status_reason else $9 end, \
-               status_until = case when $8 is null then status_until end where schedule_id = $1";
+    let sql = "insert into schedule_state as s (agent_id, edition, status_since, schedule_id, origin, waits_for, \
+               skip_reason, skip_from, skip_to, skip_count, status, status_reason) \
+               select 0, 0, $1::timestamptz, u.* from unnest($2::bigint[], $3::timestamptz[], $4::uuid[], \
+               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[]) as u \
+               on conflict (schedule_id) do update set origin = coalesce(excluded.origin, s.origin), \
+               waits_for = excluded.waits_for, skip_reason = excluded.skip_reason, \
+               skip_from = excluded.skip_from, skip_to = excluded.skip_to, skip_count = excluded.skip_count, \
+               status = case when excluded.status < 0 then s.status else excluded.status end, \
+               status_since = case when excluded.status < 0 then s.status_since else excluded.status_since end, \
+               status_reason = case when excluded.status < 0 then s.status_reason else excluded.status_reason end, \
+               status_until = case when excluded.status < 0 then s.status_until end";
     tx.execute(
         sql,
         &[
-            &commit.schedule,
-            &commit.origin,
-            &waits_for,
-            &skip.map(|skip| skip.reason.code()),
-            &skip.map(|skip| skip.from),
-            &skip.map(|skip| skip.to),
-            &skip.map(|skip| big(skip.count)),
-            &columns.map(|columns| columns.0),
-            &columns.and_then(|columns| columns.1),
             &now,
+            &column!(commit => commit.schedule),
+            &column!(commit => commit.origin),
+            &column!(commit => waits_for(commit)),
+            &column!(commit => commit.open_skip.map(|skip| skip.reason.code())),
+            &column!(commit => commit.open_skip.map(|skip| skip.from)),
+            &column!(commit => commit.open_skip.map(|skip| skip.to)),
+            &column!(commit => commit.open_skip.map(|skip| big(skip.count))),
+            &column!(commit => status(commit)),
+            &column!(commit => commit.invalid.as_deref()),
         ],
     )
     .await?;
