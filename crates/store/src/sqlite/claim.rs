@@ -11,10 +11,10 @@ use super::source::from_json;
 use super::{Done, Verb, maybe_instant, micros, node_bytes, run_id};
 use crate::shapes::*;
 
-/// A ready run: its number, and its place in the order.
+/// A ready run, and its place in the order.
 struct Ready {
-    seq: i64,
-    place: (i64, i64, i64),
+    id: [u8; 16],
+    place: (i64, i64),
     gates: Vec<i64>,
 }
 
@@ -65,21 +65,20 @@ impl Verb<'_> {
         let mut ready = Vec::new();
         for queue in queues {
             ready.extend(self.rows(
-                "select seq, rank, not_before, agent_gate, turn_gate from live
-                 where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, seq limit ?",
+                "select id, rank, not_before, agent_gate, turn_gate from live
+                 where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, id limit ?",
                 params![queue, micros(now), limit as i64],
                 |row| {
-                    let seq = row.get(0)?;
                     let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
                     Ok(Ready {
-                        seq,
-                        place: (row.get(1)?, row.get(2)?, seq),
+                        id: row.get(0)?,
+                        place: (row.get(1)?, row.get(2)?),
                         gates: gates.into_iter().flatten().collect(),
                     })
                 },
             )?);
         }
-        ready.sort_by_key(|run| run.place);
+        ready.sort_by_key(|run| (run.place, run.id));
         ready.truncate(limit);
         Ok(ready)
     }
@@ -102,7 +101,7 @@ impl Verb<'_> {
             }
         }
         let candidates: Vec<_> =
-            ready.iter().map(|run| Candidate { run: run.seq, gates: run.gates.clone() }).collect();
+            ready.iter().map(|run| Candidate { run: run.id, gates: run.gates.clone() }).collect();
         let mut parked = false;
         for (candidate, admission) in candidates.iter().zip(admit(&candidates, &mut free, slots)) {
             match admission {
@@ -110,7 +109,7 @@ impl Verb<'_> {
                 Admission::Park(gate) => {
                     parked = true;
                     self.execute(
-                        "update live set state = 1, parked_on = ? where seq = ?",
+                        "update live set state = 1, parked_on = ? where id = ?",
                         params![gate, candidate.run],
                     )?;
                     // It was the first at its other gates, where somebody waits behind it who need not.
@@ -139,11 +138,11 @@ impl Verb<'_> {
         Ok(room.unwrap_or(i64::MAX))
     }
 
-    fn start(&self, now: Timestamp, seq: i64, claim: &Claim, lane: &str) -> Done<Option<Claimed>> {
+    fn start(&self, now: Timestamp, run: [u8; 16], claim: &Claim, lane: &str) -> Done<Option<Claimed>> {
         self.row(
-            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where seq = ?
+            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where id = ?
              returning id, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload, trace_id",
-            params![node_bytes(claim.node), micros(now), seq],
+            params![node_bytes(claim.node), micros(now), run],
             |row| {
                 let payload: String = row.get("payload")?;
                 Ok(Claimed {
@@ -168,15 +167,29 @@ impl Verb<'_> {
     /// Lets runs through that wait at a gate, as many of each queue as there is room for, the first first: nodes that
     /// serve one queue do not wait for those that serve another. Gives their number.
     pub(super) fn release(&self, gate: i64) -> Done<usize> {
+        if self
+            .row("select 1 from live where state = 1 and parked_on = ? limit 1", [gate], |_| Ok(()))?
+            .is_none()
+        {
+            return Ok(0);
+        }
         let room = self.room(gate)?;
         if room <= 0 {
             return Ok(0);
         }
         self.execute(
-            "update live set state = 0, parked_on = null where seq in
-               (select seq from (select seq, row_number() over (partition by queue_id order by rank, not_before, seq) as place
-                                 from live where state = 1 and parked_on = ?) where place <= ?)",
+            "update live set state = 0, parked_on = null where id in
+               (select id from (select id, row_number() over (partition by queue_id order by rank, not_before, id) as place
+                                from live where state = 1 and parked_on = ?) where place <= ?)",
             params![gate, room],
         )
+    }
+
+    /// Lets runs through at all gates that this verb has made room at.
+    pub(super) fn release_freed(&self) -> Done<()> {
+        for gate in self.freed.take() {
+            self.release(gate)?;
+        }
+        Ok(())
     }
 }

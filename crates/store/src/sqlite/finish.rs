@@ -6,40 +6,38 @@ use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, bu
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::status_of;
+use super::source::{from_json, status_of};
 use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
-/// What ending a run needs to know of it.
-struct Ending {
-    seq: i64,
-    agent: AgentId,
-    schedule: ScheduleId,
-    command: String,
-    tick_at: Option<Timestamp>,
-    error: Option<String>,
-    gates: [Option<i64>; 2],
+/// What an attempt left behind.
+#[derive(Default)]
+pub(super) struct Result<'a> {
+    exit_code: Option<i32>,
+    error: Option<&'a str>,
+    summary: Option<&'a str>,
+    /// The token of its schedule, should that wait for this run.
+    arm: Option<Token>,
 }
 
 impl Verb<'_> {
     pub(super) fn finish(&self, now: Timestamp, finish: &Finish) -> Done<Finished> {
         let live = self.row(
-            "select state, epoch, cancel_reason, agent_id, exit_code is not null or error is not null from live where id = ?",
+            "select state, epoch, cancel_reason, agent_id from live where id = ?",
             [bytes(finish.run)],
             |row| {
                 let ours = row.get::<_, i64>(0)? == 2 && row.get::<_, Epoch>(1)? == finish.epoch;
-                let cancel = row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code);
-                Ok((ours, cancel, row.get::<_, AgentId>(3)?, row.get::<_, bool>(4)?))
+                Ok((
+                    ours,
+                    row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
+                    row.get::<_, AgentId>(3)?,
+                ))
             },
         )?;
-        let Some((ours, cancel, agent, had_result)) = live else { return Ok(Finished::Stale) };
+        let Some((ours, cancel, agent)) = live else { return Ok(Finished::Stale) };
         if !ours && !self.shared.sabotage.is(Sabotage::FinishWithoutEpoch) {
             return Ok(Finished::Stale);
-        }
-        if had_result || finish.exit_code.is_some() || finish.error.is_some() {
-            let result = params![finish.exit_code, finish.error, bytes(finish.run)];
-            self.execute("update live set exit_code = ?, error = ? where id = ?", result)?;
         }
         if finish.failed {
             self.spend_budget(now, agent)?;
@@ -53,19 +51,32 @@ impl Verb<'_> {
         };
         match verdict {
             Verdict::End { state, reason } => {
-                self.end(now, finish.run, state, reason, finish.summary.as_deref(), finish.arm)?;
+                let result = Result {
+                    exit_code: finish.exit_code,
+                    error: finish.error.as_deref(),
+                    summary: finish.summary.as_deref(),
+                    arm: finish.arm,
+                };
+                self.end_with(now, finish.run, state, reason, &result)?;
                 Ok(Finished::Ended(state))
             }
-            Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),
-            Verdict::Return => self.back_to_pending(finish.run, now, false),
+            Verdict::Retry { .. } | Verdict::Return => {
+                let result = params![finish.exit_code, finish.error, bytes(finish.run)];
+                self.execute("update live set exit_code = ?, error = ? where id = ?", result)?;
+                match verdict {
+                    Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),
+                    _ => self.back_to_pending(finish.run, now, false),
+                }
+            }
         }
     }
 
     fn spend_budget(&self, now: Timestamp, agent: AgentId) -> Done<()> {
-        let Some(policy) = self.agent_definition(agent)?.and_then(|agent| agent.budget) else {
-            return Ok(());
-        };
-        let used = budget::after_failure(self.budget_of(agent)?, &policy, now);
+        let policy = self
+            .row("select budget from agents where id = ?", [agent], |row| row.get::<_, Option<String>>(0))?
+            .flatten();
+        let Some(policy) = policy else { return Ok(()) };
+        let used = budget::after_failure(self.budget_of(agent)?, &from_json(&policy)?, now);
         self.execute(
             "insert into budgets (agent_id, period_start, failures) values (?, ?, ?)
              on conflict (agent_id) do update set period_start = excluded.period_start, failures = excluded.failures",
@@ -81,70 +92,75 @@ impl Verb<'_> {
             params![micros(not_before), i64::from(!counted), bytes(run)],
             |row| Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?]),
         )?;
-        self.release_all(gates.unwrap_or_default())?;
+        self.freed.borrow_mut().extend(gates.into_iter().flatten().flatten());
         Ok(Finished::Pending)
     }
 
-    fn release_all(&self, gates: [Option<i64>; 2]) -> Done<()> {
-        for gate in gates.into_iter().flatten() {
-            self.release(gate)?;
-        }
-        Ok(())
+    /// Ends a live run that no attempt reports on.
+    pub(super) fn end(&self, now: Timestamp, run: RunId, state: RunState, reason: Reason) -> Done<()> {
+        // What its last attempt left behind stays.
+        let left = self.row("select exit_code, error from live where id = ?", [bytes(run)], |row| {
+            Ok((row.get::<_, Option<i32>>(0)?, row.get::<_, Option<String>>(1)?))
+        })?;
+        let (exit_code, error) = left.unwrap_or_default();
+        self.end_with(
+            now,
+            run,
+            state,
+            Some(reason),
+            &Result { exit_code, error: error.as_deref(), ..Result::default() },
+        )
     }
 
     /// Ends a live run: history, the schedule's last result and next token, breaker, budget, waiting runs.
-    pub(super) fn end(
+    fn end_with(
         &self,
         now: Timestamp,
         run: RunId,
         state: RunState,
         reason: Option<Reason>,
-        summary: Option<&str>,
-        arm: Option<Token>,
+        result: &Result<'_>,
     ) -> Done<()> {
-        let ending = self.row(
-            "select seq, agent_id, schedule_id, command, tick_at, error, agent_gate, turn_gate from live where id = ?",
-            [bytes(run)],
-            |row| {
-                Ok(Ending {
-                    seq: row.get(0)?,
-                    agent: row.get(1)?,
-                    schedule: row.get(2)?,
-                    command: row.get(3)?,
-                    tick_at: maybe_instant(row, "tick_at")?,
-                    error: row.get(5)?,
-                    gates: [row.get(6)?, row.get(7)?],
-                })
-            },
-        )?;
-        let Some(ending) = ending else { return Ok(()) };
-        let chain = if state == RunState::Failed { "last_failed" } else { "last_other" };
+        let insert = if state == RunState::Failed { INSERT_FAILED } else { INSERT_OTHER };
         self.execute(
-            &format!(
-                "insert into history (id, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
-                                      max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
-                 select l.id, (select {chain} from schedule_state where schedule_id = l.schedule_id), l.schedule_id, l.tick_at, l.agent_id,
-                        l.command, l.trigger, (select lane from queues where id = l.queue_id), l.not_before, ?, ?, l.attempt, l.max_attempts,
-                        l.epoch, l.node_id, l.exit_code, l.error, ?, l.trace_id, l.created_at, l.started_at, ?
-                 from live l where seq = ?"
-            ),
-            params![state.code(), reason.map(Reason::code), summary, micros(now), ending.seq],
+            insert,
+            params![
+                state.code(),
+                reason.map(Reason::code),
+                result.exit_code,
+                result.error,
+                result.summary,
+                micros(now),
+                bytes(run)
+            ],
         )?;
         let number = self.connection.last_insert_rowid();
-        self.execute("delete from live where seq = ?", [ending.seq])?;
-        self.end_of_schedule(now, run, &ending, state, reason, number, arm)?;
-        if let Some(policy) = self.agent_definition(ending.agent)?.and_then(|agent| agent.breaker) {
-            let breaker = self.breaker_of(ending.agent, &ending.command)?;
-            let (next, transition) = breaker.ended(&policy, run, state, now);
+        let ended = self.row(
+            "delete from live where id = ? returning agent_id, schedule_id, command, tick_at, agent_gate, turn_gate",
+            [bytes(run)],
+            |row| {
+                self.freed.borrow_mut().extend([row.get::<_, Option<i64>>(4)?, row.get(5)?].into_iter().flatten());
+                Ok((row.get::<_, AgentId>(0)?, row.get::<_, ScheduleId>(1)?, row.get::<_, String>(2)?, row.get::<_, Option<i64>>(3)?))
+            },
+        )?;
+        let Some((agent, schedule, command, tick_at)) = ended else { return Ok(()) };
+        self.end_of_schedule(now, run, schedule, tick_at, state, reason, number, result)?;
+        let policies =
+            self.row("select breaker, budget is not null from agents where id = ?", [agent], |row| {
+                Ok((row.get::<_, Option<String>>(0)?, row.get::<_, bool>(1)?))
+            })?;
+        let Some((breaker_policy, has_budget)) = policies else { return Ok(()) };
+        if let Some(policy) = breaker_policy {
+            let breaker = self.breaker_of(agent, &command)?;
+            let (next, transition) = breaker.ended(&from_json(&policy)?, run, state, now);
             if next != breaker {
-                self.put_breaker(ending.agent, &ending.command, &next, transition)?;
+                self.put_breaker(agent, &command, &next, transition)?;
             }
         }
-        if state == RunState::Completed {
-            self.execute("delete from budgets where agent_id = ?", [ending.agent])?;
+        if has_budget && state == RunState::Completed {
+            self.execute("delete from budgets where agent_id = ?", [agent])?;
         }
-        // Also where it only waited: it may have been the first, and let through.
-        self.release_all(ending.gates)
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "one caller, and every part of an end is its own")]
@@ -152,49 +168,40 @@ impl Verb<'_> {
         &self,
         now: Timestamp,
         run: RunId,
-        ending: &Ending,
+        schedule: ScheduleId,
+        tick_at: Option<i64>,
         state: RunState,
         reason: Option<Reason>,
         number: i64,
-        arm: Option<Token>,
+        result: &Result<'_>,
     ) -> Done<()> {
-        let (id, tick_at) = (ending.schedule, ending.tick_at.map(micros));
-        match state {
-            RunState::Completed => self.execute(
-                "update schedule_state set last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, last_other = ?5,
-                        last_success_at = ?4, last_success_run = ?1, last_error = null, streak = max(streak, 0) + 1 where schedule_id = ?6",
-                params![bytes(run), state.code(), tick_at, micros(now), number, id],
-            )?,
-            RunState::Failed => {
-                let error = ending.error.clone().unwrap_or_else(|| reason.map_or("failed", Reason::as_str).to_owned());
-                self.execute(
-                    "update schedule_state set last_run = ?, last_state = ?, last_tick_at = ?, last_finished_at = ?, last_failed = ?,
-                            last_error = ?, streak = min(streak, 0) - 1 where schedule_id = ?",
-                    params![bytes(run), state.code(), tick_at, micros(now), number, error, id],
-                )?
-            }
-            RunState::Cancelled | RunState::Pending | RunState::Running => self.execute(
-                "update schedule_state set last_run = ?, last_state = ?, last_tick_at = ?, last_finished_at = ?, last_other = ? where schedule_id = ?",
-                params![bytes(run), state.code(), tick_at, micros(now), number, id],
-            )?,
+        let error = (state == RunState::Failed)
+            .then(|| result.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str)));
+        let update = match state {
+            RunState::Completed => END_COMPLETED,
+            RunState::Failed => END_FAILED,
+            RunState::Cancelled | RunState::Pending | RunState::Running => END_CANCELLED,
         };
         let standing = self.row(
-            "select status, status_reason, status_until, waits_for, delete_after_run from schedule_state where schedule_id = ?",
-            [id],
-            |row| Ok((status_of(row)?, row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id), row.get::<_, bool>("delete_after_run")?)),
+            update,
+            params![bytes(run), state.code(), tick_at, micros(now), number, error, schedule],
+            |row| {
+                let awaited = row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id);
+                Ok((status_of(row)?, awaited, row.get::<_, bool>("delete_after_run")?))
+            },
         )?;
         match standing {
             Some((status, Some(awaited), _)) if awaited == run => {
-                self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
+                self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
                 if status == Status::Active {
-                    self.set_token(id, Some(arm.unwrap_or(Token::next(now))))?;
+                    self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
                 }
             }
             // A one-shot that asked for it goes with its run.
             Some((Status::Exhausted, None, true)) => {
                 self.execute(
                     "update schedules set retired_at = ? where id = ? and retired_at is null",
-                    params![micros(now), id],
+                    params![micros(now), schedule],
                 )?;
             }
             _ => {}
@@ -202,6 +209,40 @@ impl Verb<'_> {
         Ok(())
     }
 }
+
+/// The end of a run, linked to the one before it of its kind.
+macro_rules! insert_history {
+    ($chain:literal) => {
+        concat!(
+            "insert into history (id, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
+                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
+             select l.id, (select ",
+            $chain,
+            " from schedule_state where schedule_id = l.schedule_id), l.schedule_id, l.tick_at, l.agent_id,
+                    l.command, l.trigger, (select lane from queues where id = l.queue_id), l.not_before, ?1, ?2, l.attempt, l.max_attempts,
+                    l.epoch, l.node_id, ?3, ?4, ?5, l.trace_id, l.created_at, l.started_at, ?6
+             from live l where id = ?7"
+        )
+    };
+}
+const INSERT_FAILED: &str = insert_history!("last_failed");
+const INSERT_OTHER: &str = insert_history!("last_other");
+
+/// What the end of a run writes into its schedule's state.
+macro_rules! end_of_schedule {
+    ($more:literal) => {
+        concat!(
+            "update schedule_state set last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
+            $more,
+            " where schedule_id = ?7 returning status, status_reason, status_until, waits_for, delete_after_run"
+        )
+    };
+}
+const END_COMPLETED: &str = end_of_schedule!(
+    "last_other = ?5, last_success_at = ?4, last_success_run = ?1, last_error = ?6, streak = max(streak, 0) + 1"
+);
+const END_FAILED: &str = end_of_schedule!("last_failed = ?5, last_error = ?6, streak = min(streak, 0) - 1");
+const END_CANCELLED: &str = end_of_schedule!("last_other = ?5, last_error = coalesce(?6, last_error)");
 
 /// A row of `live` or `history` as a record. Both have the columns of the other, or a constant in their place.
 pub(super) fn record(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunRecord> {

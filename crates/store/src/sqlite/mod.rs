@@ -13,7 +13,7 @@ mod schema;
 mod source;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -153,7 +153,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 
 /// All commands that wait at a moment go into one transaction; they are answered when it is on disk.
 fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared: &Shared) {
-    let verb = Verb { connection: &connection, shared, lost: RefCell::default() };
+    let verb = Verb { connection: &connection, shared, lost: RefCell::default(), freed: RefCell::default() };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
         if let Err(error) = connection.execute_batch("begin immediate") {
@@ -183,7 +183,7 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
 }
 
 fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, shared: &Shared) {
-    let verb = Verb { connection, shared, lost: RefCell::default() };
+    let verb = Verb { connection, shared, lost: RefCell::default(), freed: RefCell::default() };
     loop {
         let job = questions.lock().blocking_recv();
         let Some(job) = job else { return };
@@ -197,6 +197,8 @@ struct Verb<'a> {
     shared: &'a Shared,
     /// Why the whole transaction is gone, if it is: a full disk takes back more than the verb that met it.
     lost: RefCell<Option<Error>>,
+    /// Gates that may have room now, to be looked at once, at the end of the verb.
+    freed: RefCell<BTreeSet<i64>>,
 }
 
 /// What a step inside a verb gives back.
@@ -206,7 +208,8 @@ impl Verb<'_> {
     fn in_savepoint<T>(&self, verb: impl FnOnce(&Verb<'_>) -> Done<T>) -> Done<T> {
         let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
         savepoint("savepoint verb")?;
-        let done = verb(self);
+        self.freed.take();
+        let done = verb(self).and_then(|done| self.release_freed().map(|()| done));
         if let Err(error) = &done
             && self.connection.is_autocommit()
         {

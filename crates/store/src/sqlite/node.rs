@@ -88,7 +88,7 @@ impl Verb<'_> {
             };
             match end {
                 Some((state, reason)) => {
-                    self.end(now, run, state, Some(reason), None, None)?;
+                    self.end(now, run, state, reason)?;
                     rescued.ended.push((run, state));
                 }
                 None => {
@@ -111,7 +111,7 @@ impl Verb<'_> {
             let Some(cancel) = cancel else { continue };
             given_back += 1;
             match cancel {
-                Some(reason) => self.end(now, *run, RunState::Cancelled, Some(reason), None, None)?,
+                Some(reason) => self.end(now, *run, RunState::Cancelled, reason)?,
                 None => drop(self.back_to_pending(*run, now, false)?),
             }
         }

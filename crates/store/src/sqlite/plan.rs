@@ -355,7 +355,7 @@ impl Verb<'_> {
                 Ok(Cancelled::Told(node_id(node)))
             }
             Some(_) => {
-                self.end(now, run, RunState::Cancelled, Some(reason), None, None)?;
+                self.end(now, run, RunState::Cancelled, reason)?;
                 Ok(Cancelled::Ended)
             }
             None => {

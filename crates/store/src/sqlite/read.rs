@@ -21,7 +21,7 @@ impl Verb<'_> {
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(&live_query("true order by l.rank, l.not_before, l.seq"), [], record)
+        self.rows(&live_query("true order by l.rank, l.not_before, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.

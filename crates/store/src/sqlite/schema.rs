@@ -38,6 +38,8 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update(None, "cache_size", -65_536)?;
         connection.pragma_update(None, "temp_store", "memory")?;
+        // A page that changes often is copied back once per 40 MB of log rather than once per 4.
+        connection.pragma_update(None, "wal_autocheckpoint", 10_000)?;
         connection.set_prepared_statement_cache_capacity(128);
         Ok(connection)
     };

@@ -50,6 +50,8 @@ impl Verb<'_> {
 
     fn put_agent(&self, source: &str, spec: &AgentSpec) -> Done<AgentId> {
         let definition = to_json(&spec.definition)?;
+        let breaker = spec.definition.breaker.as_ref().map(to_json).transpose()?;
+        let budget = spec.definition.budget.as_ref().map(to_json).transpose()?;
         let known =
             self.row("select id from agents where name = ? and retired_at is null", [&spec.name], |row| {
                 row.get(0)
@@ -57,15 +59,15 @@ impl Verb<'_> {
         let id = match known {
             Some(id) => {
                 self.execute(
-                    "update agents set source = ?, definition = ? where id = ?",
-                    params![source, definition, id],
+                    "update agents set source = ?, definition = ?, breaker = ?, budget = ? where id = ?",
+                    params![source, definition, breaker, budget, id],
                 )?;
                 id
             }
             None => {
                 self.execute(
-                    "insert into agents (name, source, definition) values (?, ?, ?)",
-                    params![spec.name, source, definition],
+                    "insert into agents (name, source, definition, breaker, budget) values (?, ?, ?, ?, ?)",
+                    params![spec.name, source, definition, breaker, budget],
                 )?;
                 self.connection.last_insert_rowid()
             }
@@ -256,7 +258,7 @@ impl Verb<'_> {
             )?;
             for run in pending {
                 applied.cancelled += 1;
-                self.end(now, run, RunState::Cancelled, Some(reason), None, None)?;
+                self.end(now, run, RunState::Cancelled, reason)?;
             }
         }
         Ok(())

@@ -7,6 +7,9 @@ create table agents (
   name text not null,
   source text not null,
   definition text not null,
+  -- Parts of the definition that the end of a run looks at, where there are such.
+  breaker text,
+  budget text,
   retired_at integer
 ) strict;
 create unique index agents_name on agents (name) where retired_at is null;
@@ -85,10 +88,10 @@ create table gates (
   unique (kind, key)
 ) strict;
 
--- Runs that can still change. state: 0 ready, 1 parked at a gate, 2 running.
+-- Runs that can still change, in the order of their ids, which is that of their making. state: 0 ready, 1 parked at a gate,
+-- 2 running.
 create table live (
-  seq integer primary key,
-  id blob not null,
+  id blob primary key,
   state integer not null,
   queue_id integer not null,
   rank integer not null,
@@ -115,13 +118,12 @@ create table live (
   started_at integer,
   exit_code integer,
   error text
-) strict;
-create unique index live_id on live (id);
+) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_agent on live (agent_id);
-create index live_ready on live (queue_id, rank, not_before, seq) where state = 0;
-create index live_parked on live (parked_on, rank, not_before, seq) where state = 1;
+create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
 create index live_node on live (node_id) where state = 2;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;

@@ -1,0 +1,244 @@
+//! The bare throughput of the verbs, beside a loop written by hand on the same driver, in one run:
+//!
+//!     cargo bench -p belfry-store
+//!
+//! `BELFRY_HISTORY=10000000` puts that many ended runs into the store first; `BELFRY_RUNS` and `BELFRY_SCHEDULES` change
+//! how much is measured.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use belfry_core::definition::{Options, When};
+use belfry_core::retry::Verdict;
+use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, plan};
+use belfry_store::sqlite::Sqlite;
+use belfry_store::*;
+use belfry_time::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+const BATCH: usize = 100;
+
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (runs, schedules, history) =
+        (number("BELFRY_RUNS", 20_000), number("BELFRY_SCHEDULES", 100_000), number("BELFRY_HISTORY", 0));
+    println!("runs {runs}, schedules {schedules}, batch {BATCH}, history {history}");
+    runtime.block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let by_hand = sqlite_by_hand(&folder.path().join("hand.db"), runs);
+        let path = folder.path().join("belfry.db");
+        let store = Sqlite::serve(&path).unwrap();
+        if history > 0 {
+            fill_sqlite(&path, history);
+        }
+        let verbs = measure("sqlite", &store, runs, schedules).await;
+        report("sqlite", by_hand, verbs, runs);
+    });
+}
+
+fn report(name: &str, by_hand: Duration, (free, gated): (Duration, Duration), runs: usize) {
+    let rate = |time: Duration| runs as f64 / time.as_secs_f64();
+    println!("{name}: by hand            {:>9.0} runs/s", rate(by_hand));
+    println!(
+        "{name}: claim + finish     {:>9.0} runs/s   {:.2} of by hand",
+        rate(free),
+        by_hand.as_secs_f64() / free.as_secs_f64()
+    );
+    println!(
+        "{name}: behind a limit     {:>9.0} runs/s   {:.2} of by hand",
+        rate(gated),
+        by_hand.as_secs_f64() / gated.as_secs_f64()
+    );
+}
+
+fn start() -> Timestamp {
+    "2026-03-02T12:00:00Z".parse().unwrap()
+}
+
+async fn measure<S: Store>(name: &str, store: &S, runs: usize, schedules: usize) -> (Duration, Duration) {
+    let node = Node {
+        id: NodeId(Uuid::from_u128(1)),
+        host: "here".into(),
+        pid: 1,
+        labels: Vec::new(),
+        started_at: start(),
+        lease_until: start() + SignedDuration::from_hours(1000),
+        fenced: false,
+    };
+    store.join(&node).await.unwrap();
+    let minutely = |n: usize| {
+        let options = Options { if_running: belfry_core::definition::IfRunning::Allow, ..Options::default() };
+        (format!("s{n}"), ScheduleDefinition { when: When::Cron("*/5 * * * *".into()), options })
+    };
+    let agent = |name: &str, max_concurrent, n: usize| AgentSpec {
+        name: name.into(),
+        definition: AgentDefinition { max_concurrent, ..AgentDefinition::default() },
+        schedules: (0..n).map(minutely).collect(),
+    };
+    let began = Instant::now();
+    store
+        .apply(start(), "files", "1", &[agent("free", None, schedules), agent("gated", Some(1_000), 1)])
+        .await
+        .unwrap();
+    println!(
+        "{name}: apply              {:>9.0} schedules/s",
+        schedules as f64 / began.elapsed().as_secs_f64()
+    );
+    let mut ids = 0;
+    plan_all(store, start(), &mut ids).await;
+    let now = start() + SignedDuration::from_mins(5);
+    let began = Instant::now();
+    let planned = plan_all(store, now, &mut ids).await;
+    println!("{name}: plan               {:>9.0} ticks/s", planned as f64 / began.elapsed().as_secs_f64());
+    // What was planned makes the runs of the first measurement.
+    let free = work_off(store, node.id, now, runs.min(planned)).await;
+    let free = free * runs as u32 / runs.min(planned) as u32;
+    work_off(store, node.id, now, usize::MAX).await;
+    let record = store.schedule("gated/s0").await.unwrap().unwrap();
+    let compiled = record.definition.compile("gated/s0").unwrap();
+    let definition = AgentDefinition { max_concurrent: Some(1_000), ..AgentDefinition::default() };
+    for _ in 0..runs {
+        ids += 1;
+        let run = NewRun::of(
+            RunId(Uuid::from_u128(ids << 64)),
+            record.agent,
+            record.id,
+            &compiled,
+            &definition,
+            now,
+        );
+        store.enqueue(now, &Enqueue { run, key: None }).await.unwrap();
+    }
+    let gated = work_off(store, node.id, now, runs).await;
+    (free, gated)
+}
+
+async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize {
+    let mut planned = 0;
+    loop {
+        let due = store.due(now, 1000).await.unwrap();
+        if due.is_empty() {
+            return planned;
+        }
+        let commits: Vec<Commit> = due
+            .iter()
+            .map(|due| {
+                let schedule = due.compiled.clone().unwrap();
+                due.commit(&schedule, plan(&schedule, &due.standing, &due.facts(now), now), || {
+                    *ids += 1;
+                    RunId(Uuid::from_u128(*ids << 64))
+                })
+            })
+            .collect();
+        planned +=
+            store.commit(now, &commits).await.unwrap().into_iter().filter(|committed| *committed).count();
+    }
+}
+
+/// Claims and finishes as a node does: what has ended and what is claimed next go to the store together.
+async fn work_off<S: Store>(store: &S, node: NodeId, now: Timestamp, runs: usize) -> Duration {
+    let claim = Claim { node, lanes: vec![("cron".into(), BATCH as u32)], labels: Vec::new() };
+    let began = Instant::now();
+    let mut done = 0;
+    let mut running: Vec<Claimed> = Vec::new();
+    while done < runs {
+        let finishes: Vec<Finish> = running.iter().map(completed).collect();
+        let (finished, claimed) = tokio::join!(store.finish(now, &finishes), store.claim(now, &claim));
+        done += finished.unwrap().len();
+        running = claimed.unwrap();
+        if running.is_empty() {
+            break;
+        }
+    }
+    let took = began.elapsed();
+    let finishes: Vec<Finish> = running.iter().map(completed).collect();
+    store.finish(now, &finishes).await.unwrap();
+    took
+}
+
+fn completed(claimed: &Claimed) -> Finish {
+    Finish {
+        run: claimed.run,
+        epoch: claimed.epoch,
+        verdict: Verdict::End { state: RunState::Completed, reason: None },
+        failed: false,
+        exit_code: Some(0),
+        error: None,
+        summary: None,
+        arm: None,
+    }
+}
+
+/// The least that claims a batch and ends it with history kept: one table of jobs, one of history.
+fn sqlite_by_hand(path: &Path, runs: usize) -> Duration {
+    let connection = rusqlite::Connection::open(path).unwrap();
+    connection.pragma_update(None, "journal_mode", "wal").unwrap();
+    connection.pragma_update(None, "synchronous", "full").unwrap();
+    connection
+        .execute_batch(
+            "create table jobs (seq integer primary key, id blob, state integer, node blob, epoch integer, attempt integer, schedule integer,
+                                tick_at integer, command text, payload text, created_at integer, started_at integer);
+             create index jobs_ready on jobs (seq) where state = 0;
+             create table history (number integer primary key, id blob, schedule integer, tick_at integer, command text, state integer,
+                                   attempt integer, exit_code integer, created_at integer, started_at integer, finished_at integer);
+             create unique index history_id on history (id);",
+        )
+        .unwrap();
+    connection.execute_batch("begin").unwrap();
+    for n in 0..runs {
+        let id = (((n as u128) + 1) << 64).to_be_bytes();
+        let parameters = rusqlite::params![id, n as i64, 0i64, "poll", "{}", 0i64];
+        let insert = "insert into jobs (id, state, epoch, attempt, schedule, tick_at, command, payload, created_at) values (?, 0, 0, 0, ?, ?, ?, ?, ?)";
+        connection.prepare_cached(insert).unwrap().execute(parameters).unwrap();
+    }
+    connection.execute_batch("commit").unwrap();
+    let began = Instant::now();
+    let mut done = 0;
+    while done < runs {
+        connection.execute_batch("begin immediate").unwrap();
+        let mut statement = connection
+            .prepare_cached(
+                "update jobs set state = 2, node = x'01', epoch = epoch + 1, attempt = attempt + 1, started_at = 1
+                 where seq in (select seq from jobs where state = 0 order by seq limit 100) returning seq, id, epoch, command, payload",
+            )
+            .unwrap();
+        let claimed: Vec<i64> =
+            statement.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        connection.execute_batch("commit").unwrap();
+        connection.execute_batch("begin immediate").unwrap();
+        for seq in &claimed {
+            let insert = "insert into history (id, schedule, tick_at, command, state, attempt, exit_code, created_at, started_at, finished_at)
+                          select id, schedule, tick_at, command, 1, attempt, 0, created_at, started_at, 2 from jobs where seq = ? and epoch = 1";
+            connection.prepare_cached(insert).unwrap().execute([seq]).unwrap();
+            connection
+                .prepare_cached("delete from jobs where seq = ? and epoch = 1")
+                .unwrap()
+                .execute([seq])
+                .unwrap();
+        }
+        connection.execute_batch("commit").unwrap();
+        done += claimed.len();
+    }
+    began.elapsed()
+}
+
+fn fill_sqlite(path: &Path, rows: usize) {
+    let began = Instant::now();
+    let connection = rusqlite::Connection::open(path).unwrap();
+    connection.busy_timeout(Duration::from_secs(60)).unwrap();
+    connection
+        .execute_batch(&format!(
+            "insert into history (id, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, attempt, max_attempts, epoch,
+                                  created_at, finished_at)
+             with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})
+             select randomblob(1) || cast(printf('%015d', i) as blob), i % 100000, i, 1, 'poll', 0, 'cron', 0, 2, 1, 4, 1, 0, i from n"
+        ))
+        .unwrap();
+    println!("sqlite: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());
+}
