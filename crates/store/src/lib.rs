@@ -6,6 +6,7 @@
 
 mod error;
 pub mod memory;
+pub mod postgres;
 pub mod sabotage;
 mod shapes;
 pub mod sqlite;

@@ -1,0 +1,307 @@
+//! Connections and transactions: a small pool, prepared statements, deadlines, and what an error means.
+//!
+//! A connection whose transaction was not ended in order is closed, never handed on.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, NoTls, Row, Statement};
+
+use crate::Error;
+
+/// So many verbs at once; more wait. Two cores of a database are busy with fewer.
+const CONNECTIONS_MAX: usize = 8;
+/// A transaction that lost against another is repeated so often.
+const TRIES_MAX: u32 = 10;
+/// A frozen node must not keep others waiting, so the server ends what takes too long.
+const OPTIONS: &str = "-c search_path=belfry -c plan_cache_mode=force_custom_plan -c jit=off \
+     -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC";
+
+/// A parameter of a statement.
+pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
+
+/// Why a transaction did not come to its end.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Database(tokio_postgres::Error),
+    Store(Error),
+    /// What it was decided on has changed meanwhile: once more from the start.
+    Again,
+}
+
+impl From<tokio_postgres::Error> for Fault {
+    fn from(error: tokio_postgres::Error) -> Fault {
+        Fault::Database(error)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Fault {
+        Fault::Store(error)
+    }
+}
+
+pub(super) struct Pool {
+    config: Config,
+    pub(super) place: String,
+    idle: Mutex<Vec<Connection>>,
+    permits: Semaphore,
+}
+
+struct Connection {
+    client: Client,
+    statements: HashMap<&'static str, Statement>,
+}
+
+impl Pool {
+    pub(super) fn new(url: &str) -> Result<Pool, Error> {
+        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| Error::Unavailable {
+            detail: format!("the address of the database cannot be read: {}", words(&error)),
+            ambiguous: false,
+        })?;
+        let options = match config.get_options() {
+            Some(own) => format!("{own} {OPTIONS}"),
+            None => OPTIONS.to_owned(),
+        };
+        config.options(options).connect_timeout(Duration::from_secs(5));
+        config.tcp_user_timeout(Duration::from_secs(15));
+        if config.get_application_name().is_none() {
+            config.application_name("belfry");
+        }
+        let place = format!("the database {}", config.get_dbname().unwrap_or("of that name"));
+        Ok(Pool { config, place, idle: Mutex::default(), permits: Semaphore::new(CONNECTIONS_MAX) })
+    }
+
+    /// A new connection, outside the pool.
+    pub(super) async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
+        let (client, connection) = self.config.connect(NoTls).await?;
+        // It ends with its client; what went wrong is told to whoever waits for an answer.
+        tokio::spawn(async move { drop(connection.await) });
+        Ok(client)
+    }
+
+    async fn take(&self) -> Result<Held<'_>, Error> {
+        let permit = self.permits.acquire().await.map_err(|_| Error::unexpected("the pool is closed"))?;
+        let idle = {
+            let mut idle = self.idle.lock();
+            idle.retain(|connection| !connection.client.is_closed());
+            idle.pop()
+        };
+        let connection = match idle {
+            Some(connection) => connection,
+            None => {
+                let client =
+                    self.connect().await.map_err(|error| error_of(Fault::Database(error), &self.place))?;
+                Connection { client, statements: HashMap::new() }
+            }
+        };
+        Ok(Held { pool: self, connection: Some(connection), _permit: permit })
+    }
+
+    /// A transaction. It begins with its first statement.
+    pub(super) async fn transaction(&self) -> Result<Tx<'_>, Error> {
+        Ok(Tx { held: self.take().await?, step: Step::Before })
+    }
+
+    /// Statements that stand each for itself.
+    pub(super) async fn statements(&self) -> Result<Tx<'_>, Error> {
+        Ok(Tx { held: self.take().await?, step: Step::Never })
+    }
+}
+
+/// A connection that goes back to the pool only when told.
+struct Held<'a> {
+    pool: &'a Pool,
+    connection: Option<Connection>,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Held<'_> {
+    fn connection(&mut self) -> Result<&mut Connection, Fault> {
+        self.connection.as_mut().ok_or_else(|| Error::unexpected("the connection is gone").into())
+    }
+
+    fn give_back(mut self) {
+        if let Some(connection) = self.connection.take().filter(|connection| !connection.client.is_closed()) {
+            self.pool.idle.lock().push(connection);
+        }
+    }
+}
+
+#[derive(PartialEq)]
+enum Step {
+    /// There is no transaction.
+    Never,
+    /// It begins with the first statement.
+    Before,
+    /// It has begun.
+    Inside,
+}
+
+/// A transaction under way, or a row of single statements.
+pub(super) struct Tx<'a> {
+    held: Held<'a>,
+    step: Step,
+}
+
+impl Tx<'_> {
+    /// Runs a statement. Statements are prepared once for each connection.
+    pub(super) async fn query(&mut self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
+        let begins = self.step == Step::Before;
+        let connection = self.held.connection()?;
+        let statement = match connection.statements.get(sql) {
+            Some(statement) => statement.clone(),
+            None => {
+                let statement = connection.client.prepare(sql).await?;
+                connection.statements.insert(sql, statement.clone());
+                statement
+            }
+        };
+        let client = &connection.client;
+        if !begins {
+            return Ok(client.query(&statement, params).await?);
+        }
+        // Both go out together: one round trip.
+        self.step = Step::Inside;
+        let (begun, rows) =
+            tokio::join!(biased; client.batch_execute("begin"), client.query(&statement, params));
+        begun?;
+        Ok(rows?)
+    }
+
+    /// Runs a statement and counts the rows it touched.
+    pub(super) async fn execute(&mut self, sql: &'static str, params: &[Param<'_>]) -> Result<u64, Fault> {
+        if self.step == Step::Before {
+            self.held.connection()?.client.batch_execute("begin").await?;
+            self.step = Step::Inside;
+        }
+        let connection = self.held.connection()?;
+        let statement = match connection.statements.get(sql) {
+            Some(statement) => statement.clone(),
+            None => {
+                let statement = connection.client.prepare(sql).await?;
+                connection.statements.insert(sql, statement.clone());
+                statement
+            }
+        };
+        Ok(connection.client.execute(&statement, params).await?)
+    }
+
+    /// Commits or rolls back. `None` asks for another try.
+    pub(super) async fn close<T>(
+        mut self,
+        outcome: Result<T, Fault>,
+        committing: &AtomicBool,
+        tries: &mut u32,
+    ) -> Result<Option<T>, Error> {
+        let place = self.held.pool.place.clone();
+        let inside = self.step == Step::Inside;
+        let fault = match outcome {
+            Ok(answer) if !inside => {
+                self.held.give_back();
+                return Ok(Some(answer));
+            }
+            Ok(answer) => {
+                let Ok(connection) = self.held.connection() else { return Ok(Some(answer)) };
+                committing.store(true, Ordering::SeqCst);
+                let committed = connection.client.batch_execute("commit").await;
+                match committed {
+                    Ok(()) => {
+                        self.held.give_back();
+                        return Ok(Some(answer));
+                    }
+                    // The server said no: nothing was changed.
+                    Err(error) if error.as_db_error().is_some() && !is_shutdown(&error) => {
+                        committing.store(false, Ordering::SeqCst);
+                        Fault::Database(error)
+                    }
+                    Err(error) => {
+                        let detail = format!("the connection was lost in a commit: {}", words(&error));
+                        return Err(Error::Unavailable { detail, ambiguous: true });
+                    }
+                }
+            }
+            Err(fault) => {
+                let rolled_back = match self.held.connection() {
+                    Ok(connection) if inside => connection.client.batch_execute("rollback").await.is_ok(),
+                    _ => !inside,
+                };
+                if rolled_back {
+                    self.held.give_back();
+                }
+                fault
+            }
+        };
+        *tries += 1;
+        match is_worth_another_try(&fault) && *tries < TRIES_MAX {
+            true => Ok(None),
+            false => Err(error_of(fault, &place)),
+        }
+    }
+}
+
+fn is_shutdown(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("57P"))
+}
+
+fn is_worth_another_try(fault: &Fault) -> bool {
+    match fault {
+        Fault::Again => true,
+        Fault::Store(_) => false,
+        Fault::Database(error) => match error.code() {
+            Some(code) => {
+                *code == SqlState::T_R_SERIALIZATION_FAILURE
+                    || *code == SqlState::T_R_DEADLOCK_DETECTED
+                    || is_shutdown(error)
+            }
+            // A connection that was closed before the commit: another may do.
+            None => error.is_closed(),
+        },
+    }
+}
+
+/// What an error of the database means to whoever called.
+pub(super) fn error_of(fault: Fault, place: &str) -> Error {
+    let error = match fault {
+        Fault::Store(error) => return error,
+        Fault::Again => {
+            let detail = "others were faster too often".to_owned();
+            return Error::Unavailable { detail, ambiguous: false };
+        }
+        Fault::Database(error) => error,
+    };
+    let detail = words(&error);
+    let Some(code) = error.code() else {
+        return Error::Unavailable { detail, ambiguous: false };
+    };
+    match &code.code()[..2] {
+        "53" if *code == SqlState::DISK_FULL => Error::Full { place: place.to_owned() },
+        "08" | "28" | "3D" | "40" | "53" | "55" | "57" | "25" => {
+            Error::Unavailable { detail, ambiguous: false }
+        }
+        "XX" => Error::Corrupt { place: place.to_owned(), detail },
+        _ => Error::unexpected(detail),
+    }
+}
+
+/// The whole chain of an error in one line.
+fn words(error: &tokio_postgres::Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return format!("{} ({})", error.message(), error.code().code());
+    }
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,243 @@
+-- Everything lives in the schema `belfry`, which the connection's search_path names.
+
+-- Ids, versions and places in the queue: one sequence, so that no number ever stands for two things.
+create sequence numbers;
+
+create table sources (
+    name text primary key,
+    digest text not null,
+    applied_at timestamptz not null
+);
+
+-- Cold. `edition` changes with the definition: it keys caches of what was read from it.
+create table agents (
+    id bigint primary key,
+    source text not null,
+    name text not null,
+    edition bigint not null,
+    definition text not null,
+    -- Has a breaker or a budget: only then do the ends of its runs look here.
+    policies boolean not null,
+    retired_at timestamptz
+);
+create unique index agents_name on agents (name) where retired_at is null;
+
+-- Cold.
+create table schedules (
+    id bigint primary key,
+    agent_id bigint not null,
+    name text not null,
+    source text not null,
+    revision bigint not null,
+    definition text not null,
+    retired_at timestamptz
+);
+create unique index schedules_name on schedules (name) where retired_at is null;
+create index schedules_source on schedules (source) where retired_at is null;
+
+-- What a schedule was, by the instants of its edits.
+create table schedule_revisions (
+    schedule_id bigint not null,
+    revision bigint not null,
+    from_at timestamptz not null,
+    definition text not null,
+    primary key (schedule_id, revision)
+);
+
+-- Written on ends, skips and edits; a plain tick does not touch it.
+create table schedule_state (
+    schedule_id bigint primary key,
+    agent_id bigint not null,
+    edition bigint not null,
+    retired boolean not null default false,
+    delete_after_run boolean not null default false,
+    status smallint not null,
+    status_since timestamptz not null,
+    status_reason text,
+    status_until timestamptz,
+    origin timestamptz,
+    waits_for uuid,
+    skip_reason smallint,
+    skip_from timestamptz,
+    skip_to timestamptz,
+    skip_count bigint,
+    last_run uuid,
+    last_state smallint,
+    last_tick_at timestamptz,
+    last_finished_at timestamptz,
+    last_success_at timestamptz,
+    last_success_run uuid,
+    last_error text,
+    streak bigint not null default 0,
+    -- Heads of the two chains of ended runs, by how long they are kept: failed ones, and others.
+    last_failed uuid,
+    last_other uuid
+) with (fillfactor = 80);
+
+-- The token: one narrow row for each armed schedule. Who deletes it plans the tick.
+create table timers (
+    due_at timestamptz not null,
+    schedule_id bigint not null,
+    kind smallint not null,
+    tick_at timestamptz not null,
+    version bigint not null,
+    primary key (due_at, schedule_id),
+    constraint timers_schedule unique (schedule_id)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+
+-- Distinct (lane, set of labels), apart for runs with and without gates.
+create table queues (
+    id bigint generated always as identity primary key,
+    lane text not null,
+    needs text[] not null,
+    gated boolean not null,
+    constraint queues_place unique (lane, needs, gated)
+);
+
+-- Limits on how many are running at once. Kinds: 0 an agent, 1 a schedule's turn, 2 a command's turn, 3 an agent's turn.
+-- No cap is no limit.
+create table gates (
+    id bigint generated always as identity primary key,
+    kind smallint not null,
+    key bigint not null,
+    command text not null default '',
+    cap bigint,
+    -- When it was changed last.
+    cap_at timestamptz,
+    constraint gates_place unique (kind, key, command)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+
+-- Runs that have not ended. States: 0 ready, 1 parked behind a full gate, 2 running.
+create table live (
+    id uuid primary key,
+    state smallint not null,
+    queue_id bigint not null,
+    rank integer not null,
+    not_before timestamptz not null,
+    seq bigint not null,
+    schedule_id bigint not null,
+    tick_at timestamptz,
+    agent_id bigint not null,
+    command text not null,
+    agent_gate bigint,
+    turn_gate bigint,
+    lane_gate bigint,
+    session_gate bigint,
+    parked_on bigint,
+    node_id uuid,
+    epoch integer not null default 0,
+    attempt bigint not null default 0,
+    max_attempts bigint not null,
+    cancel_reason smallint,
+    trigger smallint not null,
+    probe boolean not null,
+    prompt text,
+    payload text not null,
+    trace_id uuid,
+    created_at timestamptz not null,
+    started_at timestamptz,
+    exit_code integer,
+    error text
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+-- The tripwire: a tick that is planned twice fails here.
+create unique index live_tick on live (schedule_id, tick_at) where tick_at is not null;
+create index live_schedule on live (schedule_id);
+create index live_agent on live (agent_id);
+create index live_ready on live (queue_id, rank, not_before, seq) where state = 0;
+create index live_parked on live (parked_on, queue_id, rank, not_before, seq) where state = 1;
+create index live_agent_gate on live (agent_gate) where state = 2;
+create index live_turn_gate on live (turn_gate) where state = 2;
+create index live_node on live (node_id) where state = 2;
+
+-- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
+-- a schedule's runs are listed without an index by schedule.
+create table history (
+    id uuid primary key,
+    seq bigint not null,
+    failed boolean not null,
+    prev_run uuid,
+    schedule_id bigint not null,
+    agent_id bigint not null,
+    command text not null,
+    trigger smallint not null,
+    tick_at timestamptz,
+    not_before timestamptz not null,
+    state smallint not null,
+    reason smallint,
+    lane text not null,
+    attempt bigint not null,
+    max_attempts bigint not null,
+    epoch integer not null,
+    node_id uuid,
+    exit_code integer,
+    error text,
+    summary text,
+    prompt text,
+    payload text not null,
+    trace_id uuid,
+    created_at timestamptz not null,
+    started_at timestamptz,
+    finished_at timestamptz not null
+);
+create index history_age on history (failed, finished_at, seq);
+
+create table skips (
+    id bigint primary key,
+    schedule_id bigint not null,
+    reason smallint not null,
+    from_at timestamptz not null,
+    to_at timestamptz not null,
+    count bigint not null
+);
+create index skips_schedule on skips (schedule_id, id);
+create index skips_age on skips (to_at);
+
+create table nodes (
+    id uuid primary key,
+    host text not null,
+    pid bigint not null,
+    labels text[] not null,
+    started_at timestamptz not null,
+    lease_until timestamptz not null,
+    fenced boolean not null
+) with (fillfactor = 50);
+
+create table breakers (
+    agent_id bigint not null,
+    command text not null,
+    state smallint not null,
+    failures bigint not null,
+    opened_at timestamptz,
+    probe uuid,
+    primary key (agent_id, command)
+);
+
+-- Append only.
+create table breaker_log (
+    id bigint generated always as identity primary key,
+    agent_id bigint not null,
+    command text not null,
+    at timestamptz not null,
+    from_state smallint not null,
+    to_state smallint not null,
+    failures bigint not null,
+    reason smallint not null,
+    run_id uuid
+);
+create index breaker_log_place on breaker_log (agent_id, command, id);
+
+create table budgets (
+    agent_id bigint primary key,
+    period_start timestamptz not null,
+    failures bigint not null
+);
+
+create table idempotency (
+    schedule_id bigint not null,
+    key text not null,
+    body_hash bytea not null,
+    run_id uuid not null,
+    expires_at timestamptz not null,
+    primary key (schedule_id, key)
+);
+create index idempotency_age on idempotency (expires_at);

@@ -1,0 +1,342 @@
+//! A store in PostgreSQL, for many machines.
+//!
+//! Every verb is one short transaction under READ COMMITTED. Limits hold because a gate's row is locked first and what
+//! runs behind it is counted in the next statement, which has a new snapshot; a run is parked only under that lock and
+//! released under the same. Locks are taken in one order: agents, timers, running runs, schedules, gates, waiting runs,
+//! each sorted by id. Start reading at `claim.rs`.
+
+/// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
+macro_rules! verb {
+    ($store:expr, $within:expr, $begin:ident, |$tx:ident| $body:expr) => {{
+        let committing = AtomicBool::new(false);
+        let work = async {
+            let mut tries = 0;
+            loop {
+                let mut $tx = $store.pool.$begin().await?;
+                let outcome = $body;
+                if let Some(answer) = $tx.close(outcome, &committing, &mut tries).await? {
+                    break Ok(answer);
+                }
+            }
+        };
+        match tokio::time::timeout($within, work).await {
+            Ok(answer) => answer,
+            Err(_) => Err(Error::Unavailable {
+                detail: format!("no answer within {} s", $within.as_secs()),
+                ambiguous: committing.load(Ordering::SeqCst),
+            }),
+        }
+    }};
+}
+
+/// One transaction.
+macro_rules! transact {
+    ($store:expr, |$tx:ident| $body:expr) => {
+        verb!($store, DEADLINE, transaction, |$tx| $body)
+    };
+}
+
+/// Statements that only read, each for itself.
+macro_rules! look {
+    ($store:expr, |$tx:ident| $body:expr) => {
+        verb!($store, DEADLINE, statements, |$tx| $body)
+    };
+}
+
+mod claim;
+mod connection;
+mod finish;
+mod node;
+mod plan;
+mod read;
+mod rows;
+mod schema;
+mod source;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use belfry_core::definition::Scope;
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange, Token,
+};
+use belfry_time::Timestamp;
+use parking_lot::Mutex;
+
+use self::connection::{Fault, Pool, Tx, error_of};
+use crate::Error;
+use crate::sabotage::Switch;
+use crate::shapes::*;
+use crate::store::{Answer, Store};
+
+/// A verb that takes longer has failed, whatever the server does.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// A source may hold a million schedules, and whoever checks everything reads everything.
+const LONG_DEADLINE: Duration = Duration::from_secs(600);
+/// What is kept of what was read; past it everything is forgotten and read again.
+const CACHE_MAX: usize = 100_000;
+
+/// A store in a PostgreSQL database, shared by any number of nodes.
+pub struct Postgres {
+    pool: Pool,
+    cache: Mutex<Cache>,
+    /// Breaks it on purpose.
+    pub sabotage: Switch,
+}
+
+/// What never changes once it was read: definitions by edition, and the numbers of queues and gates.
+#[derive(Default)]
+struct Cache {
+    schedules: HashMap<(ScheduleId, i64), Arc<Cold>>,
+    agents: HashMap<(AgentId, i64), Arc<AgentDefinition>>,
+    queues: HashMap<Queue, i64>,
+    gates: HashMap<Gate, i64>,
+}
+
+/// The part of a schedule that only an edit changes.
+struct Cold {
+    name: Arc<str>,
+    compiled: Result<Arc<Schedule>, Arc<str>>,
+    overlap: Scope,
+    command: String,
+}
+
+/// A queue, by what it takes to serve it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Queue {
+    lane: String,
+    needs: Vec<String>,
+    gated: bool,
+}
+
+/// A gate, by what it limits: kind, agent or schedule, command.
+type Gate = (i16, i64, String);
+
+impl Cache {
+    fn bound(&mut self) {
+        if self.schedules.len() > CACHE_MAX {
+            self.schedules.clear();
+        }
+        if self.agents.len() > CACHE_MAX {
+            self.agents.clear();
+        }
+        if self.gates.len() > CACHE_MAX {
+            self.gates.clear();
+        }
+        if self.queues.len() > CACHE_MAX {
+            self.queues.clear();
+        }
+    }
+}
+
+impl Postgres {
+    /// Connects, and brings the schema up to date. Any number of nodes may do so at once on an empty database.
+    ///
+    /// `url` is `postgres://user@host/database` or `host=/folder/of/a/socket user=… dbname=…`.
+    pub async fn open(url: &str) -> Result<Postgres, Error> {
+        let pool = Pool::new(url)?;
+        let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
+        schema::migrate(&client, &pool.place).await?;
+        Ok(Postgres { pool, cache: Mutex::default(), sabotage: Switch::default() })
+    }
+}
+
+/// Replaces or removes a schedule's token. Whoever planned on the old one has lost.
+async fn set_token(tx: &mut Tx<'_>, schedule: ScheduleId, token: Option<Token>) -> Result<(), Fault> {
+    match token {
+        Some(token) => set_tokens(tx, &[(schedule, token)]).await,
+        None => clear_token(tx, schedule).await,
+    }
+}
+
+async fn set_tokens(tx: &mut Tx<'_>, tokens: &[(ScheduleId, Token)]) -> Result<(), Fault> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let due_at: Vec<_> = tokens.iter().map(|(_, token)| token.due_at).collect();
+    let schedules: Vec<_> = tokens.iter().map(|(schedule, _)| *schedule).collect();
+    let kinds: Vec<_> = tokens.iter().map(|(_, token)| token.kind.code()).collect();
+    let tick_at: Vec<_> = tokens.iter().map(|(_, token)| token.tick_at).collect();
+    let sql = "insert into timers (due_at, schedule_id, kind, tick_at, version) \
+               select u.due_at, u.schedule_id, u.kind, u.tick_at, nextval('numbers') \
+               from unnest($1::timestamptz[], $2::bigint[], $3::smallint[], $4::timestamptz[]) \
+               as u (due_at, schedule_id, kind, tick_at) \
+               on conflict (schedule_id) do update set due_at = excluded.due_at, kind = excluded.kind, \
+               tick_at = excluded.tick_at, version = excluded.version";
+    tx.execute(sql, &[&due_at, &schedules, &kinds, &tick_at]).await?;
+    Ok(())
+}
+
+/// Removes a schedule's token. A plan that is being committed may put another in its place while we wait for it, which
+/// only the next statement sees.
+async fn clear_token(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<(), Fault> {
+    loop {
+        tx.execute("delete from timers where schedule_id = $1", &[&schedule]).await?;
+        let left = tx.query("select 1 from timers where schedule_id = $1", &[&schedule]).await?;
+        if left.is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// Records ranges of skips that are complete.
+async fn insert_skips(tx: &mut Tx<'_>, skips: &[(ScheduleId, SkipRange)]) -> Result<(), Fault> {
+    if skips.is_empty() {
+        return Ok(());
+    }
+    let schedules: Vec<_> = skips.iter().map(|(schedule, _)| *schedule).collect();
+    let reasons: Vec<_> = skips.iter().map(|(_, skip)| skip.reason.code()).collect();
+    let from: Vec<_> = skips.iter().map(|(_, skip)| skip.from).collect();
+    let to: Vec<_> = skips.iter().map(|(_, skip)| skip.to).collect();
+    let counts: Vec<_> = skips.iter().map(|(_, skip)| rows::big(skip.count)).collect();
+    let sql = "insert into skips (id, schedule_id, reason, from_at, to_at, count) \
+               select nextval('numbers'), u.* \
+               from unnest($1::bigint[], $2::smallint[], $3::timestamptz[], $4::timestamptz[], $5::bigint[]) as u";
+    tx.execute(sql, &[&schedules, &reasons, &from, &to, &counts]).await?;
+    Ok(())
+}
+
+impl Store for Postgres {
+    async fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Answer<Applied> {
+        let specs = source::compile_all(agents);
+        verb!(self, LONG_DEADLINE, transaction, |tx| self
+            .apply_in(&mut tx, now, source, digest, &specs)
+            .await)
+    }
+
+    async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
+        look!(self, |tx| source::digest(&mut tx, source).await)
+    }
+
+    async fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Answer<bool> {
+        transact!(self, |tx| source::pause(&mut tx, now, schedule, reason, until).await)
+    }
+
+    async fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Answer<bool> {
+        transact!(self, |tx| source::resume(&mut tx, now, schedule, catch_up, skipped).await)
+    }
+
+    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
+        look!(self, |tx| self.due_in(&mut tx, now, limit).await)
+    }
+
+    async fn next_due(&self) -> Answer<Option<Timestamp>> {
+        look!(self, |tx| plan::next_due(&mut tx).await)
+    }
+
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+        if commits.is_empty() {
+            return Ok(Vec::new());
+        }
+        let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
+        let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
+        transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await)
+    }
+
+    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+        let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
+        transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await)
+    }
+
+    async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
+        self.claim_until_settled(now, claim).await
+    }
+
+    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
+        if finishes.is_empty() {
+            return Ok(Vec::new());
+        }
+        transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await)
+    }
+
+    async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
+        transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await)
+    }
+
+    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+        if runs.is_empty() {
+            return Ok(0);
+        }
+        transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await)
+    }
+
+    async fn join(&self, node: &Node) -> Answer<()> {
+        transact!(self, |tx| node::join(&mut tx, node).await)
+    }
+
+    async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
+        transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
+    }
+
+    async fn nodes(&self) -> Answer<Vec<Node>> {
+        look!(self, |tx| node::nodes(&mut tx).await)
+    }
+
+    async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
+        transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await)
+    }
+
+    async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
+        transact!(self, |tx| finish::reset_breaker(&mut tx, now, agent, command).await)
+    }
+
+    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
+        transact!(self, |tx| finish::reset_budget(&mut tx, agent).await)
+    }
+
+    async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
+        transact!(self, |tx| self.prune_in(&mut tx, now, retention).await)
+    }
+
+    async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
+        look!(self, |tx| read::run(&mut tx, run).await)
+    }
+
+    async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
+        look!(self, |tx| read::live_runs(&mut tx).await)
+    }
+
+    async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
+        look!(self, |tx| read::ended_runs(&mut tx, schedule, limit).await)
+    }
+
+    async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
+        look!(self, |tx| read::schedule(&mut tx, name).await)
+    }
+
+    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
+        look!(self, |tx| read::skips(&mut tx, schedule).await)
+    }
+
+    async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
+        look!(self, |tx| read::breaker(&mut tx, agent, command).await)
+    }
+
+    async fn counts(&self) -> Answer<Counts> {
+        look!(self, |tx| read::counts(&mut tx).await)
+    }
+
+    async fn integrity(&self) -> Answer<Vec<String>> {
+        verb!(self, LONG_DEADLINE, statements, |tx| read::integrity(&mut tx).await)
+    }
+}

@@ -1,0 +1,118 @@
+//! Nodes and their leases: renewal, fencing, rescue.
+
+use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_time::Timestamp;
+use uuid::Uuid;
+
+use super::Postgres;
+use super::connection::{Fault, Tx};
+use super::finish::{Change, lock_running};
+use super::rows::{self, Live, get};
+use crate::shapes::*;
+
+pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
+    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced) \
+               values ($1, $2, $3, $4, $5, $6, $7) \
+               on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
+               labels = excluded.labels, started_at = excluded.started_at, \
+               lease_until = excluded.lease_until, fenced = excluded.fenced";
+    let pid = i64::from(node.pid);
+    tx.execute(
+        sql,
+        &[&node.id.0, &node.host, &pid, &node.labels, &node.started_at, &node.lease_until, &node.fenced],
+    )
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<Renewed, Fault> {
+    let sql =
+        "update nodes set lease_until = greatest(lease_until, $2) where id = $1 and not fenced returning 1";
+    if tx.query(sql, &[&id.0, &lease_until]).await?.is_empty() {
+        return Ok(Renewed::Fenced);
+    }
+    let sql = "select id, epoch, cancel_reason from live where node_id = $1 and state = 2 order by id";
+    let (mut cancels, mut live) = (Vec::new(), Vec::new());
+    for row in tx.query(sql, &[&id.0]).await? {
+        let (run, epoch) = (RunId(get(&row, "id")?), get::<Epoch>(&row, "epoch")?);
+        live.push((run, epoch));
+        if let Some(reason) = get::<Option<i16>>(&row, "cancel_reason")? {
+            cancels.push((run, epoch, rows::reason(reason)?));
+        }
+    }
+    Ok(Renewed::Held { cancels, live })
+}
+
+pub(super) async fn nodes(tx: &mut Tx<'_>) -> Result<Vec<Node>, Fault> {
+    let found = tx.query("select * from nodes where not fenced order by id", &[]).await?;
+    found.iter().map(rows::node).collect()
+}
+
+impl Postgres {
+    pub(super) async fn fence_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        id: NodeId,
+        lease_seen: Timestamp,
+    ) -> Result<Option<Rescued>, Fault> {
+        // From here on no claim under this node can come to its end: claims hold its row.
+        let sql =
+            "update nodes set fenced = true where id = $1 and not fenced and lease_until = $2 returning 1";
+        if tx.query(sql, &[&id.0, &lease_seen]).await?.is_empty() {
+            return Ok(None);
+        }
+        let own = tx.query("select id from live where node_id = $1 and state = 2", &[&id.0]).await?;
+        let own: Vec<Uuid> = own.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+        let (books, runs) = lock_running(tx, &own).await?;
+        let mut rescued = Rescued::default();
+        let mut changes = Vec::new();
+        for live in runs.into_iter().filter(|live| live.node == Some(id)) {
+            let end = match live.cancel {
+                Some(reason) => Some((RunState::Cancelled, reason)),
+                None if live.attempt >= live.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
+                None => None,
+            };
+            match end {
+                Some((state, reason)) => {
+                    rescued.ended.push((live.id, state));
+                    changes.push(Change::end(live, state, Some(reason)));
+                }
+                None => {
+                    rescued.pending.push(live.id);
+                    changes.push(Change::back(live, now, true));
+                }
+            }
+        }
+        self.settle(tx, now, books, changes).await?;
+        Ok(Some(rescued))
+    }
+
+    pub(super) async fn give_back_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Result<u32, Fault> {
+        let ids: Vec<Uuid> = runs.iter().map(|(run, _)| run.0).collect();
+        let (books, found) = lock_running(tx, &ids).await?;
+        let mut found: std::collections::HashMap<RunId, Live> =
+            found.into_iter().map(|live| (live.id, live)).collect();
+        let mut changes = Vec::new();
+        for (run, epoch) in runs {
+            let ours = |live: &Live| live.is_running() && live.node == Some(node) && live.epoch == *epoch;
+            if !found.get(run).is_some_and(ours) {
+                continue;
+            }
+            let Some(live) = found.remove(run) else { continue };
+            match live.cancel {
+                Some(reason) => changes.push(Change::end(live, RunState::Cancelled, Some(reason))),
+                None => changes.push(Change::back(live, now, false)),
+            }
+        }
+        let given_back = changes.len();
+        self.settle(tx, now, books, changes).await?;
+        Ok(given_back as u32)
+    }
+}

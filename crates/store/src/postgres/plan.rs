@@ -1,0 +1,690 @@
+//! Planning: what is due, and committing what was decided. Also runs that are asked for from outside a plan.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use belfry_core::budget::Budget;
+use belfry_core::check::Status;
+use belfry_core::definition::Scope;
+use belfry_core::plan::Standing;
+use belfry_core::{AgentDefinition, AgentId, Reason, RunId, ScheduleId};
+use belfry_time::Timestamp;
+use uuid::Uuid;
+
+use super::connection::{Fault, Tx};
+use super::finish::{self, Books, mark};
+use super::rows::{self, big, get, small};
+use super::{Cold, Gate, Postgres, Queue, insert_skips, set_tokens};
+use crate::Error;
+use crate::memory::compile;
+use crate::sabotage::Sabotage;
+use crate::shapes::*;
+
+/// Where a new run goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    queue: i64,
+    agent_gate: Option<i64>,
+    turn_gate: Option<i64>,
+}
+
+/// The places of new runs, by run.
+pub(super) type Places = HashMap<RunId, Place>;
+
+/// A token that is due, with its schedule's state.
+struct Token {
+    schedule: ScheduleId,
+    agent: AgentId,
+    edition: i64,
+    version: i64,
+    standing: Standing,
+}
+
+pub(super) async fn next_due(tx: &mut Tx<'_>) -> Result<Option<Timestamp>, Fault> {
+    let first = tx.query("select due_at from timers order by due_at limit 1", &[]).await?;
+    first.first().map(|row| get(row, "due_at")).transpose()
+}
+
+impl Postgres {
+    /// The tokens first, then what lives: a run that is made in between is counted, or its maker changes the token.
+    pub(super) async fn due_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<Due>, Fault> {
+        let sql = "select t.due_at, t.schedule_id, t.kind, t.tick_at as token_tick_at, t.version, s.agent_id, \
+                   s.edition, s.origin, s.skip_reason, s.skip_from, s.skip_to, s.skip_count \
+                   from (select * from timers where due_at <= $1 order by due_at, schedule_id limit $2) t \
+                   join schedule_state s on s.schedule_id = t.schedule_id order by t.due_at, t.schedule_id";
+        let found = tx.query(sql, &[&now, &i64::from(limit)]).await?;
+        let mut tokens = Vec::with_capacity(found.len());
+        for row in &found {
+            let Some(token) = rows::token(row)? else { continue };
+            tokens.push(Token {
+                schedule: get(row, "schedule_id")?,
+                agent: get(row, "agent_id")?,
+                edition: get(row, "edition")?,
+                version: get(row, "version")?,
+                standing: Standing { token, origin: get(row, "origin")?, open_skip: rows::open_skip(row)? },
+            });
+        }
+        if tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let cold = self.cold(tx, &tokens).await?;
+        let agents = self.agents(tx, tokens.iter().map(|token| token.agent)).await?;
+        let lives = Lives::count(tx, &tokens, &cold).await?;
+        let books = Reading::open(tx, &agents).await?;
+        let due = tokens.into_iter().filter_map(|token| {
+            let cold = cold.get(&token.schedule)?;
+            let agent = agents.get(&token.agent)?;
+            let (live, pending) = lives.of(&token, cold);
+            Some(Due {
+                schedule: token.schedule,
+                agent: token.agent,
+                name: cold.name.clone(),
+                compiled: cold.compiled.clone(),
+                agent_definition: agent.clone(),
+                version: token.version,
+                standing: token.standing,
+                live,
+                pending,
+                breaker: books
+                    .breakers
+                    .get(&(token.agent, cold.command.clone()))
+                    .copied()
+                    .unwrap_or_default(),
+                budget: books.budgets.get(&token.agent).copied(),
+            })
+        });
+        Ok(due.collect())
+    }
+
+    /// Definitions of schedules, from the cache where they did not change.
+    async fn cold(&self, tx: &mut Tx<'_>, tokens: &[Token]) -> Result<HashMap<ScheduleId, Arc<Cold>>, Fault> {
+        let mut found = HashMap::with_capacity(tokens.len());
+        let mut missing = Vec::new();
+        {
+            let cache = self.cache.lock();
+            for token in tokens {
+                match cache.schedules.get(&(token.schedule, token.edition)) {
+                    Some(cold) => drop(found.insert(token.schedule, cold.clone())),
+                    None => missing.push(token.schedule),
+                }
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        let sql = "select c.id, s.edition, c.name, c.definition from schedules c \
+                   join schedule_state s on s.schedule_id = c.id where c.id = any($1)";
+        for row in tx.query(sql, &[&missing]).await? {
+            let (id, edition): (ScheduleId, i64) = (get(&row, "id")?, get(&row, "edition")?);
+            let name: &str = get(&row, "name")?;
+            let cold = Arc::new(cold_of(name, get(&row, "definition")?));
+            let mut cache = self.cache.lock();
+            cache.bound();
+            cache.schedules.insert((id, edition), cold.clone());
+            found.insert(id, cold);
+        }
+        Ok(found)
+    }
+
+    /// Definitions of agents, from the cache where they did not change.
+    async fn agents(
+        &self,
+        tx: &mut Tx<'_>,
+        ids: impl Iterator<Item = AgentId>,
+    ) -> Result<HashMap<AgentId, Arc<AgentDefinition>>, Fault> {
+        let ids: Vec<AgentId> = ids.collect::<BTreeSet<_>>().into_iter().collect();
+        let mut found = HashMap::with_capacity(ids.len());
+        let mut missing = Vec::new();
+        for row in tx.query("select id, edition from agents where id = any($1)", &[&ids]).await? {
+            let place = (get(&row, "id")?, get(&row, "edition")?);
+            match self.cache.lock().agents.get(&place) {
+                Some(agent) => drop(found.insert(place.0, agent.clone())),
+                None => missing.push(place.0),
+            }
+        }
+        if !missing.is_empty() {
+            let sql = "select id, edition, definition from agents where id = any($1)";
+            for row in tx.query(sql, &[&missing]).await? {
+                let agent = Arc::new(finish::definition(&row)?);
+                let mut cache = self.cache.lock();
+                cache.bound();
+                cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+                found.insert(get(&row, "id")?, agent);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The queues and gates of new runs, which are made where there are none yet. They are never removed, so this needs
+    /// no transaction.
+    pub(super) async fn places(&self, tx: &mut Tx<'_>, runs: &[&NewRun]) -> Result<Places, Fault> {
+        let mut places = Places::with_capacity(runs.len());
+        for run in runs {
+            let agent_gate = match run.gates.agent {
+                true => Some(self.gate(tx, (0, run.agent, String::new())).await?),
+                false => None,
+            };
+            let turn_gate = match run.gates.turn {
+                Some(Scope::Schedule) => Some(self.gate(tx, (1, run.schedule, String::new())).await?),
+                Some(Scope::Command) => Some(self.gate(tx, (2, run.agent, run.command.clone())).await?),
+                Some(Scope::Agent) => Some(self.gate(tx, (3, run.agent, String::new())).await?),
+                None => None,
+            };
+            let mut needs = run.needs.clone();
+            needs.sort_unstable();
+            needs.dedup();
+            let gated = agent_gate.is_some() || turn_gate.is_some();
+            let queue = self.queue(tx, Queue { lane: run.lane.clone(), needs, gated }).await?;
+            places.insert(run.id, Place { queue, agent_gate, turn_gate });
+        }
+        Ok(places)
+    }
+
+    async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
+        if let Some(id) = self.cache.lock().gates.get(&gate) {
+            return Ok(*id);
+        }
+        let cap = (gate.0 != 0).then_some(1_i64);
+        let sql =
+            "insert into gates (kind, key, command, cap) values ($1, $2, $3, $4) on conflict do nothing";
+        tx.execute(sql, &[&gate.0, &gate.1, &gate.2, &cap]).await?;
+        let sql = "select id from gates where kind = $1 and key = $2 and command = $3";
+        let id = one(tx.query(sql, &[&gate.0, &gate.1, &gate.2]).await?)?;
+        let mut cache = self.cache.lock();
+        cache.bound();
+        cache.gates.insert(gate, id);
+        Ok(id)
+    }
+
+    async fn queue(&self, tx: &mut Tx<'_>, queue: Queue) -> Result<i64, Fault> {
+        if let Some(id) = self.cache.lock().queues.get(&queue) {
+            return Ok(*id);
+        }
+        let sql = "insert into queues (lane, needs, gated) values ($1, $2, $3) on conflict do nothing";
+        tx.execute(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?;
+        let sql = "select id from queues where lane = $1 and needs = $2 and gated = $3";
+        let id = one(tx.query(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?)?;
+        let mut cache = self.cache.lock();
+        cache.bound();
+        cache.queues.insert(queue, id);
+        Ok(id)
+    }
+
+    pub(super) async fn commit_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        commits: &[Commit],
+        places: &Places,
+    ) -> Result<Vec<bool>, Fault> {
+        let blind = self.sabotage.is(Sabotage::NoTokenCheck);
+        let agents: BTreeSet<AgentId> =
+            commits.iter().filter(|commit| !is_plain(commit)).map(|commit| commit.agent).collect();
+        let mut books = match agents.is_empty() {
+            true => Books::default(),
+            false => Books::of_agents(tx, &agents.into_iter().collect::<Vec<_>>()).await?,
+        };
+        let mut answers = Vec::with_capacity(commits.len());
+        let mut rest = commits;
+        while !rest.is_empty() {
+            // Plain ones go together; one that looks beyond its own schedule must see those before it.
+            let mut seen = HashSet::new();
+            let plain = rest
+                .iter()
+                .take_while(|commit| is_plain(commit) && !blind && seen.insert(commit.schedule))
+                .count();
+            let (batch, others) = rest.split_at(plain.max(1));
+            answers.extend(self.commit_batch(tx, now, batch, places, &mut books, blind).await?);
+            rest = others;
+        }
+        books.close(tx).await?;
+        Ok(answers)
+    }
+
+    async fn commit_batch(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        batch: &[Commit],
+        places: &Places,
+        books: &mut Books,
+        blind: bool,
+    ) -> Result<Vec<bool>, Fault> {
+        let mut taken = take_tokens(tx, batch).await?;
+        if blind {
+            taken.extend(take_any(tx, batch).await?);
+        }
+        let lives = live_in_scope(tx, batch, &taken, blind).await?;
+        let (mut answers, mut put_back) = (Vec::with_capacity(batch.len()), Vec::new());
+        for commit in batch {
+            let is_taken = taken.contains(&commit.schedule);
+            let knew = lives.get(&commit.schedule).copied().unwrap_or_default() <= i64::from(commit.live);
+            let holds = is_taken && knew && books.take_probe(now, commit);
+            if is_taken && !holds {
+                put_back.push(commit);
+            }
+            answers.push(holds);
+        }
+        restore_tokens(tx, &put_back).await?;
+        let held: Vec<&Commit> =
+            batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
+        for commit in held.iter().filter(|commit| commit.cancel_live) {
+            // An end may keep a breaker's books, which are open here.
+            books.close(tx).await?;
+            self.cancel_scope(tx, now, commit).await?;
+            books.reopen(tx).await?;
+        }
+        let closed: Vec<_> = held
+            .iter()
+            .flat_map(|commit| commit.closed.iter().map(|range| (commit.schedule, *range)))
+            .collect();
+        insert_skips(tx, &closed).await?;
+        let runs: Vec<&NewRun> = held.iter().flat_map(|commit| &commit.runs).collect();
+        insert_runs(tx, now, &runs, places).await?;
+        write_states(tx, now, &held).await?;
+        let tokens: Vec<_> = held
+            .iter()
+            .filter_map(|commit| match commit.next {
+                Arm::Token(token) => Some((commit.schedule, token)),
+                Arm::Wait(_) | Arm::Exhausted => None,
+            })
+            .collect();
+        set_tokens(tx, &tokens).await?;
+        Ok(answers)
+    }
+
+    /// Cancels what lives in a commit's scope: running ones are marked, waiting ones end.
+    async fn cancel_scope(&self, tx: &mut Tx<'_>, now: Timestamp, commit: &Commit) -> Result<(), Fault> {
+        let runs = scope_runs(tx, commit).await?;
+        mark(tx, &runs, Reason::Overlap).await?;
+        self.end_waiting(tx, now, &runs, Reason::Overlap).await?;
+        // Those that were claimed before we had their gates.
+        mark(tx, &runs, Reason::Overlap).await?;
+        Ok(())
+    }
+}
+
+/// Whether a commit looks at nothing but its own schedule.
+fn is_plain(commit: &Commit) -> bool {
+    commit.scope == Scope::Schedule && !commit.cancel_live && !commit.runs.iter().any(|run| run.probe)
+}
+
+/// Deletes the tokens that are still those the plans were made on, and says whose. One that somebody else has locked is
+/// as good as gone.
+async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
+    let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
+    let versions: Vec<_> = batch.iter().map(|commit| commit.version).collect();
+    let due_at: Vec<_> = batch.iter().map(|commit| commit.token.due_at).collect();
+    let wanted: HashSet<(ScheduleId, i64)> =
+        batch.iter().map(|commit| (commit.schedule, commit.version)).collect();
+    // A version is one token's alone, so that three lists are as good as a list of triples.
+    let sql = "delete from timers where ctid = any(array(select ctid from timers where schedule_id = any($1) \
+               and version = any($2) and due_at = any($3) for update skip locked)) \
+               returning schedule_id, version";
+    let mut taken = HashSet::new();
+    for row in tx.query(sql, &[&schedules, &versions, &due_at]).await? {
+        let (schedule, version) = (get(&row, "schedule_id")?, get(&row, "version")?);
+        if !wanted.contains(&(schedule, version)) {
+            return Err(Error::unexpected("a plan carries the version of another schedule's token").into());
+        }
+        taken.insert(schedule);
+    }
+    Ok(taken)
+}
+
+/// Deletes whatever tokens there are: only for a store that is broken on purpose.
+async fn take_any(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<ScheduleId>, Fault> {
+    let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
+    tx.execute("delete from timers where schedule_id = any($1)", &[&schedules]).await?;
+    let sql = "select schedule_id from schedule_state where schedule_id = any($1)";
+    tx.query(sql, &[&schedules]).await?.iter().map(|row| get(row, "schedule_id")).collect()
+}
+
+/// Puts tokens back as they were.
+async fn restore_tokens(tx: &mut Tx<'_>, commits: &[&Commit]) -> Result<(), Fault> {
+    for commit in commits {
+        let sql =
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values ($1, $2, $3, $4, $5)";
+        let token = &commit.token;
+        let kind = token.kind.code();
+        tx.execute(sql, &[&token.due_at, &commit.schedule, &kind, &token.tick_at, &commit.version]).await?;
+    }
+    Ok(())
+}
+
+/// How many live runs each commit's scope has. The tokens are ours and the agents locked: nobody who looks at the same
+/// runs can add one before we are done, and whoever was before us is seen.
+async fn live_in_scope(
+    tx: &mut Tx<'_>,
+    batch: &[Commit],
+    taken: &HashSet<ScheduleId>,
+    blind: bool,
+) -> Result<HashMap<ScheduleId, i64>, Fault> {
+    if blind && batch.iter().all(|commit| commit.scope == Scope::Schedule) {
+        return Ok(HashMap::new());
+    }
+    if let [commit] = batch
+        && commit.scope != Scope::Schedule
+    {
+        let runs = scope_runs(tx, commit).await?;
+        return Ok(HashMap::from([(commit.schedule, big(runs.len() as u64))]));
+    }
+    let schedules: Vec<_> = batch
+        .iter()
+        .filter(|commit| taken.contains(&commit.schedule) && (!commit.runs.is_empty() || commit.cancel_live))
+        .map(|commit| commit.schedule)
+        .collect();
+    if schedules.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let sql =
+        "select schedule_id, count(*) as live from live where schedule_id = any($1) group by schedule_id";
+    let found = tx.query(sql, &[&schedules]).await?;
+    found.iter().map(|row| Ok((get(row, "schedule_id")?, get(row, "live")?))).collect()
+}
+
+async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault> {
+    let found = match commit.scope {
+        Scope::Schedule => {
+            tx.query("select id from live where schedule_id = $1 order by id", &[&commit.schedule]).await?
+        }
+        Scope::Command => {
+            let sql = "select id from live where agent_id = $1 and command = $2 order by id";
+            tx.query(sql, &[&commit.agent, &commit.command]).await?
+        }
+        Scope::Agent => {
+            tx.query("select id from live where agent_id = $1 order by id", &[&commit.agent]).await?
+        }
+    };
+    found.iter().map(|row| get(row, "id")).collect()
+}
+
+/// Whether a commit changes more than a token: a plain tick does not.
+fn changes_state(commit: &Commit) -> bool {
+    commit.open_skip.is_some()
+        || commit.had_open_skip
+        || commit.origin.is_some()
+        || commit.invalid.is_some()
+        || !matches!(commit.next, Arm::Token(_))
+}
+
+async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> Result<(), Fault> {
+    let mut changed: Vec<&Commit> = commits.iter().copied().filter(|commit| changes_state(commit)).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    changed.sort_by_key(|commit| commit.schedule);
+    /// One column of all rows.
+    macro_rules! column {
+        ($commit:ident => $value:expr) => {
+            changed.iter().map(|$commit| $value).collect::<Vec<_>>()
+        };
+    }
+    let waits_for = |commit: &Commit| match commit.next {
+        Arm::Wait(run) => Some(run.0),
+        Arm::Token(_) | Arm::Exhausted => None,
+    };
+    // Below zero the status stays as it is.
+    let status = |commit: &Commit| match (&commit.invalid, commit.next) {
+        (Some(_), _) => rows::status_columns(&Status::Invalid { reason: String::new() }).0,
+        (None, Arm::Exhausted) => rows::status_columns(&Status::Exhausted).0,
+        (None, Arm::Token(_) | Arm::Wait(_)) => -1,
+    };
+    let sql = "insert into schedule_state as s (agent_id, edition, status_since, schedule_id, origin, waits_for, \
+               skip_reason, skip_from, skip_to, skip_count, status, status_reason) \
+               select 0, 0, $1::timestamptz, u.* from unnest($2::bigint[], $3::timestamptz[], $4::uuid[], \
+               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[]) as u \
+               on conflict (schedule_id) do update set origin = coalesce(excluded.origin, s.origin), \
+               waits_for = excluded.waits_for, skip_reason = excluded.skip_reason, \
+               skip_from = excluded.skip_from, skip_to = excluded.skip_to, skip_count = excluded.skip_count, \
+               status = case when excluded.status < 0 then s.status else excluded.status end, \
+               status_since = case when excluded.status < 0 then s.status_since else excluded.status_since end, \
+               status_reason = case when excluded.status < 0 then s.status_reason else excluded.status_reason end, \
+               status_until = case when excluded.status < 0 then s.status_until end";
+    tx.execute(
+        sql,
+        &[
+            &now,
+            &column!(commit => commit.schedule),
+            &column!(commit => commit.origin),
+            &column!(commit => waits_for(commit)),
+            &column!(commit => commit.open_skip.map(|skip| skip.reason.code())),
+            &column!(commit => commit.open_skip.map(|skip| skip.from)),
+            &column!(commit => commit.open_skip.map(|skip| skip.to)),
+            &column!(commit => commit.open_skip.map(|skip| big(skip.count))),
+            &column!(commit => status(commit)),
+            &column!(commit => commit.invalid.as_deref()),
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn insert_runs(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    runs: &[&NewRun],
+    places: &Places,
+) -> Result<(), Fault> {
+    if runs.is_empty() {
+        return Ok(());
+    }
+    let place_of = |run: &&NewRun| {
+        places.get(&run.id).copied().ok_or_else(|| Error::unexpected("a run without a place"))
+    };
+    let places: Vec<Place> = runs.iter().map(place_of).collect::<Result<_, Error>>()?;
+    /// One column of all rows.
+    macro_rules! column {
+        ($run:ident => $value:expr) => {
+            runs.iter().map(|$run| $value).collect::<Vec<_>>()
+        };
+    }
+    let sql = "insert into live (state, seq, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
+               agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id) \
+               select 0, nextval('numbers'), $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
+               $4::integer[], $5::timestamptz[], $6::bigint[], $7::timestamptz[], $8::bigint[], $9::text[], \
+               $10::bigint[], $11::bigint[], $12::bigint[], $13::smallint[], $14::boolean[], $15::text[], \
+               $16::text[], $17::uuid[]) as u";
+    tx.execute(
+        sql,
+        &[
+            &now,
+            &column!(run => run.id.0),
+            &places.iter().map(|place| place.queue).collect::<Vec<_>>(),
+            &column!(run => -i32::from(run.priority)),
+            &column!(run => run.not_before),
+            &column!(run => run.schedule),
+            &column!(run => run.tick_at),
+            &column!(run => run.agent),
+            &column!(run => run.command.as_str()),
+            &places.iter().map(|place| place.agent_gate).collect::<Vec<_>>(),
+            &places.iter().map(|place| place.turn_gate).collect::<Vec<_>>(),
+            &column!(run => i64::from(run.max_attempts)),
+            &column!(run => run.trigger.code()),
+            &column!(run => run.probe),
+            &column!(run => run.prompt.as_deref()),
+            &column!(run => run.payload.to_string()),
+            &column!(run => run.trace_id),
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn enqueue(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    request: &Enqueue,
+    places: &Places,
+) -> Result<Enqueued, Fault> {
+    let run = &request.run;
+    if let Some(key) = &request.key
+        && let Some(answer) = take_key(tx, now, run, key).await?
+    {
+        return Ok(answer);
+    }
+    // A plan that did not know of this run is not committed.
+    let sql = "update timers set version = nextval('numbers') where schedule_id = $1";
+    tx.execute(sql, &[&run.schedule]).await?;
+    // Held, so that nobody retires the schedule before the run is there to be ended with it.
+    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired for share";
+    if tx.query(sql, &[&run.schedule]).await?.is_empty() {
+        // The key goes as well.
+        if request.key.is_some() {
+            let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
+            tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
+        }
+        return Ok(Enqueued::NotFound);
+    }
+    insert_runs(tx, now, &[run], places).await?;
+    Ok(Enqueued::Made)
+}
+
+/// Takes an idempotency key, or answers for the run that has it.
+async fn take_key(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    run: &NewRun,
+    key: &Key,
+) -> Result<Option<Enqueued>, Fault> {
+    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired";
+    if tx.query(sql, &[&run.schedule]).await?.is_empty() {
+        return Ok(Some(Enqueued::NotFound));
+    }
+    let sql = "insert into idempotency (schedule_id, key, body_hash, run_id, expires_at) \
+               values ($1, $2, $3, $4, $5) on conflict (schedule_id, key) do update \
+               set body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at \
+               where idempotency.expires_at <= $6";
+    let params: &[super::connection::Param<'_>] =
+        &[&run.schedule, &key.key, &key.body_hash, &run.id.0, &key.expires_at, &now];
+    if tx.execute(sql, params).await? > 0 {
+        return Ok(None);
+    }
+    let sql = "select run_id, body_hash from idempotency where schedule_id = $1 and key = $2";
+    let found = tx.query(sql, &[&run.schedule, &key.key]).await?;
+    // It went away between the two statements.
+    let row = found.first().ok_or(Fault::Again)?;
+    let first = RunId(get(row, "run_id")?);
+    Ok(Some(match get::<&[u8]>(row, "body_hash")? == key.body_hash {
+        true => Enqueued::Repeat(first),
+        false => Enqueued::KeyReused(first),
+    }))
+}
+
+/// Live runs and those of them that are pending, by schedule and by agent and command.
+#[derive(Default)]
+struct Lives {
+    schedules: HashMap<ScheduleId, (u32, u32)>,
+    commands: HashMap<AgentId, Vec<(String, u32, u32)>>,
+}
+
+impl Lives {
+    async fn count(
+        tx: &mut Tx<'_>,
+        tokens: &[Token],
+        cold: &HashMap<ScheduleId, Arc<Cold>>,
+    ) -> Result<Lives, Fault> {
+        let mut lives = Lives::default();
+        let is_own =
+            |token: &&Token| cold.get(&token.schedule).is_none_or(|cold| cold.overlap == Scope::Schedule);
+        let own: Vec<_> = tokens.iter().filter(is_own).map(|token| token.schedule).collect();
+        let agents: BTreeSet<_> =
+            tokens.iter().filter(|token| !is_own(token)).map(|token| token.agent).collect();
+        if !own.is_empty() {
+            let sql = "select schedule_id, count(*) as live, count(*) filter (where state <> 2) as pending \
+                       from live where schedule_id = any($1) group by schedule_id";
+            for row in tx.query(sql, &[&own]).await? {
+                let counts = (small(get(&row, "live")?), small(get(&row, "pending")?));
+                lives.schedules.insert(get(&row, "schedule_id")?, counts);
+            }
+        }
+        if !agents.is_empty() {
+            let agents: Vec<_> = agents.into_iter().collect();
+            let sql = "select agent_id, command, count(*) as live, \
+                       count(*) filter (where state <> 2) as pending \
+                       from live where agent_id = any($1) group by agent_id, command";
+            for row in tx.query(sql, &[&agents]).await? {
+                let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
+                lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);
+            }
+        }
+        Ok(lives)
+    }
+
+    fn of(&self, token: &Token, cold: &Cold) -> (u32, u32) {
+        if cold.overlap == Scope::Schedule {
+            return self.schedules.get(&token.schedule).copied().unwrap_or_default();
+        }
+        let commands = self.commands.get(&token.agent).into_iter().flatten();
+        commands
+            .filter(|(command, ..)| cold.overlap == Scope::Agent || *command == cold.command)
+            .fold((0, 0), |sum, (_, live, pending)| (sum.0 + live, sum.1 + pending))
+    }
+}
+
+/// Breakers and budgets, read without locks for agents that have such policies.
+#[derive(Default)]
+struct Reading {
+    breakers: HashMap<(AgentId, String), belfry_core::breaker::Breaker>,
+    budgets: HashMap<AgentId, Budget>,
+}
+
+impl Reading {
+    async fn open(
+        tx: &mut Tx<'_>,
+        agents: &HashMap<AgentId, Arc<AgentDefinition>>,
+    ) -> Result<Reading, Fault> {
+        let mut reading = Reading::default();
+        let with = |has: fn(&AgentDefinition) -> bool| -> Vec<AgentId> {
+            agents.iter().filter(|(_, agent)| has(agent)).map(|(id, _)| *id).collect()
+        };
+        let breakers = with(|agent| agent.breaker.is_some());
+        if !breakers.is_empty() {
+            for row in tx.query("select * from breakers where agent_id = any($1)", &[&breakers]).await? {
+                let place = (get(&row, "agent_id")?, get(&row, "command")?);
+                reading.breakers.insert(place, finish::breaker(&row)?);
+            }
+        }
+        let budgets = with(|agent| agent.budget.is_some());
+        if !budgets.is_empty() {
+            for row in tx.query("select * from budgets where agent_id = any($1)", &[&budgets]).await? {
+                reading.budgets.insert(get(&row, "agent_id")?, finish::budget(&row)?);
+            }
+        }
+        Ok(reading)
+    }
+}
+
+/// A schedule as it was written. One that cannot be read says why, and disturbs no other.
+fn cold_of(name: &str, text: &str) -> Cold {
+    match serde_json::from_str::<belfry_core::ScheduleDefinition>(text) {
+        Ok(definition) => Cold {
+            name: Arc::from(name),
+            compiled: compile(&definition, name),
+            overlap: definition.options.overlap,
+            command: definition.options.command,
+        },
+        Err(error) => Cold {
+            name: Arc::from(name),
+            compiled: Err(Arc::from(format!("its stored definition cannot be read: {error}"))),
+            overlap: Scope::Schedule,
+            command: String::new(),
+        },
+    }
+}
+
+/// A schedule's definition from its text.
+pub(super) fn schedule_definition(text: &str) -> Result<belfry_core::ScheduleDefinition, Fault> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::unexpected(format!("a schedule's definition: {error}")).into())
+}
+
+fn one(rows: Vec<tokio_postgres::Row>) -> Result<i64, Fault> {
+    let row = rows.first().ok_or_else(|| Error::unexpected("a queue or gate that was just made is gone"))?;
+    get(row, "id")
+}

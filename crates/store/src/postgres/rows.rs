@@ -1,0 +1,265 @@
+//! Rows as values, and the numbers that stand for words.
+
+use belfry_core::breaker::{State, TransitionReason};
+use belfry_core::check::Status;
+use belfry_core::{
+    AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
+    Trigger,
+};
+use belfry_time::Timestamp;
+use tokio_postgres::Row;
+use tokio_postgres::types::FromSql;
+use uuid::Uuid;
+
+use super::connection::Fault;
+use crate::Error;
+use crate::shapes::*;
+
+/// The state of a live run that is running; 0 is ready, 1 parked.
+const RUNNING: i16 = 2;
+
+/// The columns of a live run, from `live l join queues q`.
+macro_rules! live_columns {
+    () => {
+        "l.id, l.state, l.rank, l.not_before, l.seq, l.schedule_id, l.tick_at, l.agent_id, l.command, \
+         l.agent_gate, l.turn_gate, l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, \
+         l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.exit_code, l.error, q.lane"
+    };
+}
+pub(super) use live_columns;
+
+/// A run that has not ended.
+#[derive(Debug, Clone)]
+pub(super) struct Live {
+    pub(super) id: RunId,
+    pub(super) state: i16,
+    pub(super) not_before: Timestamp,
+    pub(super) schedule: ScheduleId,
+    pub(super) tick_at: Option<Timestamp>,
+    pub(super) agent: AgentId,
+    pub(super) command: String,
+    pub(super) agent_gate: Option<i64>,
+    pub(super) turn_gate: Option<i64>,
+    pub(super) node: Option<NodeId>,
+    pub(super) epoch: Epoch,
+    pub(super) attempt: i64,
+    pub(super) max_attempts: i64,
+    pub(super) cancel: Option<Reason>,
+    pub(super) trigger: Trigger,
+    pub(super) prompt: Option<String>,
+    pub(super) payload: String,
+    pub(super) trace_id: Option<Uuid>,
+    pub(super) created_at: Timestamp,
+    pub(super) started_at: Option<Timestamp>,
+    pub(super) exit_code: Option<i32>,
+    pub(super) error: Option<String>,
+    pub(super) lane: String,
+}
+
+impl Live {
+    pub(super) fn read(row: &Row) -> Result<Live, Fault> {
+        Ok(Live {
+            id: RunId(get(row, "id")?),
+            state: get(row, "state")?,
+            not_before: get(row, "not_before")?,
+            schedule: get(row, "schedule_id")?,
+            tick_at: get(row, "tick_at")?,
+            agent: get(row, "agent_id")?,
+            command: get(row, "command")?,
+            agent_gate: get(row, "agent_gate")?,
+            turn_gate: get(row, "turn_gate")?,
+            node: get::<Option<Uuid>>(row, "node_id")?.map(NodeId),
+            epoch: get(row, "epoch")?,
+            attempt: get(row, "attempt")?,
+            max_attempts: get(row, "max_attempts")?,
+            cancel: get::<Option<i16>>(row, "cancel_reason")?.map(reason).transpose()?,
+            trigger: trigger(get(row, "trigger")?)?,
+            prompt: get(row, "prompt")?,
+            payload: get(row, "payload")?,
+            trace_id: get(row, "trace_id")?,
+            created_at: get(row, "created_at")?,
+            started_at: get(row, "started_at")?,
+            exit_code: get(row, "exit_code")?,
+            error: get(row, "error")?,
+            lane: get(row, "lane")?,
+        })
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.state == RUNNING
+    }
+
+    pub(super) fn gates(&self) -> impl Iterator<Item = i64> + use<> {
+        self.agent_gate.into_iter().chain(self.turn_gate)
+    }
+
+    pub(super) fn record(self) -> RunRecord {
+        RunRecord {
+            id: self.id,
+            agent: self.agent,
+            schedule: self.schedule,
+            state: if self.is_running() { RunState::Running } else { RunState::Pending },
+            command: self.command,
+            trigger: self.trigger,
+            tick_at: self.tick_at,
+            not_before: self.not_before,
+            reason: None,
+            lane: self.lane,
+            attempt: small(self.attempt),
+            max_attempts: small(self.max_attempts),
+            epoch: self.epoch,
+            node: self.node,
+            exit_code: self.exit_code,
+            error: self.error,
+            summary: None,
+            created_at: self.created_at,
+            started_at: self.started_at,
+            finished_at: None,
+        }
+    }
+}
+
+/// A run from history.
+pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
+    Ok(RunRecord {
+        id: RunId(get(row, "id")?),
+        agent: get(row, "agent_id")?,
+        schedule: get(row, "schedule_id")?,
+        command: get(row, "command")?,
+        trigger: trigger(get(row, "trigger")?)?,
+        tick_at: get(row, "tick_at")?,
+        not_before: get(row, "not_before")?,
+        state: run_state(get(row, "state")?)?,
+        reason: get::<Option<i16>>(row, "reason")?.map(reason).transpose()?,
+        lane: get(row, "lane")?,
+        attempt: small(get(row, "attempt")?),
+        max_attempts: small(get(row, "max_attempts")?),
+        epoch: get(row, "epoch")?,
+        node: get::<Option<Uuid>>(row, "node_id")?.map(NodeId),
+        exit_code: get(row, "exit_code")?,
+        error: get(row, "error")?,
+        summary: get(row, "summary")?,
+        created_at: get(row, "created_at")?,
+        started_at: get(row, "started_at")?,
+        finished_at: get(row, "finished_at")?,
+    })
+}
+
+pub(super) fn node(row: &Row) -> Result<Node, Fault> {
+    Ok(Node {
+        id: NodeId(get(row, "id")?),
+        host: get(row, "host")?,
+        pid: small(get(row, "pid")?),
+        labels: get(row, "labels")?,
+        started_at: get(row, "started_at")?,
+        lease_until: get(row, "lease_until")?,
+        fenced: get(row, "fenced")?,
+    })
+}
+
+/// The token in a row, where there is one.
+pub(super) fn token(row: &Row) -> Result<Option<Token>, Fault> {
+    let Some(kind) = get::<Option<i16>>(row, "kind")? else { return Ok(None) };
+    let kind = TokenKind::from_code(kind).ok_or_else(|| unknown("kind of token", kind))?;
+    Ok(Some(Token { kind, tick_at: get(row, "token_tick_at")?, due_at: get(row, "due_at")? }))
+}
+
+/// The skips that are still being counted, from a row of `schedule_state`.
+pub(super) fn open_skip(row: &Row) -> Result<Option<SkipRange>, Fault> {
+    let Some(reason) = get::<Option<i16>>(row, "skip_reason")? else { return Ok(None) };
+    Ok(Some(SkipRange {
+        reason: skip_reason(reason)?,
+        from: get(row, "skip_from")?,
+        to: get(row, "skip_to")?,
+        count: get::<i64>(row, "skip_count")?.unsigned_abs(),
+    }))
+}
+
+pub(super) fn status(row: &Row) -> Result<Status, Fault> {
+    let reason: Option<String> = get(row, "status_reason")?;
+    Ok(match get::<i16>(row, "status")? {
+        0 => Status::Active,
+        1 => Status::Paused { reason, until: get(row, "status_until")? },
+        2 => Status::Disabled,
+        3 => Status::Invalid { reason: reason.unwrap_or_default() },
+        4 => Status::Exhausted,
+        other => return Err(unknown("status", other)),
+    })
+}
+
+/// A status as its columns: number, reason, until.
+pub(super) fn status_columns(status: &Status) -> (i16, Option<&str>, Option<Timestamp>) {
+    match status {
+        Status::Active => (0, None, None),
+        Status::Paused { reason, until } => (1, reason.as_deref(), *until),
+        Status::Disabled => (2, None, None),
+        Status::Invalid { reason } => (3, Some(reason), None),
+        Status::Exhausted => (4, None, None),
+    }
+}
+
+pub(super) fn breaker_state(code: i16) -> Result<State, Fault> {
+    [State::Closed, State::Open, State::HalfOpen]
+        .into_iter()
+        .find(|state| breaker_code(*state) == code)
+        .ok_or_else(|| unknown("state of a breaker", code))
+}
+
+pub(super) fn breaker_code(state: State) -> i16 {
+    match state {
+        State::Closed => 0,
+        State::Open => 1,
+        State::HalfOpen => 2,
+    }
+}
+
+const TRANSITIONS: [TransitionReason; 4] = [
+    TransitionReason::FailureThreshold,
+    TransitionReason::Success,
+    TransitionReason::CooldownElapsed,
+    TransitionReason::ManualReset,
+];
+
+pub(super) fn transition_reason(code: i16) -> Result<TransitionReason, Fault> {
+    let found = usize::try_from(code).ok().and_then(|at| TRANSITIONS.get(at));
+    found.copied().ok_or_else(|| unknown("reason of a breaker", code))
+}
+
+pub(super) fn transition_code(reason: TransitionReason) -> i16 {
+    TRANSITIONS.iter().position(|known| *known == reason).map_or(0, |at| at as i16)
+}
+
+pub(super) fn run_state(code: i16) -> Result<RunState, Fault> {
+    RunState::from_code(code).ok_or_else(|| unknown("state of a run", code))
+}
+
+pub(super) fn reason(code: i16) -> Result<Reason, Fault> {
+    Reason::from_code(code).ok_or_else(|| unknown("reason", code))
+}
+
+pub(super) fn skip_reason(code: i16) -> Result<SkipReason, Fault> {
+    SkipReason::from_code(code).ok_or_else(|| unknown("reason of a skip", code))
+}
+
+pub(super) fn trigger(code: i16) -> Result<Trigger, Fault> {
+    Trigger::from_code(code).ok_or_else(|| unknown("trigger", code))
+}
+
+fn unknown(what: &str, code: i16) -> Fault {
+    Error::unexpected(format!("{what} {code} is not known")).into()
+}
+
+/// A column by its name.
+pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, Fault> {
+    Ok(row.try_get(column)?)
+}
+
+/// A count that was a `u32` when it was written.
+pub(super) fn small(number: i64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// A count as the database takes it.
+pub(super) fn big(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

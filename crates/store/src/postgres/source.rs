@@ -1,0 +1,482 @@
+//! Agents and schedules: apply, pause, resume.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use belfry_core::check::Status;
+use belfry_core::{
+    AgentDefinition, AgentId, Reason, Schedule, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token,
+};
+use belfry_time::Timestamp;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connection::{Fault, Tx};
+use super::plan::schedule_definition;
+use super::rows::{self, get, status_columns};
+use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
+use crate::Error;
+use crate::memory::{compile, left_out, standing_of};
+use crate::shapes::*;
+
+type Compiled = Result<Arc<Schedule>, Arc<str>>;
+
+/// So many new schedules go into one statement.
+const CHUNK: usize = 5_000;
+
+/// An agent of a source, read before the transaction begins.
+pub(super) struct Spec<'a> {
+    name: &'a str,
+    definition: &'a AgentDefinition,
+    text: Result<String, String>,
+    schedules: Vec<ScheduleSpec<'a>>,
+}
+
+struct ScheduleSpec<'a> {
+    name: String,
+    definition: &'a ScheduleDefinition,
+    compiled: Compiled,
+    text: Result<String, String>,
+}
+
+pub(super) fn compile_all(agents: &[AgentSpec]) -> Vec<Spec<'_>> {
+    let schedule = |agent: &str, (name, definition)| {
+        let (name, definition): (&String, &ScheduleDefinition) = (name, definition);
+        let name = format!("{agent}/{name}");
+        let compiled = compile(definition, &name);
+        let text = serde_json::to_string(definition).map_err(|error| error.to_string());
+        ScheduleSpec { name, definition, compiled, text }
+    };
+    let agent = |spec| {
+        let spec: &AgentSpec = spec;
+        let schedules = spec.schedules.iter();
+        Spec {
+            name: &spec.name,
+            definition: &spec.definition,
+            text: serde_json::to_string(&spec.definition).map_err(|error| error.to_string()),
+            schedules: schedules.map(|(name, definition)| schedule(&spec.name, (name, definition))).collect(),
+        }
+    };
+    agents.iter().map(agent).collect()
+}
+
+fn text(text: &Result<String, String>) -> Result<&str, Fault> {
+    text.as_deref().map_err(|error| Error::unexpected(format!("a definition: {error}")).into())
+}
+
+pub(super) async fn digest(tx: &mut Tx<'_>, source: &str) -> Result<Option<String>, Fault> {
+    let found = tx.query("select digest from sources where name = $1", &[&source]).await?;
+    found.first().map(|row| get(row, "digest")).transpose()
+}
+
+/// A schedule that is there already.
+struct Known {
+    id: ScheduleId,
+    source: String,
+    revision: i64,
+    text: String,
+}
+
+impl Postgres {
+    pub(super) async fn apply_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        specs: &[Spec<'_>],
+    ) -> Result<Applied, Fault> {
+        // One at a time: names are looked up and then made.
+        tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
+        let mut applied = Applied::default();
+        let agents = put_agents(tx, source, specs).await?;
+        let known = known_schedules(tx, source, specs).await?;
+        let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
+        let mut names = HashSet::new();
+        for spec in specs {
+            let agent = *agents.get(spec.name).ok_or_else(|| Error::unexpected("an agent without an id"))?;
+            for schedule in &spec.schedules {
+                match known.get(&schedule.name) {
+                    None if names.insert(schedule.name.as_str()) => fresh.push((agent, schedule)),
+                    None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
+                    Some(known) => applied.changed += u32::from(change(tx, now, known, schedule).await?),
+                }
+            }
+        }
+        applied.added = fresh.len() as u32;
+        for chunk in fresh.chunks(CHUNK) {
+            insert_schedules(tx, now, source, chunk).await?;
+        }
+        self.retire_missing(tx, now, source, specs, &known, &mut applied).await?;
+        let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
+                   on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at";
+        tx.execute(sql, &[&source, &digest, &now]).await?;
+        self.set_caps(tx, now, specs, &agents).await?;
+        Ok(applied)
+    }
+
+    /// Makes the limits what they are now. Who raises one releases what waits behind it.
+    async fn set_caps(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        specs: &[Spec<'_>],
+        agents: &HashMap<String, AgentId>,
+    ) -> Result<(), Fault> {
+        let caps: BTreeMap<AgentId, Option<i64>> = specs
+            .iter()
+            .filter_map(|spec| Some((*agents.get(spec.name)?, spec.definition.max_concurrent.map(i64::from))))
+            .collect();
+        let ids: Vec<AgentId> = caps.keys().copied().collect();
+        let caps: Vec<Option<i64>> = caps.into_values().collect();
+        let sql = "insert into gates (kind, key, cap) select 0, u.* from unnest($1::bigint[], $2::bigint[]) as u \
+                   on conflict (kind, key, command) do update set cap = excluded.cap, cap_at = $3 \
+                   where gates.cap is distinct from excluded.cap returning id";
+        let changed = tx.query(sql, &[&ids, &caps, &now]).await?;
+        let changed: Vec<i64> = changed.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+        self.release(tx, &changed).await
+    }
+
+    async fn retire_missing(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        source: &str,
+        specs: &[Spec<'_>],
+        known: &HashMap<String, Known>,
+        applied: &mut Applied,
+    ) -> Result<(), Fault> {
+        let agents: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
+        let sql = "update agents set retired_at = $3 \
+                   where source = $1 and retired_at is null and not (name = any($2))";
+        tx.execute(sql, &[&source, &agents, &now]).await?;
+        let kept: HashSet<&str> =
+            specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
+        let mut gone: Vec<ScheduleId> = known
+            .iter()
+            .filter(|(name, known)| known.source == source && !kept.contains(name.as_str()))
+            .map(|(_, known)| known.id)
+            .collect();
+        gone.sort_unstable();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        applied.retired = gone.len() as u32;
+        loop {
+            tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
+            // A plan that was being committed meanwhile has put another in its place.
+            let sql = "select 1 from timers where schedule_id = any($1) limit 1";
+            if tx.query(sql, &[&gone]).await?.is_empty() {
+                break;
+            }
+        }
+        let sql =
+            "select * from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
+        let mut skips = Vec::new();
+        for row in tx.query(sql, &[&gone]).await? {
+            let id: ScheduleId = get(&row, "schedule_id")?;
+            skips.extend(rows::open_skip(&row)?.map(|skip| (id, skip)));
+        }
+        insert_skips(tx, &skips).await?;
+        let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
+                   skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
+        tx.execute(sql, &[&gone]).await?;
+        tx.execute("update schedules set retired_at = $2 where id = any($1)", &[&gone, &now]).await?;
+        tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
+        for (agent_is_gone, reason) in [(true, Reason::AgentRemoved), (false, Reason::ScheduleRemoved)] {
+            let sql = "select l.id from live l join schedules c on c.id = l.schedule_id \
+                       join agents a on a.id = c.agent_id where l.schedule_id = any($1) and l.state <> 2 \
+                       and (a.retired_at is not null) = $2";
+            let runs = tx.query(sql, &[&gone, &agent_is_gone]).await?;
+            let runs: Vec<Uuid> = runs.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+            if !runs.is_empty() {
+                applied.cancelled += self.end_waiting(tx, now, &runs, reason).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes agents what they are in the source, and gives their ids.
+async fn put_agents(
+    tx: &mut Tx<'_>,
+    source: &str,
+    specs: &[Spec<'_>],
+) -> Result<HashMap<String, AgentId>, Fault> {
+    let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
+    let sql = "select id, name, source, definition from agents where retired_at is null and name = any($1)";
+    let mut known = HashMap::new();
+    for row in tx.query(sql, &[&names]).await? {
+        let same: (AgentId, String, String) =
+            (get(&row, "id")?, get(&row, "source")?, get(&row, "definition")?);
+        known.insert(get::<String>(&row, "name")?, same);
+    }
+    let mut ids = HashMap::new();
+    for spec in specs {
+        let text = text(&spec.text)?;
+        let policies = spec.definition.breaker.is_some() || spec.definition.budget.is_some();
+        let id = match (ids.get(spec.name), known.get(spec.name)) {
+            (Some(id), _) => *id,
+            (None, Some((id, _, _))) => *id,
+            (None, None) => {
+                let sql = "insert into agents (id, source, name, edition, definition, policies) \
+                           values (nextval('numbers'), $1, $2, nextval('numbers'), $3, $4) returning id";
+                let made = tx.query(sql, &[&source, &spec.name, &text, &policies]).await?;
+                let row = made.first().ok_or_else(|| Error::unexpected("an agent was not made"))?;
+                ids.insert(spec.name.to_owned(), get(row, "id")?);
+                continue;
+            }
+        };
+        let same = known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
+        if !same {
+            let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
+                       policies = $4 where id = $1";
+            tx.execute(sql, &[&id, &source, &text, &policies]).await?;
+        }
+        ids.insert(spec.name.to_owned(), id);
+    }
+    Ok(ids)
+}
+
+/// Schedules that have a name of the source or come from it.
+async fn known_schedules(
+    tx: &mut Tx<'_>,
+    source: &str,
+    specs: &[Spec<'_>],
+) -> Result<HashMap<String, Known>, Fault> {
+    let names: Vec<&str> =
+        specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
+    let sql = "select id, name, source, revision, definition from schedules \
+               where retired_at is null and (source = $1 or name = any($2))";
+    let mut known = HashMap::new();
+    for row in tx.query(sql, &[&source, &names]).await? {
+        let one = Known {
+            id: get(&row, "id")?,
+            source: get(&row, "source")?,
+            revision: get(&row, "revision")?,
+            text: get(&row, "definition")?,
+        };
+        known.insert(get(&row, "name")?, one);
+    }
+    Ok(known)
+}
+
+async fn insert_schedules(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    source: &str,
+    fresh: &[(AgentId, &ScheduleSpec<'_>)],
+) -> Result<(), Fault> {
+    let sql = "select nextval('numbers') as id from generate_series(1, $1::bigint)";
+    let ids = tx.query(sql, &[&(fresh.len() as i64)]).await?;
+    let ids: Vec<ScheduleId> = ids.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+    let agents: Vec<AgentId> = fresh.iter().map(|(agent, _)| *agent).collect();
+    let names: Vec<&str> = fresh.iter().map(|(_, spec)| spec.name.as_str()).collect();
+    let texts: Vec<&str> = fresh.iter().map(|(_, spec)| text(&spec.text)).collect::<Result<_, Fault>>()?;
+    let sql = "insert into schedules (source, revision, id, agent_id, name, definition) \
+               select $1::text, 1, u.* from unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) as u";
+    tx.execute(sql, &[&source, &ids, &agents, &names, &texts]).await?;
+    let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition) \
+               select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[]) as u";
+    tx.execute(sql, &[&now, &ids, &texts]).await?;
+    let standings: Vec<(Status, Option<Token>)> = fresh
+        .iter()
+        .map(|(_, spec)| standing_of(spec.definition, &spec.compiled, Token::first(now)))
+        .collect();
+    let codes: Vec<i16> = standings.iter().map(|(status, _)| status_columns(status).0).collect();
+    let reasons: Vec<Option<&str>> = standings.iter().map(|(status, _)| status_columns(status).1).collect();
+    let going: Vec<bool> = fresh.iter().map(|(_, spec)| spec.definition.options.delete_after_run).collect();
+    let sql = "insert into schedule_state (edition, status_since, schedule_id, agent_id, delete_after_run, status, \
+               status_reason) select nextval('numbers'), $1::timestamptz, u.* \
+               from unnest($2::bigint[], $3::bigint[], $4::boolean[], $5::smallint[], $6::text[]) as u";
+    tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons]).await?;
+    let tokens: Vec<(ScheduleId, Token)> =
+        ids.iter().zip(&standings).filter_map(|(id, (_, token))| Some((*id, (*token)?))).collect();
+    set_tokens(tx, &tokens).await
+}
+
+/// Makes a schedule what it is in the source; `false` where it is so already.
+async fn change(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    known: &Known,
+    spec: &ScheduleSpec<'_>,
+) -> Result<bool, Fault> {
+    let text = text(&spec.text)?;
+    if known.text == text {
+        return Ok(false);
+    }
+    let old = schedule_definition(&known.text).ok();
+    if old.as_ref() == Some(spec.definition) {
+        return Ok(false);
+    }
+    let old_timing = old.as_ref().map(ScheduleDefinition::timing_key);
+    let new_timing = old_timing != Some(spec.definition.timing_key());
+    let revision = known.revision + i64::from(new_timing);
+    if new_timing {
+        // The token first, in the order of locks.
+        clear_token(tx, known.id).await?;
+    }
+    let locked = lock_state(tx, known.id).await?.ok_or(Fault::Again)?;
+    let sql = "update schedules set definition = $2, revision = $3 where id = $1";
+    tx.execute(sql, &[&known.id, &text, &revision]).await?;
+    let sql = "update schedule_state set edition = nextval('numbers'), delete_after_run = $2 where schedule_id = $1";
+    tx.execute(sql, &[&known.id, &spec.definition.options.delete_after_run]).await?;
+    let enabled = spec.definition.options.enabled;
+    if new_timing {
+        let old = old.as_ref().map_or_else(|| Err(Arc::from("")), |old| compile(old, &spec.name));
+        start_revision(tx, now, known.id, &locked, &old, spec).await?;
+        let sql = "insert into schedule_revisions (schedule_id, revision, from_at, definition) \
+                   values ($1, $2, $3, $4) on conflict do nothing";
+        tx.execute(sql, &[&known.id, &revision, &now, &text]).await?;
+    } else if old.is_some_and(|old| old.options.enabled != enabled) {
+        switch(tx, now, known.id, &locked, enabled, &spec.compiled).await?;
+    }
+    Ok(true)
+}
+
+/// A schedule's state, locked.
+struct Locked {
+    status: Status,
+    since: Timestamp,
+    waits: bool,
+    open_skip: Option<SkipRange>,
+}
+
+impl Locked {
+    fn read(row: &Row) -> Result<Locked, Fault> {
+        Ok(Locked {
+            status: rows::status(row)?,
+            since: get(row, "status_since")?,
+            waits: get::<Option<Uuid>>(row, "waits_for")?.is_some(),
+            open_skip: rows::open_skip(row)?,
+        })
+    }
+
+    /// What a disabled span has left out.
+    fn unarmed_span(&self, now: Timestamp, compiled: &Compiled) -> Option<SkipRange> {
+        match self.status {
+            Status::Disabled => left_out(compiled, SkipReason::Disabled, self.since, now),
+            _ => None,
+        }
+    }
+}
+
+/// Locks the state of a schedule that is not retired.
+async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
+    let sql = "select * from schedule_state where schedule_id = $1 and not retired for no key update";
+    tx.query(sql, &[&id]).await?.first().map(Locked::read).transpose()
+}
+
+async fn set_status(tx: &mut Tx<'_>, id: ScheduleId, status: &Status, now: Timestamp) -> Result<(), Fault> {
+    let (code, reason, until) = status_columns(status);
+    let sql = "update schedule_state set status = $2, status_reason = $3, status_until = $4, status_since = $5 \
+               where schedule_id = $1";
+    tx.execute(sql, &[&id, &code, &reason, &until, &now]).await?;
+    Ok(())
+}
+
+/// Records the skips that were still being counted.
+async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
+    let Some(open) = locked.open_skip else { return Ok(()) };
+    insert_skips(tx, &[(id, open)]).await?;
+    let sql = "update schedule_state set skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
+               where schedule_id = $1";
+    tx.execute(sql, &[&id]).await?;
+    Ok(())
+}
+
+/// New timing: no tick before now fires, none fires again.
+async fn start_revision(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    id: ScheduleId,
+    locked: &Locked,
+    old: &Compiled,
+    spec: &ScheduleSpec<'_>,
+) -> Result<(), Fault> {
+    let span = locked.unarmed_span(now, old);
+    insert_skips(tx, &span.map(|span| (id, span)).into_iter().collect::<Vec<_>>()).await?;
+    close_open_skip(tx, id, locked).await?;
+    let sql = "update schedule_state set origin = null, waits_for = null where schedule_id = $1";
+    tx.execute(sql, &[&id]).await?;
+    if matches!(locked.status, Status::Paused { .. }) {
+        return set_token(tx, id, None).await;
+    }
+    let one_shot = spec.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
+    let token = if one_shot { Token::first(now) } else { Token::next(now) };
+    let (status, token) = standing_of(spec.definition, &spec.compiled, token);
+    set_status(tx, id, &status, now).await?;
+    set_token(tx, id, token).await
+}
+
+async fn switch(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    id: ScheduleId,
+    locked: &Locked,
+    enabled: bool,
+    compiled: &Compiled,
+) -> Result<(), Fault> {
+    match (&locked.status, enabled) {
+        (Status::Active, false) => {
+            close_open_skip(tx, id, locked).await?;
+            set_status(tx, id, &Status::Disabled, now).await?;
+            set_token(tx, id, None).await
+        }
+        (Status::Disabled, true) => {
+            let span = locked.unarmed_span(now, compiled);
+            insert_skips(tx, &span.map(|span| (id, span)).into_iter().collect::<Vec<_>>()).await?;
+            set_status(tx, id, &Status::Active, now).await?;
+            set_token(tx, id, (!locked.waits).then(|| Token::next(now))).await
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) async fn pause(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    id: ScheduleId,
+    reason: Option<&str>,
+    until: Option<Timestamp>,
+) -> Result<bool, Fault> {
+    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired and status = 0";
+    if tx.query(sql, &[&id]).await?.is_empty() {
+        return Ok(false);
+    }
+    // The token first, in the order of locks.
+    clear_token(tx, id).await?;
+    let locked = lock_state(tx, id).await?.filter(|locked| locked.status == Status::Active);
+    let locked = locked.ok_or(Fault::Again)?;
+    close_open_skip(tx, id, &locked).await?;
+    let paused = Status::Paused { reason: reason.map(str::to_owned), until };
+    set_status(tx, id, &paused, now).await?;
+    // The end of a run may have armed it before we had its state.
+    clear_token(tx, id).await?;
+    Ok(true)
+}
+
+pub(super) async fn resume(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    id: ScheduleId,
+    catch_up: bool,
+    skipped: Option<SkipRange>,
+) -> Result<bool, Fault> {
+    let Some(locked) = lock_state(tx, id).await? else { return Ok(false) };
+    if !matches!(locked.status, Status::Paused { .. }) {
+        return Ok(false);
+    }
+    let found = tx.query("select name, definition from schedules where id = $1", &[&id]).await?;
+    let row = found.first().ok_or_else(|| Error::unexpected("a schedule without a definition"))?;
+    let definition = schedule_definition(get(row, "definition")?)?;
+    let compiled = compile(&definition, get(row, "name")?);
+    let from = if catch_up { locked.since } else { now };
+    let (status, token) = standing_of(&definition, &compiled, Token::next(from));
+    let skipped: Vec<_> = skipped.filter(|_| !catch_up).map(|range| (id, range)).into_iter().collect();
+    insert_skips(tx, &skipped).await?;
+    set_status(tx, id, &status, now).await?;
+    set_token(tx, id, token.filter(|_| !locked.waits)).await?;
+    Ok(true)
+}

@@ -1,0 +1,57 @@
+//! The store in PostgreSQL keeps the suite.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/pg.rs"]
+mod pg;
+mod suite;
+
+use belfry_store::postgres::Postgres;
+
+/// A store in a new database; none where there is no PostgreSQL.
+async fn fresh() -> Option<Postgres> {
+    Some(Postgres::open(&pg::fresh_database()?).await.unwrap())
+}
+
+#[tokio::test]
+async fn it_keeps_every_scenario() {
+    if fresh().await.is_some() {
+        suite::scenarios::all(async || fresh().await.unwrap()).await;
+    }
+}
+
+#[tokio::test]
+async fn it_gives_the_answers_of_the_store_in_memory() {
+    let seed = suite::seed();
+    for round in 0..5 {
+        let Some(store) = fresh().await else { return };
+        suite::random::equal_answers(&store, seed + round, 1_000).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_clients_break_no_limit_and_forget_nobody() {
+    let Some(store) = fresh().await else { return };
+    let found = suite::many::loose(store.into(), suite::seed(), suite::many::duration()).await;
+    println!("{found:?}");
+    assert!(found.is_clean() && found.claims > 100, "{found:?}");
+}
+
+#[test]
+fn the_suite_notices_what_is_broken_on_purpose() {
+    use belfry_store::sabotage::Sabotage;
+    if pg::fresh_database().is_none() {
+        return;
+    }
+    for sabotage in [Sabotage::NoTokenCheck, Sabotage::FinishWithoutEpoch, Sabotage::PruneArms] {
+        let noticed = suite::fails(move || async move {
+            let broken = async || {
+                let store = fresh().await.unwrap();
+                store.sabotage.set(sabotage);
+                store
+            };
+            suite::scenarios::all(broken).await;
+        });
+        assert!(noticed, "{sabotage:?} was not noticed");
+    }
+}
