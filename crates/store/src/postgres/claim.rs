@@ -31,8 +31,8 @@ const WINDOW: i64 = 500;
 /// Rounds in one transaction, so that a long queue does not hold its gates too long.
 const ROUNDS_MAX: u32 = 16;
 
-/// A place in the order of starting: rank, not before, number.
-type Order = (i32, Timestamp, i64);
+/// A place in the order of starting: rank, not before, id.
+type Order = (i32, Timestamp, Uuid);
 
 /// A run that waits.
 struct Waiting {
@@ -56,24 +56,24 @@ const START: &str = "update live set state = 2, node_id = $1, attempt = attempt 
 const START_FIRST: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
     started_at = $2 where id = any(array( \
         select c.id from unnest($3::bigint[]) as q (id) cross join lateral ( \
-            select l.id, l.rank, l.not_before, l.seq from live l \
+            select l.id, l.rank, l.not_before from live l \
             where l.state = 0 and l.queue_id = q.id and l.not_before <= $2 \
-            order by l.rank, l.not_before, l.seq limit $4 for update skip locked \
-        ) c order by c.rank, c.not_before, c.seq limit $4)) returning *";
+            order by l.rank, l.not_before, l.id limit $4 for update skip locked \
+        ) c order by c.rank, c.not_before, c.id limit $4)) returning *";
 
 /// The first ready runs of the queues in `$1`, at most `$3` of each.
 const READY: &str = "select c.* from unnest($1::bigint[]) as q (id) cross join lateral ( \
-        select l.id, l.rank, l.not_before, l.seq, l.agent_gate, l.turn_gate from live l \
+        select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate from live l \
         where l.state = 0 and l.queue_id = q.id and l.not_before <= $2 \
-        order by l.rank, l.not_before, l.seq limit $3 \
-    ) c order by c.rank, c.not_before, c.seq limit $3";
+        order by l.rank, l.not_before, l.id limit $3 \
+    ) c order by c.rank, c.not_before, c.id limit $3";
 
 /// The same, locked, leaving out what others have locked.
 const READY_LOCKED: &str = "select c.* from unnest($1::bigint[]) as q (id) cross join lateral ( \
-        select l.id, l.rank, l.not_before, l.seq, l.agent_gate, l.turn_gate from live l \
+        select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate from live l \
         where l.state = 0 and l.queue_id = q.id and l.not_before <= $2 \
-        order by l.rank, l.not_before, l.seq limit $3 for update skip locked \
-    ) c order by c.rank, c.not_before, c.seq limit $3";
+        order by l.rank, l.not_before, l.id limit $3 for update skip locked \
+    ) c order by c.rank, c.not_before, c.id limit $3";
 
 /// The room of gates: cap less running.
 const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
@@ -86,7 +86,7 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
     select w.id from unnest($1::bigint[], $2::bigint[]) as f (gate, room) \
     cross join (select id from queues where gated) q cross join lateral ( \
         select p.id from live p where p.state = 1 and p.parked_on = f.gate and p.queue_id = q.id \
-        order by p.rank, p.not_before, p.seq limit f.room \
+        order by p.rank, p.not_before, p.id limit f.room \
     ) w))";
 
 impl Postgres {
@@ -338,7 +338,7 @@ async fn park(tx: &mut Tx<'_>, parks: &[(Uuid, i64)]) -> Result<(), Fault> {
 }
 
 fn order(row: &Row) -> Result<Order, Fault> {
-    Ok((get(row, "rank")?, get(row, "not_before")?, get(row, "seq")?))
+    Ok((get(row, "rank")?, get(row, "not_before")?, get(row, "id")?))
 }
 
 fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {

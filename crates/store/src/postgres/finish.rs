@@ -220,7 +220,7 @@ pub(super) const RELEASE: &str = "update live set state = 0, parked_on = null wh
         and exists (select 1 from live p where p.state = 1 and p.parked_on = g.id) \
     ) f cross join (select id from queues where gated) q cross join lateral ( \
         select p.id from live p where p.state = 1 and p.parked_on = f.id and p.queue_id = q.id \
-        order by p.rank, p.not_before, p.seq limit greatest(f.room, 0) \
+        order by p.rank, p.not_before, p.id limit greatest(f.room, 0) \
     ) w))";
 
 impl Postgres {

@@ -484,9 +484,9 @@ pub(super) async fn insert_runs(
             runs.iter().map(|$run| $value).collect::<Vec<_>>()
         };
     }
-    let sql = "insert into live (state, seq, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
+    let sql = "insert into live (state, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
                agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id) \
-               select 0, nextval('numbers'), $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
+               select 0, $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
                $4::integer[], $5::timestamptz[], $6::bigint[], $7::timestamptz[], $8::bigint[], $9::text[], \
                $10::bigint[], $11::bigint[], $12::bigint[], $13::smallint[], $14::boolean[], $15::text[], \
                $16::text[], $17::uuid[]) as u";

@@ -29,7 +29,7 @@ pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> 
     let sql = concat!(
         "select ",
         live_columns!(),
-        " from live l join queues q on q.id = l.queue_id order by l.rank, l.not_before, l.seq"
+        " from live l join queues q on q.id = l.queue_id order by l.rank, l.not_before, l.id"
     );
     let found = tx.query(sql, &[]).await?;
     found.iter().map(|row| Ok(Live::read(row)?.record())).collect()

@@ -21,7 +21,7 @@ const RUNNING: i16 = 2;
 /// The columns of a live run, from `live l join queues q`.
 macro_rules! live_columns {
     () => {
-        "l.id, l.state, l.rank, l.not_before, l.seq, l.schedule_id, l.tick_at, l.agent_id, l.command, \
+        "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
          l.agent_gate, l.turn_gate, l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, \
          l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.exit_code, l.error, q.lane"
     };

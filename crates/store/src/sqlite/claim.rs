@@ -139,10 +139,15 @@ impl Verb<'_> {
     }
 
     fn start(&self, now: Timestamp, run: [u8; 16], claim: &Claim, lane: &str) -> Done<Option<Claimed>> {
-        self.row(
-            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where id = ?
-             returning id, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload, trace_id",
+        // Without `returning`: SQLite makes a table in memory for each statement that has it.
+        self.execute(
+            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where id = ?",
             params![node_bytes(claim.node), micros(now), run],
+        )?;
+        self.row(
+            "select id, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload, trace_id
+             from live where id = ?",
+            [run],
             |row| {
                 let payload: String = row.get("payload")?;
                 Ok(Claimed {

@@ -11,9 +11,47 @@ use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
+/// A live run, as far as ending it needs to know it.
+struct Ending {
+    run: RunId,
+    ours: bool,
+    cancel: Option<Reason>,
+    agent: AgentId,
+    schedule: ScheduleId,
+    command: String,
+    tick_at: Option<i64>,
+    gates: [Option<i64>; 2],
+    exit_code: Option<i32>,
+    error: Option<String>,
+    /// What only history asks for.
+    rest: Rest,
+}
+
+struct Rest {
+    trigger: i64,
+    queue: i64,
+    not_before: i64,
+    attempt: i64,
+    max_attempts: i64,
+    epoch: Epoch,
+    node: Option<[u8; 16]>,
+    trace: Option<[u8; 16]>,
+    created_at: i64,
+    started_at: Option<i64>,
+}
+
+/// A schedule, as far as the end of its run needs to know it.
+struct Standing {
+    status: Status,
+    waits_for: Option<RunId>,
+    delete_after_run: bool,
+    ended: i64,
+    last_failed: Option<[u8; 16]>,
+    last_other: Option<[u8; 16]>,
+}
+
 /// What an attempt left behind.
-#[derive(Default)]
-pub(super) struct Result<'a> {
+struct Result<'a> {
     exit_code: Option<i32>,
     error: Option<&'a str>,
     summary: Option<&'a str>,
@@ -22,28 +60,70 @@ pub(super) struct Result<'a> {
 }
 
 impl Verb<'_> {
-    pub(super) fn finish(&self, now: Timestamp, finish: &Finish) -> Done<Finished> {
-        let live = self.row(
-            "select state, epoch, cancel_reason, agent_id from live where id = ?",
-            [bytes(finish.run)],
+    fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
+        self.row(
+            "select state, epoch, cancel_reason, agent_id, schedule_id, command, tick_at, agent_gate, turn_gate, exit_code, error,
+                    trigger, queue_id, not_before, attempt, max_attempts, node_id, trace_id, created_at, started_at
+             from live where id = ?",
+            [bytes(run)],
             |row| {
-                let ours = row.get::<_, i64>(0)? == 2 && row.get::<_, Epoch>(1)? == finish.epoch;
-                Ok((
-                    ours,
-                    row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
-                    row.get::<_, AgentId>(3)?,
-                ))
+                let rest = Rest {
+                    trigger: row.get(11)?,
+                    queue: row.get(12)?,
+                    not_before: row.get(13)?,
+                    attempt: row.get(14)?,
+                    max_attempts: row.get(15)?,
+                    epoch: row.get(1)?,
+                    node: row.get(16)?,
+                    trace: row.get(17)?,
+                    created_at: row.get(18)?,
+                    started_at: row.get(19)?,
+                };
+                Ok(Ending {
+                    run,
+                    ours: row.get::<_, i64>(0)? == 2 && Some(rest.epoch) == epoch,
+                    cancel: row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
+                    agent: row.get(3)?,
+                    schedule: row.get(4)?,
+                    command: row.get(5)?,
+                    tick_at: row.get(6)?,
+                    gates: [row.get(7)?, row.get(8)?],
+                    exit_code: row.get(9)?,
+                    error: row.get(10)?,
+                    rest,
+                })
             },
-        )?;
-        let Some((ours, cancel, agent)) = live else { return Ok(Finished::Stale) };
-        if !ours && !self.shared.sabotage.is(Sabotage::FinishWithoutEpoch) {
+        )
+    }
+
+    fn standing(&self, schedule: ScheduleId) -> Done<Option<Standing>> {
+        self.row(
+            "select status, status_reason, status_until, waits_for, delete_after_run, ended, last_failed, last_other
+             from schedule_state where schedule_id = ?",
+            [schedule],
+            |row| {
+                Ok(Standing {
+                    status: status_of(row)?,
+                    waits_for: row.get::<_, Option<[u8; 16]>>(3)?.map(run_id),
+                    delete_after_run: row.get(4)?,
+                    ended: row.get(5)?,
+                    last_failed: row.get(6)?,
+                    last_other: row.get(7)?,
+                })
+            },
+        )
+    }
+
+    pub(super) fn finish(&self, now: Timestamp, finish: &Finish) -> Done<Finished> {
+        let Some(ending) = self.ending(finish.run, Some(finish.epoch))? else { return Ok(Finished::Stale) };
+        if !ending.ours && !self.shared.sabotage.is(Sabotage::FinishWithoutEpoch) {
             return Ok(Finished::Stale);
         }
         if finish.failed {
-            self.spend_budget(now, agent)?;
+            self.spend_budget(now, ending.agent)?;
         }
         // Whoever is to be cancelled does not wait for another attempt.
-        let verdict = match (finish.verdict, cancel) {
+        let verdict = match (finish.verdict, ending.cancel) {
             (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
                 Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
             }
@@ -57,7 +137,7 @@ impl Verb<'_> {
                     summary: finish.summary.as_deref(),
                     arm: finish.arm,
                 };
-                self.end_with(now, finish.run, state, reason, &result)?;
+                self.end_with(now, &ending, state, reason, &result)?;
                 Ok(Finished::Ended(state))
             }
             Verdict::Retry { .. } | Verdict::Return => {
@@ -87,69 +167,78 @@ impl Verb<'_> {
 
     /// Waits for its next attempt; `counted` says whether this one counts.
     pub(super) fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
-        let gates = self.row(
-            "update live set state = 0, node_id = null, not_before = ?, attempt = attempt - ? where id = ? returning agent_gate, turn_gate",
+        let gates = self.row("select agent_gate, turn_gate from live where id = ?", [bytes(run)], |row| {
+            Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?])
+        })?;
+        self.execute(
+            "update live set state = 0, node_id = null, not_before = ?, attempt = attempt - ? where id = ?",
             params![micros(not_before), i64::from(!counted), bytes(run)],
-            |row| Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?]),
         )?;
         self.freed.borrow_mut().extend(gates.into_iter().flatten().flatten());
         Ok(Finished::Pending)
     }
 
-    /// Ends a live run that no attempt reports on.
+    /// Ends a live run that no attempt reports on; what its last attempt left behind stays.
     pub(super) fn end(&self, now: Timestamp, run: RunId, state: RunState, reason: Reason) -> Done<()> {
-        // What its last attempt left behind stays.
-        let left = self.row("select exit_code, error from live where id = ?", [bytes(run)], |row| {
-            Ok((row.get::<_, Option<i32>>(0)?, row.get::<_, Option<String>>(1)?))
-        })?;
-        let (exit_code, error) = left.unwrap_or_default();
-        self.end_with(
-            now,
-            run,
-            state,
-            Some(reason),
-            &Result { exit_code, error: error.as_deref(), ..Result::default() },
-        )
+        let Some(ending) = self.ending(run, None)? else { return Ok(()) };
+        let result =
+            Result { exit_code: ending.exit_code, error: ending.error.as_deref(), summary: None, arm: None };
+        self.end_with(now, &ending, state, Some(reason), &result)
     }
 
     /// Ends a live run: history, the schedule's last result and next token, breaker, budget, waiting runs.
+    ///
+    /// Plain values rather than a `select`, which SQLite would compile anew for each run.
     fn end_with(
         &self,
         now: Timestamp,
-        run: RunId,
+        ending: &Ending,
         state: RunState,
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let insert = if state == RunState::Failed { INSERT_FAILED } else { INSERT_OTHER };
+        let (run, agent, rest) = (ending.run, ending.agent, &ending.rest);
+        let Some(standing) = self.standing(ending.schedule)? else { return Ok(()) };
+        let previous = if state == RunState::Failed { standing.last_failed } else { standing.last_other };
         self.execute(
-            insert,
+            "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
+                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
+             values (?, ?, ?, ?, ?, ?, ?, ?, (select lane from queues where id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
+                bytes(run),
+                standing.ended + 1,
+                previous,
+                ending.schedule,
+                ending.tick_at,
+                agent,
+                ending.command,
+                rest.trigger,
+                rest.queue,
+                rest.not_before,
                 state.code(),
                 reason.map(Reason::code),
+                rest.attempt,
+                rest.max_attempts,
+                rest.epoch,
+                rest.node,
                 result.exit_code,
                 result.error,
                 result.summary,
+                rest.trace,
+                rest.created_at,
+                rest.started_at,
                 micros(now),
-                bytes(run)
             ],
         )?;
-        let ended = self.row(
-            "delete from live where id = ? returning agent_id, schedule_id, command, tick_at, agent_gate, turn_gate",
-            [bytes(run)],
-            |row| {
-                self.freed.borrow_mut().extend([row.get::<_, Option<i64>>(4)?, row.get(5)?].into_iter().flatten());
-                Ok((row.get::<_, AgentId>(0)?, row.get::<_, ScheduleId>(1)?, row.get::<_, String>(2)?, row.get::<_, Option<i64>>(3)?))
-            },
-        )?;
-        let Some((agent, schedule, command, tick_at)) = ended else { return Ok(()) };
-        self.end_of_schedule(now, run, schedule, tick_at, state, reason, result)?;
+        self.execute("delete from live where id = ?", [bytes(run)])?;
+        self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
+        self.end_of_schedule(now, ending, &standing, state, reason, result)?;
         let (breaker_policy, has_budget) = self.policies(agent)?;
         if let Some(policy) = breaker_policy {
-            let breaker = self.breaker_of(agent, &command)?;
+            let breaker = self.breaker_of(agent, &ending.command)?;
             let (next, transition) = breaker.ended(&from_json(&policy)?, run, state, now);
             if next != breaker {
-                self.put_breaker(agent, &command, &next, transition)?;
+                self.put_breaker(agent, &ending.command, &next, transition)?;
             }
         }
         if has_budget && state == RunState::Completed {
@@ -172,17 +261,16 @@ impl Verb<'_> {
         Ok(policies)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one caller, and every part of an end is its own")]
     fn end_of_schedule(
         &self,
         now: Timestamp,
-        run: RunId,
-        schedule: ScheduleId,
-        tick_at: Option<i64>,
+        ending: &Ending,
+        standing: &Standing,
         state: RunState,
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
+        let (run, schedule) = (ending.run, ending.schedule);
         let error = (state == RunState::Failed)
             .then(|| result.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str)));
         let update = match state {
@@ -190,51 +278,25 @@ impl Verb<'_> {
             RunState::Failed => END_FAILED,
             RunState::Cancelled | RunState::Pending | RunState::Running => END_CANCELLED,
         };
-        let standing = self.row(
+        self.execute(
             update,
-            params![bytes(run), state.code(), tick_at, micros(now), error, schedule],
-            |row| {
-                let awaited = row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id);
-                Ok((status_of(row)?, awaited, row.get::<_, bool>("delete_after_run")?))
-            },
+            params![bytes(run), state.code(), ending.tick_at, micros(now), error, schedule],
         )?;
-        match standing {
-            Some((status, Some(awaited), _)) if awaited == run => {
-                self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
-                if status == Status::Active {
-                    self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
-                }
+        if standing.waits_for == Some(run) {
+            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
+            if standing.status == Status::Active {
+                self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
+        } else if standing.status == Status::Exhausted && standing.delete_after_run {
             // A one-shot that asked for it goes with its run.
-            Some((Status::Exhausted, None, true)) => {
-                self.execute(
-                    "update schedules set retired_at = ? where id = ? and retired_at is null",
-                    params![micros(now), schedule],
-                )?;
-            }
-            _ => {}
+            self.execute(
+                "update schedules set retired_at = ? where id = ? and retired_at is null",
+                params![micros(now), schedule],
+            )?;
         }
         Ok(())
     }
 }
-
-/// The end of a run, linked to the one before it of its kind.
-macro_rules! insert_history {
-    ($chain:literal) => {
-        concat!(
-            "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
-                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
-             select l.id, s.ended + 1, s.",
-            $chain,
-            ", l.schedule_id, l.tick_at, l.agent_id,
-                    l.command, l.trigger, (select lane from queues where id = l.queue_id), l.not_before, ?1, ?2, l.attempt, l.max_attempts,
-                    l.epoch, l.node_id, ?3, ?4, ?5, l.trace_id, l.created_at, l.started_at, ?6
-             from live l join schedule_state s on s.schedule_id = l.schedule_id where l.id = ?7"
-        )
-    };
-}
-const INSERT_FAILED: &str = insert_history!("last_failed");
-const INSERT_OTHER: &str = insert_history!("last_other");
 
 /// What the end of a run writes into its schedule's state.
 macro_rules! end_of_schedule {
@@ -242,7 +304,7 @@ macro_rules! end_of_schedule {
         concat!(
             "update schedule_state set ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
             $more,
-            " where schedule_id = ?6 returning status, status_reason, status_until, waits_for, delete_after_run"
+            " where schedule_id = ?6"
         )
     };
 }

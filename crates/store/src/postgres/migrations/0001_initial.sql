@@ -1,6 +1,6 @@
 -- Everything lives in the schema `belfry`, which the connection's search_path names.
 
--- Ids, versions and places in the queue: one sequence, so that no number ever stands for two things.
+-- Ids, versions and places in history: one sequence, so that no number ever stands for two things.
 create sequence numbers;
 
 create table sources (
@@ -114,7 +114,6 @@ create table live (
     queue_id bigint not null,
     rank integer not null,
     not_before timestamptz not null,
-    seq bigint not null,
     schedule_id bigint not null,
     tick_at timestamptz,
     agent_id bigint not null,
@@ -143,8 +142,8 @@ create table live (
 create unique index live_tick on live (schedule_id, tick_at) where tick_at is not null;
 create index live_schedule on live (schedule_id);
 create index live_agent on live (agent_id);
-create index live_ready on live (queue_id, rank, not_before, seq) where state = 0;
-create index live_parked on live (parked_on, queue_id, rank, not_before, seq) where state = 1;
+create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
 create index live_agent_gate on live (agent_gate) where state = 2;
 create index live_turn_gate on live (turn_gate) where state = 2;
 create index live_node on live (node_id) where state = 2;
