@@ -285,10 +285,10 @@ async fn cancel<S: Store>(arena: &Arena<S>, random: &mut Random) {
             seen.iter().filter(|(_, run)| run.claimed.is_none()).map(|(id, _)| *id).take(50).collect();
         random.pick(&waiting)
     };
-    if let Some(run) = waiting {
-        if arena.store.cancel(now(), run, Reason::Requested).await.unwrap() == Cancelled::Ended {
-            arena.waiting.fetch_sub(1, Ordering::SeqCst);
-        }
+    if let Some(run) = waiting
+        && arena.store.cancel(now(), run, Reason::Requested).await.unwrap() == Cancelled::Ended
+    {
+        arena.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
