@@ -13,10 +13,14 @@ use std::time::{Duration, Instant};
 use belfry_core::definition::{Options, When};
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, plan};
+use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
+
+#[path = "../tests/support/pg.rs"]
+mod pg;
 
 const BATCH: usize = 100;
 
@@ -39,6 +43,14 @@ fn main() {
         }
         let verbs = measure("sqlite", &store, runs, schedules).await;
         report("sqlite", by_hand, verbs, runs);
+        let (Some(by_hand_url), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
+        let by_hand = postgres_by_hand(&by_hand_url, runs).await;
+        let store = Postgres::open(&url).await.unwrap();
+        if history > 0 {
+            fill_postgres(&url, history).await;
+        }
+        let verbs = measure("postgres", &store, runs, schedules).await;
+        report("postgres", by_hand, verbs, runs);
     });
 }
 
@@ -241,4 +253,51 @@ fn fill_sqlite(path: &Path, rows: usize) {
         ))
         .unwrap();
     println!("sqlite: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());
+}
+
+async fn connect(url: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// The same as [`sqlite_by_hand`], with what PostgreSQL is good at: whole batches in one statement.
+async fn postgres_by_hand(url: &str, runs: usize) -> Duration {
+    let client = connect(url).await;
+    client
+        .batch_execute(&format!(
+            "create table jobs (id uuid primary key, state smallint not null, node uuid, epoch int not null, attempt int not null, schedule bigint,
+                                tick_at timestamptz, command text, payload text, created_at timestamptz, started_at timestamptz) with (fillfactor = 80);
+             create index jobs_ready on jobs (id) where state = 0;
+             create table history (id uuid primary key, schedule bigint, tick_at timestamptz, command text, state smallint, attempt int, exit_code int,
+                                   created_at timestamptz, started_at timestamptz, finished_at timestamptz);
+             insert into jobs select lpad(to_hex(n), 32, '0')::uuid, 0, null, 0, 0, n, now(), 'poll', '{{}}', now(), null from generate_series(1, {runs}) n;
+             analyze jobs"
+        ))
+        .await
+        .unwrap();
+    let claim = "update jobs set state = 2, node = $1, epoch = epoch + 1, attempt = attempt + 1, started_at = now() where id = any(array(
+                 select id from jobs where state = 0 order by id limit 100 for update skip locked)) returning id, epoch, command, payload";
+    let claim = client.prepare(claim).await.unwrap();
+    let finish = "with ended as (delete from jobs where id = any($1) and epoch = 1 returning *) insert into history
+                  select id, schedule, tick_at, command, 2, attempt, 0, created_at, started_at, now() from ended";
+    let finish = client.prepare(finish).await.unwrap();
+    let began = Instant::now();
+    let mut done = 0;
+    while done < runs {
+        let claimed = client.query(&claim, &[&Uuid::from_u128(1)]).await.unwrap();
+        let ids: Vec<Uuid> = claimed.iter().map(|row| row.get(0)).collect();
+        done += client.execute(&finish, &[&ids]).await.unwrap() as usize;
+    }
+    began.elapsed()
+}
+
+async fn fill_postgres(url: &str, rows: usize) {
+    let began = Instant::now();
+    let fill = "insert into belfry.history (seq, finished_at, id, failed, schedule_id, agent_id, command, trigger, lane, not_before, state, attempt,
+                                            max_attempts, epoch, created_at)
+                select n, '2000-01-01'::timestamptz + n * interval '1 s', lpad(to_hex(n), 32, '0')::uuid, false, n % 100000, 1, 'poll', 0, 'cron', now(), 2,
+                       1, 4, 1, now() from generate_series(1, $1::bigint) n";
+    connect(url).await.execute(fill, &[&(rows as i64)]).await.unwrap();
+    println!("postgres: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());
 }

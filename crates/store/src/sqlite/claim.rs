@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 
+use belfry_core::Trigger;
 use belfry_core::gate::{Admission, Candidate, admit};
-use belfry_core::{Epoch, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::from_json;
-use super::{Done, Verb, maybe_instant, micros, node_bytes, run_id};
+use super::{Done, Verb, bytes, micros, node_bytes, run_id};
 use crate::shapes::*;
 
-/// A ready run, and its place in the order.
+/// A ready run: its place in the order, its gates, and what its claim will say. The attempt is still the one before.
 struct Ready {
-    id: [u8; 16],
-    place: (i64, i64),
+    place: (i64, i64, [u8; 16]),
     gates: Vec<i64>,
+    claimed: Claimed,
 }
 
 impl Verb<'_> {
@@ -33,9 +33,9 @@ impl Verb<'_> {
             let mut slots = *slots as usize;
             // Whoever meets a full gate is parked, and makes room for the next to be looked at.
             while slots > 0 {
-                let ready = self.ready(now, &queues, slots)?;
+                let ready = self.ready(now, &queues, lane, slots)?;
                 let before = claimed.len();
-                let look_again = self.admit(now, claim, &ready, slots, lane, &mut claimed)?;
+                let look_again = self.admit(now, claim, ready, slots, &mut claimed)?;
                 slots -= claimed.len() - before;
                 if !look_again {
                     break;
@@ -61,24 +61,18 @@ impl Verb<'_> {
     }
 
     /// The first ready runs of some queues, in order.
-    fn ready(&self, now: Timestamp, queues: &[i64], limit: usize) -> Done<Vec<Ready>> {
+    fn ready(&self, now: Timestamp, queues: &[i64], lane: &str, limit: usize) -> Done<Vec<Ready>> {
         let mut ready = Vec::new();
         for queue in queues {
             ready.extend(self.rows(
-                "select id, rank, not_before, agent_gate, turn_gate from live
-                 where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, id limit ?",
+                "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
+                        tick_at, prompt, payload, trace_id
+                 from live where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, id limit ?",
                 params![queue, micros(now), limit as i64],
-                |row| {
-                    let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
-                    Ok(Ready {
-                        id: row.get(0)?,
-                        place: (row.get(1)?, row.get(2)?),
-                        gates: gates.into_iter().flatten().collect(),
-                    })
-                },
+                |row| ready_of(row, lane),
             )?);
         }
-        ready.sort_by_key(|run| (run.place, run.id));
+        ready.sort_by_key(|run| run.place);
         ready.truncate(limit);
         Ok(ready)
     }
@@ -89,9 +83,8 @@ impl Verb<'_> {
         &self,
         now: Timestamp,
         claim: &Claim,
-        ready: &[Ready],
+        ready: Vec<Ready>,
         slots: usize,
-        lane: &str,
         claimed: &mut Vec<Claimed>,
     ) -> Done<bool> {
         let mut free: HashMap<i64, i64> = HashMap::new();
@@ -101,20 +94,25 @@ impl Verb<'_> {
             }
         }
         let candidates: Vec<_> =
-            ready.iter().map(|run| Candidate { run: run.id, gates: run.gates.clone() }).collect();
+            ready.iter().map(|run| Candidate { run: (), gates: run.gates.clone() }).collect();
         let mut parked = false;
-        for (candidate, admission) in candidates.iter().zip(admit(&candidates, &mut free, slots)) {
+        for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots)) {
+            let id = bytes(run.claimed.run);
             match admission {
-                Admission::Start => claimed.extend(self.start(now, candidate.run, claim, lane)?),
+                Admission::Start => {
+                    self.execute(
+                        "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
+                        params![node_bytes(claim.node), micros(now), id],
+                    )?;
+                    let Claimed { epoch, attempt, .. } = run.claimed;
+                    claimed.push(Claimed { epoch: epoch + 1, attempt: attempt + 1, ..run.claimed });
+                }
                 Admission::Park(gate) => {
                     parked = true;
-                    self.execute(
-                        "update live set state = 1, parked_on = ? where id = ?",
-                        params![gate, candidate.run],
-                    )?;
+                    self.execute("update live set state = 1, parked_on = ? where id = ?", params![gate, id])?;
                     // It was the first at its other gates, where somebody waits behind it who need not.
                     let mut let_through = 0;
-                    for other in candidate.gates.iter().filter(|other| **other != gate) {
+                    for other in run.gates.iter().filter(|other| **other != gate) {
                         let_through += self.release(*other)?;
                     }
                     if let_through > 0 {
@@ -136,37 +134,6 @@ impl Verb<'_> {
             |row| Ok(row.get::<_, Option<i64>>(0)?.map_or(i64::MAX, |cap| cap - row.get::<_, i64>(1).unwrap_or(0))),
         )?;
         Ok(room.unwrap_or(i64::MAX))
-    }
-
-    fn start(&self, now: Timestamp, run: [u8; 16], claim: &Claim, lane: &str) -> Done<Option<Claimed>> {
-        // Without `returning`: SQLite makes a table in memory for each statement that has it.
-        self.execute(
-            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?, parked_on = null where id = ?",
-            params![node_bytes(claim.node), micros(now), run],
-        )?;
-        self.row(
-            "select id, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload, trace_id
-             from live where id = ?",
-            [run],
-            |row| {
-                let payload: String = row.get("payload")?;
-                Ok(Claimed {
-                    run: run_id(row.get("id")?),
-                    epoch: row.get::<_, Epoch>("epoch")?,
-                    attempt: row.get("attempt")?,
-                    max_attempts: row.get("max_attempts")?,
-                    agent: row.get("agent_id")?,
-                    schedule: row.get("schedule_id")?,
-                    command: row.get("command")?,
-                    trigger: Trigger::from_code(row.get("trigger")?).unwrap_or(Trigger::Manual),
-                    tick_at: maybe_instant(row, "tick_at")?,
-                    lane: lane.to_owned(),
-                    prompt: row.get("prompt")?,
-                    payload: serde_json::from_str(&payload).unwrap_or_default(),
-                    trace_id: row.get::<_, Option<[u8; 16]>>("trace_id")?.map(uuid::Uuid::from_bytes),
-                })
-            },
-        )
     }
 
     /// Lets runs through that wait at a gate, as many of each queue as there is room for, the first first: nodes that
@@ -197,4 +164,26 @@ impl Verb<'_> {
         }
         Ok(())
     }
+}
+
+fn ready_of(row: &rusqlite::Row<'_>, lane: &str) -> rusqlite::Result<Ready> {
+    let id: [u8; 16] = row.get(0)?;
+    let payload = row.get_ref(14)?.as_str()?;
+    let claimed = Claimed {
+        run: run_id(id),
+        epoch: row.get(5)?,
+        attempt: row.get(6)?,
+        max_attempts: row.get(7)?,
+        agent: row.get(8)?,
+        schedule: row.get(9)?,
+        command: row.get(10)?,
+        trigger: Trigger::from_code(row.get(11)?).unwrap_or(Trigger::Manual),
+        tick_at: row.get::<_, Option<i64>>(12)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()),
+        lane: lane.to_owned(),
+        prompt: row.get(13)?,
+        payload: serde_json::from_str(payload).unwrap_or_default(),
+        trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
+    };
+    let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
+    Ok(Ready { place: (row.get(1)?, row.get(2)?, id), gates: gates.into_iter().flatten().collect(), claimed })
 }
