@@ -138,14 +138,13 @@ create table live (
     exit_code integer,
     error text
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
--- The tripwire: a tick that is planned twice fails here.
-create unique index live_tick on live (schedule_id, tick_at) where tick_at is not null;
-create index live_schedule on live (schedule_id);
+-- Also the tripwire: a tick that is planned twice fails here.
+create unique index live_tick on live (schedule_id, tick_at);
 create index live_agent on live (agent_id);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
-create index live_agent_gate on live (agent_gate) where state = 2;
-create index live_turn_gate on live (turn_gate) where state = 2;
+create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
+create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 create index live_node on live (node_id) where state = 2;
 
 -- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
