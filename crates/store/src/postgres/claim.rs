@@ -49,8 +49,9 @@ struct Taken {
 }
 
 /// Starts the runs in `$3`.
+/// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
 const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2 \
-    where id = any($3) and state = 0 returning *";
+    where id = any($3) and state + 0 = 0 returning *";
 
 /// Starts the first ready runs of the queues in `$3`, at most `$4`.
 const START_FIRST: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
@@ -82,7 +83,7 @@ const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
     from gates g where g.id = any($1)";
 
 /// Un-parks, for each queue, as many runs as each gate in `$1` has room for by `$2`.
-const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where state = 1 and id = any(array( \
+const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
     select w.id from unnest($1::bigint[], $2::bigint[]) as f (gate, room) \
     cross join (select id from queues where gated) q cross join lateral ( \
         select p.id from live p where p.state = 1 and p.parked_on = f.gate and p.queue_id = q.id \
@@ -332,7 +333,7 @@ fn decide(plain: &[Waiting], gated: &[Waiting], room: &mut HashMap<i64, i64>, sl
 async fn park(tx: &mut Tx<'_>, parks: &[(Uuid, i64)]) -> Result<(), Fault> {
     let (runs, gates): (Vec<Uuid>, Vec<i64>) = parks.iter().copied().unzip();
     let sql = "update live set state = 1, parked_on = ($2::bigint[])[array_position($1::uuid[], id)] \
-               where id = any($1) and state = 0";
+               where id = any($1) and state + 0 = 0";
     tx.execute(sql, &[&runs, &gates]).await?;
     Ok(())
 }

@@ -169,7 +169,7 @@ pub(super) async fn lock_running(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
     let sql = concat!(
         "select ",
         live_columns!(),
-        " from live l join queues q on q.id = l.queue_id where l.id = any($1) and l.state = 2 \
+        " from live l join queues q on q.id = l.queue_id where l.id = any($1) and l.state + 0 = 2 \
           order by l.id for update of l"
     );
     let found = tx.query(sql, &[&runs]).await?;
@@ -211,7 +211,7 @@ async fn lock_gates(tx: &mut Tx<'_>, gates: &[i64]) -> Result<(), Fault> {
 
 /// Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one
 /// may not be able to serve another.
-pub(super) const RELEASE: &str = "update live set state = 0, parked_on = null where state = 1 and id = any(array( \
+pub(super) const RELEASE: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
     select w.id from ( \
         select g.id, coalesce(g.cap, 2147483647) \
             - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
@@ -367,7 +367,7 @@ pub(super) async fn mark(
     reason: Reason,
 ) -> Result<Vec<belfry_core::NodeId>, Fault> {
     let sql = "update live set cancel_reason = coalesce(cancel_reason, $2) \
-               where id = any($1) and state = 2 returning node_id";
+               where id = any($1) and state + 0 = 2 returning node_id";
     let told = tx.query(sql, &[&runs, &reason.code()]).await?;
     told.iter().map(|row| Ok(belfry_core::NodeId(get(row, "node_id")?))).collect()
 }
