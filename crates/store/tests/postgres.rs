@@ -23,7 +23,7 @@ async fn it_keeps_every_scenario() {
 #[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let seed = suite::seed();
-    for round in 0..5 {
+    for round in 0..suite::rounds(5) {
         let Some(store) = fresh().await else { return };
         suite::random::equal_answers(&store, seed + round, 1_000).await;
     }

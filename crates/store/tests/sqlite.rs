@@ -23,7 +23,7 @@ async fn it_keeps_every_scenario() {
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let seed = suite::seed();
-    for round in 0..10 {
+    for round in 0..suite::rounds(10) {
         suite::random::equal_answers(&fresh(&folder), seed + round, 2_000).await;
     }
 }

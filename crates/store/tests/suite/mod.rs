@@ -53,3 +53,8 @@ pub fn fails<F: Future<Output = ()>>(work: impl FnOnce() -> F + Send + 'static) 
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     std::thread::spawn(move || runtime().block_on(work())).join().is_err()
 }
+
+/// How many rounds of random operations: from the environment, else this many.
+pub fn rounds(usual: u64) -> u64 {
+    std::env::var("BELFRY_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
+}
