@@ -156,9 +156,9 @@ fn clock(at: Timestamp, zone: &Zone, format: &str) -> String {
 fn note(timing: &Timing, tick_at: Timestamp) -> &'static str {
     match timing.shift(tick_at) {
         None => "",
-        Some(Shift::Moved) => "* moved: the clocks skip its time",
-        Some(Shift::FirstPass) => "* first of two: the clocks go back",
-        Some(Shift::SecondPass) => "* second of two: the clocks go back",
+        Some(Shift::Moved) => "* moved out of a gap",
+        Some(Shift::FirstPass) => "* first of two",
+        Some(Shift::SecondPass) => "* second of two",
     }
 }
 

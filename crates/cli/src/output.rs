@@ -61,8 +61,12 @@ pub fn table(header: &[&str]) -> comfy_table::Table {
     table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(comfy_table::ContentArrangement::Dynamic);
     table.set_header(header.to_vec());
-    for column in table.column_iter_mut() {
+    for (column, name) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
+        // In a narrow terminal names and notes are broken, times are not.
+        if !["ZONE", "NOTE"].contains(name) {
+            column.set_constraint(comfy_table::ColumnConstraint::ContentWidth);
+        }
     }
     table
 }
