@@ -295,9 +295,9 @@ async fn postgres_by_hand(url: &str, runs: usize) -> Duration {
 async fn fill_postgres(url: &str, rows: usize) {
     let began = Instant::now();
     let fill = "insert into belfry.history (seq, finished_at, id, failed, schedule_id, agent_id, command, trigger, lane, not_before, state, attempt,
-                                            max_attempts, epoch, created_at)
+                                            max_attempts, epoch, payload, created_at)
                 select n, '2000-01-01'::timestamptz + n * interval '1 s', lpad(to_hex(n), 32, '0')::uuid, false, n % 100000, 1, 'poll', 0, 'cron', now(), 2,
-                       1, 4, 1, now() from generate_series(1, $1::bigint) n";
+                       1, 4, 1, '{}', now() from generate_series(1, $1::bigint) n";
     connect(url).await.execute(fill, &[&(rows as i64)]).await.unwrap();
     println!("postgres: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());
 }
