@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
@@ -30,10 +31,27 @@ use crate::store::{Answer, Store};
 
 /// A store in one SQLite file.
 pub struct Sqlite {
-    writer: mpsc::Sender<Job>,
-    readers: mpsc::Sender<Job>,
+    /// To the writer and to the readers; gone only while the store is being closed.
+    threads: Option<Channels>,
+    running: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
     _lock: Option<schema::ServerLock>,
+}
+
+struct Channels {
+    writer: mpsc::Sender<Job>,
+    readers: mpsc::Sender<Job>,
+}
+
+/// The lock is let go of only when nobody writes any more.
+impl Drop for Sqlite {
+    fn drop(&mut self) {
+        self.threads = None;
+        for thread in self.running.drain(..) {
+            // A thread that panicked has nothing left to finish.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// What the verbs share beside the file.
@@ -85,18 +103,18 @@ impl Sqlite {
         });
         let connection = schema::open(path)?;
         let (writer, commands) = mpsc::channel(WAITING_MAX);
-        spawn("belfry-writer", {
+        let mut running = vec![spawn("belfry-writer", {
             let shared = shared.clone();
             move || write_loop(connection, commands, &shared)
-        })?;
+        })?];
         let (readers, questions) = mpsc::channel(WAITING_MAX);
         let questions = Arc::new(Mutex::new(questions));
         for _ in 0..READERS {
             let connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
             let (questions, shared) = (questions.clone(), shared.clone());
-            spawn("belfry-reader", move || read_loop(&connection, &questions, &shared))?;
+            running.push(spawn("belfry-reader", move || read_loop(&connection, &questions, &shared))?);
         }
-        Ok(Sqlite { writer, readers, shared, _lock: lock })
+        Ok(Sqlite { threads: Some(Channels { writer, readers }), running, shared, _lock: lock })
     }
 
     /// Breaks it on purpose.
@@ -118,19 +136,19 @@ impl Sqlite {
         &self,
         verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
     ) -> Answer<T> {
-        self.ask(&self.writer, verb).await
+        self.ask(|channels| &channels.writer, verb).await
     }
 
     async fn read<T: Send + 'static>(
         &self,
         verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
     ) -> Answer<T> {
-        self.ask(&self.readers, verb).await
+        self.ask(|channels| &channels.readers, verb).await
     }
 
     async fn ask<T: Send + 'static>(
         &self,
-        to: &mpsc::Sender<Job>,
+        to: impl FnOnce(&Channels) -> &mpsc::Sender<Job> + Send,
         verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
     ) -> Answer<T> {
         let (sender, answer) = oneshot::channel();
@@ -140,15 +158,16 @@ impl Sqlite {
             Box::new(move |committed| drop(sender.send(done.and_then(|done| committed.map(|()| done)))))
         });
         let gone = || Error::Unavailable { detail: "the store's thread has ended".into(), ambiguous: false };
-        to.send(job).await.map_err(|_| gone())?;
+        let channels = self.threads.as_ref().ok_or_else(gone)?;
+        to(channels).send(job).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
     let failed =
         |error| Error::Unavailable { detail: format!("cannot start a thread: {error}"), ambiguous: false };
-    std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(failed)
+    std::thread::Builder::new().name(name.into()).spawn(work).map_err(failed)
 }
 
 /// All commands that wait at a moment go into one transaction; they are answered when it is on disk.
