@@ -145,9 +145,16 @@ impl Verb<'_> {
         let grown = commit.scope != Scope::Schedule
             && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;
         if grown || !self.take_probe(now, commit)? {
+            // The token stays as it was: nobody has planned on anything newer.
             self.execute(
-                "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, random())",
-                params![micros(commit.token.due_at), id, commit.token.kind.code(), micros(commit.token.tick_at)],
+                "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, ?)",
+                params![
+                    micros(commit.token.due_at),
+                    id,
+                    commit.token.kind.code(),
+                    micros(commit.token.tick_at),
+                    commit.version
+                ],
             )?;
             return Ok(false);
         }
