@@ -7,6 +7,8 @@ use belfry_time::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::work::Work;
+
 /// What runs, with its limits. Durations are milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,8 +25,8 @@ pub struct AgentDefinition {
     pub lane: String,
     /// Labels that a node must have.
     pub needs: Vec<String>,
-    /// What the runner needs to know; opaque here.
-    pub work: Value,
+    /// What its attempts do.
+    pub work: Work,
 }
 
 impl Default for AgentDefinition {
@@ -36,7 +38,7 @@ impl Default for AgentDefinition {
             breaker: None,
             lane: "cron".into(),
             needs: Vec::new(),
-            work: Value::Null,
+            work: Work::default(),
         }
     }
 }
@@ -77,6 +79,17 @@ pub struct Breaker {
     pub threshold: u32,
     /// How long it stays open before one probe.
     pub reset_after_ms: u64,
+}
+
+/// An agent with its schedules, as a source has them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentSpec {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub definition: AgentDefinition,
+    /// Its schedules by name. One that does not compile becomes `invalid` and says why.
+    pub schedules: Vec<(String, ScheduleDefinition)>,
 }
 
 /// When an agent runs, and with what.

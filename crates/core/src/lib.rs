@@ -11,8 +11,9 @@ pub mod gate;
 pub mod model;
 pub mod plan;
 pub mod retry;
+pub mod work;
 
-pub use definition::{AgentDefinition, Schedule, ScheduleDefinition};
+pub use definition::{AgentDefinition, AgentSpec, Schedule, ScheduleDefinition};
 pub use model::{
     AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
     Trigger,

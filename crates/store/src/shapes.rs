@@ -13,19 +13,10 @@ use belfry_core::{
     ScheduleDefinition, ScheduleId, SkipRange, Token, Trigger,
 };
 use belfry_time::Timestamp;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
-/// An agent with its schedules, as a source has them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AgentSpec {
-    /// Its name.
-    pub name: String,
-    /// What it is.
-    pub definition: AgentDefinition,
-    /// Its schedules by name. One that could not be read carries why.
-    pub schedules: Vec<(String, ScheduleDefinition)>,
-}
+pub use belfry_core::AgentSpec;
 
 /// What applying a source changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -261,11 +252,18 @@ impl NewRun {
             gates: Gates { agent: definition.max_concurrent.is_some(), turn },
             max_attempts: definition.retry.max.saturating_add(1),
             probe: false,
-            prompt: options.prompt.clone(),
-            payload: Value::Object(options.payload.clone()),
+            prompt: options.prompt.clone().or_else(|| definition.work.prompt.clone()),
+            payload: Value::Object(merged(&definition.work.payload, &options.payload)),
             trace_id: None,
         }
     }
+}
+
+/// One payload over another, key by key.
+pub(crate) fn merged(under: &Map<String, Value>, over: &Map<String, Value>) -> Map<String, Value> {
+    let mut merged = under.clone();
+    merged.extend(over.iter().map(|(key, value)| (key.clone(), value.clone())));
+    merged
 }
 
 /// A run that is asked for from outside a plan.

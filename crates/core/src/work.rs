@@ -1,0 +1,90 @@
+//! What an attempt does: how its process is started and judged. Plain data, kept in the agent's definition; secrets are
+//! references (`${NAME}`) that are resolved on the node when an attempt starts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What an agent's attempts do. Durations are milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Work {
+    /// What is started.
+    pub action: Action,
+    /// What is started instead, for schedules that name one of these commands.
+    pub commands: BTreeMap<String, Action>,
+    /// The prompt, where the schedule has none.
+    pub prompt: Option<String>,
+    /// The payload, under the schedule's.
+    pub payload: Map<String, Value>,
+    /// What the child reads.
+    pub stdin: Stdin,
+    /// Where it starts; relative to the file that defines it, which makes it absolute.
+    pub cwd: Option<String>,
+    /// Its environment beside what every child gets; values may hold `${NAME}` and `${NAME:-default}`.
+    pub env: BTreeMap<String, String>,
+    /// Names that are passed on from the node's environment.
+    pub env_pass: Vec<String>,
+    /// How long an attempt may take; none is no limit.
+    pub timeout_ms: Option<u64>,
+    /// How long it has between being asked and being made to end.
+    pub grace_ms: u64,
+    /// How much of its output is kept: half from the start, half from the end.
+    pub output_bytes: u64,
+    /// Exit codes that mean success.
+    pub ok_codes: Vec<i32>,
+    /// Exit codes after which another attempt is of no use.
+    pub no_retry_codes: Vec<i32>,
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work {
+            action: Action::Handler,
+            commands: BTreeMap::new(),
+            prompt: None,
+            payload: Map::new(),
+            stdin: Stdin::None,
+            cwd: None,
+            env: BTreeMap::new(),
+            env_pass: Vec::new(),
+            timeout_ms: Some(3_600_000),
+            grace_ms: 5_000,
+            output_bytes: 1 << 20,
+            ok_codes: vec![0],
+            no_retry_codes: vec![78],
+        }
+    }
+}
+
+impl Work {
+    /// What a schedule with this command starts.
+    pub fn action_of(&self, command: &str) -> &Action {
+        self.commands.get(command).unwrap_or(&self.action)
+    }
+}
+
+/// What an attempt starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// A program with its arguments, without a shell. Each is a template.
+    Run(Vec<String>),
+    /// A line for `sh -c`. A template.
+    Shell(String),
+    /// A Rust function that the embedding program has registered under the agent's name.
+    Handler,
+}
+
+/// `stdin`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stdin {
+    /// Nothing.
+    None,
+    /// The prompt.
+    Prompt,
+    /// The payload, as JSON.
+    Payload,
+}
