@@ -13,7 +13,7 @@ use crate::shapes::*;
 
 impl Verb<'_> {
     pub(super) fn run(&self, run: RunId) -> Done<Option<RunRecord>> {
-        let live = self.row(&live_query("l.id = ?"), [bytes(run)], record)?;
+        let live = self.row(live_query("l.id = ?"), [bytes(run)], record)?;
         match live {
             Some(live) => Ok(Some(live)),
             None => self.row("select * from history where id = ?", [bytes(run)], record),
@@ -21,7 +21,7 @@ impl Verb<'_> {
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(&live_query("true order by l.rank, l.not_before, l.id"), [], record)
+        self.rows(live_query("true order by l.rank, l.not_before, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.

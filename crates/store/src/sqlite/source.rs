@@ -220,8 +220,9 @@ impl Verb<'_> {
             .iter()
             .flat_map(|spec| spec.schedules.iter().map(|(name, _)| format!("{}/{name}", spec.name)))
             .collect();
-        let known =
-            |sql: &str| self.rows(sql, [source], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
+        let known = |sql: &'static str| {
+            self.rows(sql, [source], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)))
+        };
         let known_agents = known("select id, name from agents where source = ? and retired_at is null")?;
         let gone_agents: HashSet<AgentId> = known_agents
             .into_iter()
