@@ -444,7 +444,10 @@ impl Store for Sqlite {
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        self.write(move |verb| verb.renew(node, lease_until)).await
+        if !self.write(move |verb| verb.renew(node, lease_until)).await? {
+            return Ok(Renewed::Fenced);
+        }
+        self.read(move |verb| verb.held(node)).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
