@@ -29,6 +29,8 @@ pub struct Applied {
     pub retired: u32,
     /// Pending runs that ended because their agent or schedule left.
     pub cancelled: u32,
+    /// Schedules that were left alone, because one of that name was made through the API.
+    pub foreign: u32,
 }
 
 /// A schedule whose token is due, with all that deciding about it needs.

@@ -119,8 +119,9 @@ impl State {
             }
             return;
         }
-        // A one-shot that asked for it goes with its run.
-        if record.status == Status::Exhausted && record.definition.options.delete_after_run {
+        // A one-shot that asked for it goes with the run of its tick.
+        let fired = record.status == Status::Exhausted && run.tick_at.is_some();
+        if fired && record.definition.options.delete_after_run {
             row.retired = true;
         }
     }

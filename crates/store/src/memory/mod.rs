@@ -2,8 +2,10 @@
 //! no parking: a claim looks at every run that waits.
 
 mod claim;
+mod edit;
 mod finish;
 mod node;
+mod output;
 mod plan;
 mod read;
 mod source;
@@ -25,6 +27,7 @@ use parking_lot::Mutex;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 
 /// A store that is gone with its process.
 #[derive(Default)]
@@ -48,6 +51,7 @@ struct State {
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
+    output: BTreeMap<(RunId, u64), OutputChunk>,
     /// The last number given out, for ids and versions.
     last_number: i64,
 }
@@ -55,6 +59,7 @@ struct State {
 struct Agent {
     name: String,
     source: String,
+    revision: i64,
     definition: Arc<AgentDefinition>,
     retired: bool,
 }
@@ -130,6 +135,25 @@ impl Store for Memory {
         Ok(self.state.lock().sources.get(source).cloned())
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        Ok(self.state.lock().put_by_api(now, agent, name, definition))
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        Ok(self.state.lock().remove_by_api(now, schedule))
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let state = self.state.lock();
+        Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -183,6 +207,14 @@ impl Store for Memory {
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         Ok(self.state.lock().give_back(now, node, runs))
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        Ok(self.state.lock().append_output(run, epoch, chunks))
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        Ok(self.state.lock().output(run, after, limit_bytes))
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {

@@ -451,8 +451,8 @@ impl Schedules {
             if row.status == 0 && !row.retired {
                 self.tokens.push((live.schedule, arm.unwrap_or(Token::next(now))));
             }
-        } else if row.status == 4 && row.delete_after_run && !row.retired {
-            // A one-shot that asked for it goes with its run.
+        } else if row.status == 4 && row.delete_after_run && !row.retired && live.tick_at.is_some() {
+            // A one-shot that asked for it goes with the run of its tick.
             row.retired = true;
             self.retired.push(live.schedule);
         }

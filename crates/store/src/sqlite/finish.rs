@@ -287,8 +287,11 @@ impl Verb<'_> {
             if standing.status == Status::Active {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
-        } else if standing.status == Status::Exhausted && standing.delete_after_run {
-            // A one-shot that asked for it goes with its run.
+        } else if standing.status == Status::Exhausted
+            && standing.delete_after_run
+            && ending.tick_at.is_some()
+        {
+            // A one-shot that asked for it goes with the run of its tick.
             self.execute(
                 "update schedules set retired_at = ? where id = ? and retired_at is null",
                 params![micros(now), schedule],

@@ -5,8 +5,10 @@
 //! without its locks: whoever writes is alone.
 
 mod claim;
+mod edit;
 mod finish;
 mod node;
+mod output;
 mod plan;
 mod read;
 mod schema;
@@ -18,7 +20,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange,
+};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
@@ -28,6 +33,7 @@ use crate::error::Error;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 
 /// A store in one SQLite file.
 pub struct Sqlite {
@@ -60,6 +66,8 @@ struct Shared {
     sabotage: Switch,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// The same for agents, by revision.
+    agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
 
 type Compiled = Result<Arc<Schedule>, Arc<str>>;
@@ -100,6 +108,7 @@ impl Sqlite {
             path: path.to_owned(),
             sabotage: Switch::default(),
             compiled: Mutex::default(),
+            agents: Mutex::default(),
         });
         let connection = schema::open(path)?;
         let (writer, commands) = mpsc::channel(WAITING_MAX);
@@ -362,6 +371,26 @@ impl Store for Sqlite {
         .await
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
+        self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        self.write(move |verb| verb.remove_by_api(now, schedule)).await
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let schedules = schedules.to_vec();
+        self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -421,6 +450,15 @@ impl Store for Sqlite {
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         let runs = runs.to_vec();
         self.write(move |verb| verb.give_back(now, node, &runs)).await
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        let chunks = chunks.to_vec();
+        self.write(move |verb| verb.append_output(run, epoch, &chunks)).await
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        self.read(move |verb| verb.output(run, after, limit_bytes)).await
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {

@@ -34,6 +34,7 @@ create table schedules (
 );
 create unique index schedules_name on schedules (name) where retired_at is null;
 create index schedules_source on schedules (source) where retired_at is null;
+create index schedules_agent on schedules (agent_id);
 
 -- What a schedule was, by the instants of its edits.
 create table schedule_revisions (
@@ -178,6 +179,16 @@ create table history (
     finished_at timestamptz not null
 );
 create index history_age on history (failed, finished_at, seq);
+
+-- What attempts wrote, in the order of places within their run.
+create table output (
+    run_id uuid not null,
+    seq bigint not null,
+    attempt bigint not null,
+    stream smallint not null,
+    bytes bytea not null,
+    primary key (run_id, seq)
+);
 
 create table skips (
     id bigint primary key,

@@ -6,6 +6,7 @@ create table agents (
   id integer primary key,
   name text not null,
   source text not null,
+  revision integer not null,
   definition text not null,
   -- Parts of the definition that the end of a run looks at, where there are such.
   breaker text,
@@ -155,6 +156,16 @@ create table history (
   created_at integer not null,
   started_at integer,
   finished_at integer not null
+) strict, without rowid;
+
+-- What attempts wrote, in the order of places within their run.
+create table output (
+  run_id blob not null,
+  seq integer not null,
+  attempt integer not null,
+  stream integer not null,
+  bytes blob not null,
+  primary key (run_id, seq)
 ) strict, without rowid;
 
 create table skips (
