@@ -188,6 +188,30 @@ pub trait Store: Send + Sync + 'static {
     /// A schedule by its name, `agent/schedule`.
     fn schedule(&self, name: &str) -> impl Future<Output = Answer<Option<ScheduleRecord>>> + Send;
 
+    /// Schedules in the order of their names, behind a name. Looks at no more of them than it gives, but for those that the
+    /// filter leaves out.
+    fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<ScheduleRecord, String>>> + Send;
+
+    /// Runs, live and ended, the newest id first, behind an id. Looks at a bounded number of them; who wants more goes on
+    /// at the page's `next`.
+    fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<RunRecord, RunId>>> + Send;
+
+    /// All agents, in the order of their names.
+    fn agents(&self) -> impl Future<Output = Answer<Vec<AgentRecord>>> + Send;
+
+    /// All breakers that have counted or changed, by name of agent and command.
+    fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
+
     /// Complete ranges of skips and misses of a schedule, oldest first.
     fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
 

@@ -4,6 +4,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod list;
 mod node;
 mod output;
 mod plan;
@@ -68,6 +69,8 @@ struct ScheduleRow {
     record: ScheduleRecord,
     compiled: Result<Arc<Schedule>, Arc<str>>,
     version: i64,
+    /// The last tick whose run has ended.
+    fired_at: Option<Timestamp>,
     retired: bool,
 }
 
@@ -265,11 +268,34 @@ impl Store for Memory {
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let state = self.state.lock();
-        Ok(state
-            .schedules
-            .values()
-            .find(|row| !row.retired && row.record.name == name)
-            .map(|row| row.record.clone()))
+        let found = state.schedules.values().find(|row| !row.retired && row.record.name == name);
+        Ok(found.map(|row| state.full(row)))
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        Ok(self.state.lock().list_schedules(filter, after, limit))
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        Ok(self.state.lock().list_runs(filter, after, limit))
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        Ok(self.state.lock().list_agents())
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        Ok(self.state.lock().list_breakers())
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

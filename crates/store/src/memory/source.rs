@@ -69,6 +69,7 @@ impl State {
             let record = ScheduleRecord {
                 id,
                 agent,
+                agent_name: String::new(),
                 name: name.into(),
                 definition: definition.clone(),
                 revision: 1,
@@ -83,8 +84,14 @@ impl State {
                 last_success: None,
                 last_error: None,
                 streak: 0,
+                last_fired_at: None,
+                running: 0,
+                pending: 0,
+                next_retry_at: None,
+                budget: None,
             };
-            self.schedules.insert(id, ScheduleRow { record, compiled, version: 0, retired: false });
+            let row = ScheduleRow { record, compiled, version: 0, fired_at: None, retired: false };
+            self.schedules.insert(id, row);
             self.set_token(id, token);
             return Put::Added(id);
         };

@@ -47,6 +47,7 @@ mod claim;
 mod connection;
 mod edit;
 mod finish;
+mod list;
 mod node;
 mod output;
 mod plan;
@@ -360,7 +361,33 @@ impl Store for Postgres {
     }
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
-        look!(self, |tx| read::schedule(&mut tx, name).await)
+        look!(self, |tx| list::schedule(&mut tx, name).await)
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        look!(self, |tx| list::schedules(&mut tx, filter, after, limit).await)
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        look!(self, |tx| list::runs(&mut tx, filter, after, limit).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        look!(self, |tx| list::agents(&mut tx).await)
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        look!(self, |tx| list::breakers(&mut tx).await)
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

@@ -7,6 +7,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod list;
 mod node;
 mod output;
 mod plan;
@@ -512,6 +513,34 @@ impl Store for Sqlite {
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let name = name.to_owned();
         self.read(move |verb| verb.schedule(&name)).await
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        let (filter, after) = (filter.clone(), after.map(str::to_owned));
+        self.read(move |verb| verb.list_schedules(&filter, after.as_deref(), limit)).await
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        let filter = filter.clone();
+        self.read(move |verb| verb.list_runs(&filter, after, limit)).await
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        self.read(|verb| verb.list_agents()).await
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        self.read(|verb| verb.list_breakers()).await
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

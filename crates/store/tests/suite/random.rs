@@ -9,6 +9,7 @@ use belfry_store::*;
 use belfry_time::SignedDuration;
 
 use super::Random;
+use super::listing::{all_runs, all_schedules};
 use super::world::*;
 
 /// One side of the comparison.
@@ -108,7 +109,8 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
         let (answer, expected) = (ours.take(&operation).await, theirs.take(&operation).await);
         assert_eq!(answer, expected, "seed {seed}, operation {n}: {operation:?}");
         if n % 25 == 0 || n + 1 == count {
-            let (state, expected) = (ours.snapshot().await, theirs.snapshot().await);
+            let lists = n % 100 == 0 || n + 1 == count;
+            let (state, expected) = (ours.snapshot(lists).await, theirs.snapshot(lists).await);
             if state != expected {
                 let only = |a: &[String], b: &[String]| {
                     a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>()
@@ -332,8 +334,13 @@ impl<'a, S: Store> Side<'a, S> {
         format!("{name:?} {run:?}")
     }
 
+    fn schedule_words(&self, mut record: ScheduleRecord) -> String {
+        (record.id, record.agent) = (0, 0);
+        format!("{record:?}")
+    }
+
     /// Everything there is to see, without the numbers that stores give out.
-    async fn snapshot(&self) -> Vec<String> {
+    async fn snapshot(&self, lists: bool) -> Vec<String> {
         let store = self.world.store;
         let mut words = vec![
             format!("{:?}", store.counts().await.unwrap()),
@@ -342,10 +349,9 @@ impl<'a, S: Store> Side<'a, S> {
         words.extend(store.live_runs().await.unwrap().into_iter().map(|run| self.run_words(run)));
         words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
         for name in NAMES {
-            let Some(mut record) = store.schedule(name).await.unwrap() else { continue };
+            let Some(record) = store.schedule(name).await.unwrap() else { continue };
             let (id, agent) = (record.id, record.agent);
-            (record.id, record.agent) = (0, 0);
-            words.push(format!("{record:?}"));
+            words.push(self.schedule_words(record.clone()));
             let definitions = store.definitions(&[id]).await.unwrap();
             words.extend(definitions.into_iter().flatten().map(|of| {
                 let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
@@ -357,7 +363,32 @@ impl<'a, S: Store> Side<'a, S> {
                 "{name} {:?}",
                 store.breaker(agent, &record.definition.options.command).await.unwrap()
             ));
+            if lists {
+                let of = RunFilter { schedule: Some(name.into()), ..RunFilter::default() };
+                words.extend(all_runs(store, &of, 40).await.into_iter().map(|run| self.run_words(run)));
+            }
         }
+        if !lists {
+            return words;
+        }
+        let of = RunFilter { agent: Some("fragile".into()), ..RunFilter::default() };
+        for filter in [RunFilter::default(), of] {
+            words.extend(all_runs(store, &filter, 60).await.into_iter().map(|run| self.run_words(run)));
+        }
+        let active = ScheduleFilter { status: vec![StatusKind::Active], ..ScheduleFilter::default() };
+        let listed = all_schedules(store, &active, 3).await;
+        words.extend(listed.into_iter().map(|record| self.schedule_words(record)));
+        words.extend(store.agents().await.unwrap().into_iter().map(|agent| {
+            format!("{} {} {:?} {:?}", agent.name, agent.source, agent.definition, agent.budget)
+        }));
+        words.extend(
+            store
+                .breakers()
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|entry| format!("{} {} {:?}", entry.agent_name, entry.command, entry.breaker)),
+        );
         words
     }
 }
