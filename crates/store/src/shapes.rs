@@ -29,6 +29,8 @@ pub struct Applied {
     pub retired: u32,
     /// Pending runs that ended because their agent or schedule left.
     pub cancelled: u32,
+    /// Schedules that were left alone, because one of that name was made through the API.
+    pub foreign: u32,
 }
 
 /// A schedule whose token is due, with all that deciding about it needs.
@@ -435,15 +437,21 @@ pub struct RunRecord {
     pub id: RunId,
     /// Whose.
     pub agent: AgentId,
+    /// The agent's name, also where it is gone.
+    pub agent_name: String,
     /// Of which schedule.
     pub schedule: ScheduleId,
+    /// `agent/schedule`, also where it is gone.
+    pub name: String,
     /// Which command.
     pub command: String,
     /// What made it.
     pub trigger: Trigger,
     /// The tick that made it.
     pub tick_at: Option<Timestamp>,
-    /// When it may start.
+    /// When its first attempt was to start.
+    pub due_at: Timestamp,
+    /// When its next attempt may start, or the last one might.
     pub not_before: Timestamp,
     /// Where it is.
     pub state: RunState,
@@ -465,6 +473,12 @@ pub struct RunRecord {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
+    /// Its prompt.
+    pub prompt: Option<String>,
+    /// Its payload.
+    pub payload: Value,
+    /// Its trace.
+    pub trace_id: Option<Uuid>,
     /// When it was made.
     pub created_at: Timestamp,
     /// When its last attempt started.
@@ -480,6 +494,8 @@ pub struct ScheduleRecord {
     pub id: ScheduleId,
     /// Whose.
     pub agent: AgentId,
+    /// The agent's name.
+    pub agent_name: String,
     /// `agent/schedule`.
     pub name: String,
     /// What it is.
@@ -508,6 +524,16 @@ pub struct ScheduleRecord {
     pub last_error: Option<String>,
     /// Runs in a row that ended alike: successes above zero, failures below.
     pub streak: i64,
+    /// The last tick that made a run or was skipped.
+    pub last_fired_at: Option<Timestamp>,
+    /// Its runs that are running.
+    pub running: u32,
+    /// Its runs that wait.
+    pub pending: u32,
+    /// When the earliest of its runs that failed and wait may start again.
+    pub next_retry_at: Option<Timestamp>,
+    /// What is used of its agent's failure budget.
+    pub budget: Option<Budget>,
 }
 
 /// How a run of a schedule ended.

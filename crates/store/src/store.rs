@@ -2,11 +2,12 @@
 
 use std::future::Future;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleId, SkipRange};
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 
 use crate::error::Error;
 use crate::shapes::*;
+use crate::views::*;
 
 /// What a verb gives back.
 pub(crate) type Answer<T> = Result<T, Error>;
@@ -17,8 +18,8 @@ pub(crate) type Answer<T> = Result<T, Error>;
 /// `now` is the caller's reading of the store's clock; it never comes from elsewhere.
 pub trait Store: Send + Sync + 'static {
     /// Makes a source's agents and schedules what they are in the files. Timing that changed starts a new revision: no
-    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays.
-    /// Crash: all of the source, or nothing of it.
+    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays. What was
+    /// made through the API is left alone, but goes with its agent. Crash: all of the source, or nothing of it.
     fn apply(
         &self,
         now: Timestamp,
@@ -29,6 +30,30 @@ pub trait Store: Send + Sync + 'static {
 
     /// The digest that was applied last for a source.
     fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
+
+    /// Makes a schedule of the API what it is here, or makes it new. Timing that changed starts a new revision, as for
+    /// `apply`. What a file owns is not touched. Crash: the whole edit, or nothing of it.
+    fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> impl Future<Output = Answer<Put>> + Send;
+
+    /// Removes a schedule of the API. Its runs that wait end cancelled, those that run go on, history stays. Crash: gone with
+    /// all its waiting runs, or as it was.
+    fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+    ) -> impl Future<Output = Answer<Removed>> + Send;
+
+    /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
+    fn definitions(
+        &self,
+        schedules: &[ScheduleId],
+    ) -> impl Future<Output = Answer<Vec<Option<Definitions>>>> + Send;
 
     /// Pauses a schedule: it is unarmed, its runs go on. `false` where there is none such or it is paused already.
     /// Crash: paused, or not.
@@ -95,6 +120,24 @@ pub trait Store: Send + Sync + 'static {
         runs: &[(RunId, Epoch)],
     ) -> impl Future<Output = Answer<u32>> + Send;
 
+    /// Keeps output of an attempt; `false` where its claim no longer holds, and nothing was kept. A piece that is there
+    /// already stays as it is. Crash: all pieces, or none: repeat it.
+    fn append_output(
+        &self,
+        run: RunId,
+        epoch: Epoch,
+        chunks: &[OutputChunk],
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Output of a run behind a place, in order: pieces until there are `limit_bytes` or more, at least one where there is
+    /// one. Reads only.
+    fn output(
+        &self,
+        run: RunId,
+        after: Option<u64>,
+        limit_bytes: u32,
+    ) -> impl Future<Output = Answer<Vec<OutputChunk>>> + Send;
+
     /// Makes a node known, with its first lease.
     fn join(&self, node: &Node) -> impl Future<Output = Answer<()>> + Send;
 
@@ -144,6 +187,30 @@ pub trait Store: Send + Sync + 'static {
 
     /// A schedule by its name, `agent/schedule`.
     fn schedule(&self, name: &str) -> impl Future<Output = Answer<Option<ScheduleRecord>>> + Send;
+
+    /// Schedules in the order of their names, behind a name. Looks at no more of them than it gives, but for those that the
+    /// filter leaves out.
+    fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<ScheduleRecord, String>>> + Send;
+
+    /// Runs, live and ended, the newest id first, behind an id. Looks at a bounded number of them; who wants more goes on
+    /// at the page's `next`.
+    fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<RunRecord, RunId>>> + Send;
+
+    /// All agents, in the order of their names.
+    fn agents(&self) -> impl Future<Output = Answer<Vec<AgentRecord>>> + Send;
+
+    /// All breakers that have counted or changed, by name of agent and command.
+    fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
 
     /// Complete ranges of skips and misses of a schedule, oldest first.
     fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;

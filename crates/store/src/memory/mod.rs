@@ -2,8 +2,11 @@
 //! no parking: a claim looks at every run that waits.
 
 mod claim;
+mod edit;
 mod finish;
+mod list;
 mod node;
+mod output;
 mod plan;
 mod read;
 mod source;
@@ -25,6 +28,7 @@ use parking_lot::Mutex;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 
 /// A store that is gone with its process.
 #[derive(Default)]
@@ -48,6 +52,7 @@ struct State {
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
+    output: BTreeMap<(RunId, u64), OutputChunk>,
     /// The last number given out, for ids and versions.
     last_number: i64,
 }
@@ -55,6 +60,7 @@ struct State {
 struct Agent {
     name: String,
     source: String,
+    revision: i64,
     definition: Arc<AgentDefinition>,
     retired: bool,
 }
@@ -63,6 +69,8 @@ struct ScheduleRow {
     record: ScheduleRecord,
     compiled: Result<Arc<Schedule>, Arc<str>>,
     version: i64,
+    /// The last tick whose run has ended.
+    fired_at: Option<Timestamp>,
     retired: bool,
 }
 
@@ -130,6 +138,25 @@ impl Store for Memory {
         Ok(self.state.lock().sources.get(source).cloned())
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        Ok(self.state.lock().put_by_api(now, agent, name, definition))
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        Ok(self.state.lock().remove_by_api(now, schedule))
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let state = self.state.lock();
+        Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -185,6 +212,14 @@ impl Store for Memory {
         Ok(self.state.lock().give_back(now, node, runs))
     }
 
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        Ok(self.state.lock().append_output(run, epoch, chunks))
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        Ok(self.state.lock().output(run, after, limit_bytes))
+    }
+
     async fn join(&self, node: &Node) -> Answer<()> {
         self.state.lock().nodes.insert(node.id, node.clone());
         Ok(())
@@ -233,11 +268,34 @@ impl Store for Memory {
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let state = self.state.lock();
-        Ok(state
-            .schedules
-            .values()
-            .find(|row| !row.retired && row.record.name == name)
-            .map(|row| row.record.clone()))
+        let found = state.schedules.values().find(|row| !row.retired && row.record.name == name);
+        Ok(found.map(|row| state.full(row)))
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        Ok(self.state.lock().list_schedules(filter, after, limit))
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        Ok(self.state.lock().list_runs(filter, after, limit))
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        Ok(self.state.lock().list_agents())
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        Ok(self.state.lock().list_breakers())
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

@@ -9,13 +9,13 @@ use crate::shapes::*;
 
 impl State {
     pub(super) fn run(&self, run: RunId) -> Option<RunRecord> {
-        self.live.get(&run).map(|live| live.record(run)).or_else(|| self.ended.get(&run).cloned())
+        self.live.get(&run).map(|live| self.record(run, live)).or_else(|| self.ended.get(&run).cloned())
     }
 
     pub(super) fn live_runs(&self) -> Vec<RunRecord> {
         let mut live: Vec<_> = self.live.iter().collect();
         live.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
-        live.into_iter().map(|(run, live)| live.record(*run)).collect()
+        live.into_iter().map(|(run, live)| self.record(*run, live)).collect()
     }
 
     pub(super) fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Vec<RunRecord> {

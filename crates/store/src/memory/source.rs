@@ -8,6 +8,7 @@ use belfry_time::Timestamp;
 
 use super::{Agent, ScheduleRow, State, compile, left_out};
 use crate::shapes::*;
+use crate::views::*;
 
 impl State {
     pub(super) fn apply(
@@ -21,14 +22,12 @@ impl State {
         for spec in agents {
             let agent = self.put_agent(source, spec);
             for (name, definition) in &spec.schedules {
-                self.put_schedule(
-                    now,
-                    source,
-                    agent,
-                    &format!("{}/{name}", spec.name),
-                    definition,
-                    &mut applied,
-                );
+                match self.put_schedule(now, source, agent, &format!("{}/{name}", spec.name), definition) {
+                    Put::Added(_) => applied.added += 1,
+                    Put::Changed(_) => applied.changed += 1,
+                    Put::OwnedBy(_) => applied.foreign += 1,
+                    Put::Unchanged(_) | Put::NoAgent => {}
+                }
             }
         }
         self.retire_missing(now, source, agents, &mut applied);
@@ -39,36 +38,38 @@ impl State {
     fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
+            agent.revision += i64::from(*agent.definition != spec.definition);
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
             return *id;
         }
         let id = self.number();
         let definition = Arc::new(spec.definition.clone());
-        self.agents
-            .insert(id, Agent { name: spec.name.clone(), source: source.into(), definition, retired: false });
+        let (name, source) = (spec.name.clone(), source.into());
+        self.agents.insert(id, Agent { name, source, revision: 1, definition, retired: false });
         id
     }
 
-    fn put_schedule(
+    /// Makes a schedule what it is in a source. What the API owns is the API's alone; sources of files take over from
+    /// each other.
+    pub(super) fn put_schedule(
         &mut self,
         now: Timestamp,
         source: &str,
         agent: AgentId,
         name: &str,
         definition: &ScheduleDefinition,
-        applied: &mut Applied,
-    ) {
+    ) -> Put {
         let compiled = compile(definition, name);
         let known =
             self.schedules.iter().find(|(_, row)| !row.retired && row.record.name == name).map(|(id, _)| *id);
         let Some(id) = known else {
-            applied.added += 1;
             let id = self.number();
             let (status, token) = standing_of(definition, &compiled, Token::first(now));
             let record = ScheduleRecord {
                 id,
                 agent,
+                agent_name: String::new(),
                 name: name.into(),
                 definition: definition.clone(),
                 revision: 1,
@@ -83,16 +84,25 @@ impl State {
                 last_success: None,
                 last_error: None,
                 streak: 0,
+                last_fired_at: None,
+                running: 0,
+                pending: 0,
+                next_retry_at: None,
+                budget: None,
             };
-            self.schedules.insert(id, ScheduleRow { record, compiled, version: 0, retired: false });
+            let row = ScheduleRow { record, compiled, version: 0, fired_at: None, retired: false };
+            self.schedules.insert(id, row);
             self.set_token(id, token);
-            return;
+            return Put::Added(id);
         };
-        let Some(row) = self.schedules.get_mut(&id) else { return };
-        if row.record.definition == *definition {
-            return;
+        let Some(row) = self.schedules.get_mut(&id) else { return Put::Unchanged(id) };
+        if row.record.source != source && [row.record.source.as_str(), source].contains(&API) {
+            return Put::OwnedBy(row.record.source.clone());
         }
-        applied.changed += 1;
+        row.record.source = source.into();
+        if row.record.definition == *definition {
+            return Put::Unchanged(id);
+        }
         let old = row.record.definition.clone();
         let old_compiled = row.compiled.clone();
         row.record.definition = definition.clone();
@@ -102,6 +112,7 @@ impl State {
         } else if old.options.enabled != definition.options.enabled {
             self.switch(now, id, definition.options.enabled);
         }
+        Put::Changed(id)
     }
 
     /// New timing: no tick before now fires, none fires again.
@@ -168,38 +179,47 @@ impl State {
                 spec.schedules.iter().any(|(schedule, _)| format!("{}/{schedule}", spec.name) == name)
             })
         };
-        let gone: Vec<ScheduleId> = self
-            .schedules
-            .values()
-            .filter(|row| !row.retired && row.record.source == source && !kept(&row.record.name))
-            .map(|row| row.record.id)
-            .collect();
         for agent in self.agents.values_mut() {
             agent.retired |= agent.source == source && !agents.iter().any(|spec| spec.name == agent.name);
         }
+        let gone: Vec<ScheduleId> = self
+            .schedules
+            .values()
+            .filter(|row| !row.retired)
+            .filter(|row| {
+                let orphan = self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired);
+                orphan || (row.record.source == source && !kept(&row.record.name))
+            })
+            .map(|row| row.record.id)
+            .collect();
         for id in gone {
             applied.retired += 1;
-            self.close_open_skip(id);
-            self.set_token(id, None);
-            let Some(row) = self.schedules.get_mut(&id) else { continue };
-            row.retired = true;
-            row.record.waits_for = None;
-            let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
-                Reason::AgentRemoved
-            } else {
-                Reason::ScheduleRemoved
-            };
-            let pending: Vec<_> = self
-                .live
-                .iter()
-                .filter(|(_, live)| live.new.schedule == id && live.running.is_none())
-                .map(|(run, _)| *run)
-                .collect();
-            for run in pending {
-                applied.cancelled += 1;
-                self.end(now, run, RunState::Cancelled, Some(reason), None, None);
-            }
+            applied.cancelled += self.retire(now, id);
         }
+    }
+
+    /// Retires a schedule, and says how many of its runs were waiting and have ended.
+    pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> u32 {
+        self.close_open_skip(id);
+        self.set_token(id, None);
+        let Some(row) = self.schedules.get_mut(&id) else { return 0 };
+        row.retired = true;
+        row.record.waits_for = None;
+        let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
+            Reason::AgentRemoved
+        } else {
+            Reason::ScheduleRemoved
+        };
+        let pending: Vec<_> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.new.schedule == id && live.running.is_none())
+            .map(|(run, _)| *run)
+            .collect();
+        for run in &pending {
+            self.end(now, *run, RunState::Cancelled, Some(reason), None, None);
+        }
+        pending.len() as u32
     }
 
     pub(super) fn pause(

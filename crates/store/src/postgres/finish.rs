@@ -391,6 +391,7 @@ struct ScheduleState {
     streak: i64,
     last_failed: Option<Uuid>,
     last_other: Option<Uuid>,
+    fired_at: Option<Timestamp>,
 }
 
 impl Schedules {
@@ -415,6 +416,7 @@ impl Schedules {
                     streak: get(&row, "streak")?,
                     last_failed: get(&row, "last_failed")?,
                     last_other: get(&row, "last_other")?,
+                    fired_at: get(&row, "fired_at")?,
                 };
                 rows.insert(get(&row, "schedule_id")?, state);
             }
@@ -433,6 +435,7 @@ impl Schedules {
     ) -> Option<Uuid> {
         let row = self.rows.get_mut(&live.schedule)?;
         row.last = Some((live.id.0, state.code(), live.tick_at));
+        row.fired_at = row.fired_at.max(live.tick_at);
         match state {
             RunState::Completed => {
                 row.last_success = Some((now, live.id.0));
@@ -451,8 +454,8 @@ impl Schedules {
             if row.status == 0 && !row.retired {
                 self.tokens.push((live.schedule, arm.unwrap_or(Token::next(now))));
             }
-        } else if row.status == 4 && row.delete_after_run && !row.retired {
-            // A one-shot that asked for it goes with its run.
+        } else if row.status == 4 && row.delete_after_run && !row.retired && live.tick_at.is_some() {
+            // A one-shot that asked for it goes with the run of its tick.
             row.retired = true;
             self.retired.push(live.schedule);
         }
@@ -476,17 +479,20 @@ impl Schedules {
             let streaks: Vec<_> = changed.iter().map(|(_, row, _)| row.streak).collect();
             let last_failed: Vec<_> = changed.iter().map(|(_, row, _)| row.last_failed).collect();
             let last_other: Vec<_> = changed.iter().map(|(_, row, _)| row.last_other).collect();
+            let fired_at: Vec<_> = changed.iter().map(|(_, row, _)| row.fired_at).collect();
             // The rows are there and locked: this is an update without a join, which could go wrong by the square.
             let sql = "insert into schedule_state (agent_id, edition, status, status_since, last_finished_at, \
                        schedule_id, retired, waits_for, last_run, last_state, last_tick_at, last_success_at, \
-                       last_success_run, last_error, streak, last_failed, last_other) \
+                       last_success_run, last_error, streak, last_failed, last_other, fired_at) \
                        select 0, 0, 0, $1::timestamptz, $1::timestamptz, u.* from unnest($2::bigint[], \
                        $3::boolean[], $4::uuid[], $5::uuid[], $6::smallint[], $7::timestamptz[], \
-                       $8::timestamptz[], $9::uuid[], $10::text[], $11::bigint[], $12::uuid[], $13::uuid[]) as u \
+                       $8::timestamptz[], $9::uuid[], $10::text[], $11::bigint[], $12::uuid[], $13::uuid[], \
+                       $14::timestamptz[]) as u \
                        on conflict (schedule_id) do update set retired = excluded.retired, \
                        waits_for = excluded.waits_for, last_finished_at = excluded.last_finished_at, \
                        last_run = excluded.last_run, last_state = excluded.last_state, \
-                       last_tick_at = excluded.last_tick_at, last_success_at = excluded.last_success_at, \
+                       last_tick_at = excluded.last_tick_at, \
+                       fired_at = excluded.fired_at, last_success_at = excluded.last_success_at, \
                        last_success_run = excluded.last_success_run, last_error = excluded.last_error, \
                        streak = excluded.streak, last_failed = excluded.last_failed, \
                        last_other = excluded.last_other";
@@ -506,6 +512,7 @@ impl Schedules {
                     &streaks,
                     &last_failed,
                     &last_other,
+                    &fired_at,
                 ],
             )
             .await?;
@@ -542,12 +549,12 @@ async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result
     tx.execute(sql, &[&ids]).await?;
     let sql = "insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, \
                tick_at, not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, \
-               summary, prompt, payload, trace_id, created_at, started_at) \
+               summary, prompt, payload, trace_id, created_at, started_at, due_at) \
                select nextval('numbers'), $1::timestamptz, u.* from unnest($2::uuid[], $3::boolean[], $4::uuid[], \
                $5::bigint[], $6::bigint[], $7::text[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], \
                $11::smallint[], $12::smallint[], $13::text[], $14::bigint[], $15::bigint[], $16::integer[], \
                $17::uuid[], $18::integer[], $19::text[], $20::text[], $21::text[], $22::text[], $23::uuid[], \
-               $24::timestamptz[], $25::timestamptz[]) as u";
+               $24::timestamptz[], $25::timestamptz[], $26::timestamptz[]) as u";
     tx.execute(
         sql,
         &[
@@ -576,6 +583,7 @@ async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result
             &column!(p => p.live.trace_id),
             &column!(p => p.live.created_at),
             &column!(p => p.live.started_at),
+            &column!(p => p.live.due_at),
         ],
     )
     .await?;
@@ -594,7 +602,7 @@ async fn write_returns(tx: &mut Tx<'_>, returns: &[(Live, Timestamp, bool)]) -> 
     let exit_codes: Vec<_> = returns.iter().map(|(live, ..)| live.exit_code).collect();
     let errors: Vec<_> = returns.iter().map(|(live, ..)| live.error.as_deref()).collect();
     let sql = "update live set state = 0, node_id = null, parked_on = null, \
-               not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], \
+               due_at = coalesce(due_at, not_before), not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], \
                attempt = ($3::bigint[])[array_position($1::uuid[], id)], \
                exit_code = ($4::integer[])[array_position($1::uuid[], id)], \
                error = ($5::text[])[array_position($1::uuid[], id)] where id = any($1)";

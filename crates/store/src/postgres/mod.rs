@@ -45,8 +45,11 @@ macro_rules! look {
 
 mod claim;
 mod connection;
+mod edit;
 mod finish;
+mod list;
 mod node;
+mod output;
 mod plan;
 mod read;
 mod rows;
@@ -60,7 +63,8 @@ use std::time::Duration;
 
 use belfry_core::definition::Scope;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -70,6 +74,7 @@ use crate::Error;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 
 /// A verb that takes longer has failed, whatever the server does.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -216,6 +221,33 @@ impl Store for Postgres {
         look!(self, |tx| source::digest(&mut tx, source).await)
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let spec = [AgentSpec {
+            name: agent.to_owned(),
+            definition: AgentDefinition::default(),
+            schedules: vec![(name.to_owned(), definition.clone())],
+        }];
+        let specs = source::compile_all(&spec);
+        transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0]).await)
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule).await)
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        if schedules.is_empty() {
+            return Ok(Vec::new());
+        }
+        look!(self, |tx| self.definitions_in(&mut tx, schedules).await)
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -280,6 +312,14 @@ impl Store for Postgres {
         transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await)
     }
 
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        look!(self, |tx| output::append(&mut tx, run, epoch, chunks).await)
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        look!(self, |tx| output::output(&mut tx, run, after, limit_bytes).await)
+    }
+
     async fn join(&self, node: &Node) -> Answer<()> {
         transact!(self, |tx| node::join(&mut tx, node).await)
     }
@@ -321,7 +361,33 @@ impl Store for Postgres {
     }
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
-        look!(self, |tx| read::schedule(&mut tx, name).await)
+        look!(self, |tx| list::schedule(&mut tx, name).await)
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        look!(self, |tx| list::schedules(&mut tx, filter, after, limit).await)
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        look!(self, |tx| list::runs(&mut tx, filter, after, limit).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        look!(self, |tx| list::agents(&mut tx).await)
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        look!(self, |tx| list::breakers(&mut tx).await)
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

@@ -661,7 +661,7 @@ impl Reading {
 }
 
 /// A schedule as it was written. One that cannot be read says why, and disturbs no other.
-fn cold_of(name: &str, text: &str) -> Cold {
+pub(super) fn cold_of(name: &str, text: &str) -> Cold {
     match serde_json::from_str::<belfry_core::ScheduleDefinition>(text) {
         Ok(definition) => Cold {
             name: Arc::from(name),

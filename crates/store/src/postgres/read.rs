@@ -6,33 +6,25 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::plan::schedule_definition;
-use super::rows::{self, Live, get, live_columns, small};
+use super::list::{chain, ended_query, live_query};
+use super::rows::{self, Live, get, small};
 use super::{Postgres, finish, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {
-    let sql = concat!(
-        "select ",
-        live_columns!(),
-        " from live l join queues q on q.id = l.queue_id where l.id = $1"
-    );
+    let sql = concat!(live_query!(), " where l.id = $1");
     // It may end between the two looks, but never come back.
     if let Some(row) = tx.query(sql, &[&run.0]).await?.first() {
-        return Ok(Some(Live::read(row)?.record()));
+        return Ok(Some(Live::record(row)?));
     }
-    tx.query("select * from history where id = $1", &[&run.0]).await?.first().map(rows::ended).transpose()
+    let sql = concat!(ended_query!("history"), " where h.id = $1");
+    tx.query(sql, &[&run.0]).await?.first().map(rows::ended).transpose()
 }
 
 pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> {
-    let sql = concat!(
-        "select ",
-        live_columns!(),
-        " from live l join queues q on q.id = l.queue_id order by l.rank, l.not_before, l.id"
-    );
-    let found = tx.query(sql, &[]).await?;
-    found.iter().map(|row| Ok(Live::read(row)?.record())).collect()
+    let sql = concat!(live_query!(), " order by l.rank, l.not_before, l.id");
+    tx.query(sql, &[]).await?.iter().map(Live::record).collect()
 }
 
 /// Walks the two chains of a schedule's runs from their heads, as far as history goes back.
@@ -41,59 +33,17 @@ pub(super) async fn ended_runs(
     schedule: ScheduleId,
     limit: u32,
 ) -> Result<Vec<RunRecord>, Fault> {
-    let sql = "with recursive heads as ( \
-                   select h.run from schedule_state s cross join lateral \
-                   (values (s.last_failed), (s.last_other)) as h (run) where s.schedule_id = $1 \
-               ), chain (id, prev_run, depth) as ( \
-                   select h.id, h.prev_run, 1::bigint from heads join history h on h.id = heads.run \
-                   union all \
-                   select h.id, h.prev_run, c.depth + 1 from chain c join history h on h.id = c.prev_run \
-                   where c.depth < $2::bigint \
-               ) select h.* from chain c join history h on h.id = c.id order by h.seq desc limit $2::bigint";
-    let found = tx.query(sql, &[&schedule, &i64::from(limit)]).await?;
+    let sql = concat!(
+        chain!(),
+        ended_query!("chain n join history"),
+        " on h.id = n.id order by h.seq desc limit $2::bigint"
+    );
+    let found = tx.query(sql, &[&vec![schedule], &i64::from(limit)]).await?;
     found.iter().map(rows::ended).collect()
 }
 
-pub(super) async fn schedule(tx: &mut Tx<'_>, name: &str) -> Result<Option<ScheduleRecord>, Fault> {
-    let sql = "select c.id, c.agent_id, c.name, c.definition, c.revision, c.source, s.*, \
-               t.kind, t.tick_at as token_tick_at, t.due_at \
-               from schedules c join schedule_state s on s.schedule_id = c.id \
-               left join timers t on t.schedule_id = c.id where c.name = $1 and c.retired_at is null";
-    let found = tx.query(sql, &[&name]).await?;
-    let Some(row) = found.first() else { return Ok(None) };
-    let last_run: Option<Uuid> = get(row, "last_run")?;
-    let last = match last_run {
-        None => None,
-        Some(run) => Some(LastRun {
-            run: RunId(run),
-            state: rows::run_state(get(row, "last_state")?)?,
-            tick_at: get(row, "last_tick_at")?,
-            finished_at: get(row, "last_finished_at")?,
-        }),
-    };
-    let success: Option<Timestamp> = get(row, "last_success_at")?;
-    Ok(Some(ScheduleRecord {
-        id: get(row, "id")?,
-        agent: get(row, "agent_id")?,
-        name: get(row, "name")?,
-        definition: schedule_definition(get(row, "definition")?)?,
-        revision: get(row, "revision")?,
-        source: get(row, "source")?,
-        status: rows::status(row)?,
-        status_since: get(row, "status_since")?,
-        token: rows::token(row)?,
-        waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
-        origin: get(row, "origin")?,
-        open_skip: rows::open_skip(row)?,
-        last,
-        last_success: success.zip(get::<Option<Uuid>>(row, "last_success_run")?.map(RunId)),
-        last_error: get(row, "last_error")?,
-        streak: get(row, "streak")?,
-    }))
-}
-
 pub(super) async fn skips(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<Vec<SkipRange>, Fault> {
-    let sql = "select reason, from_at, to_at, count from skips where schedule_id = $1 order by id";
+    let sql = "select reason, from_at, to_at, count from skips where schedule_id = $1 order by from_at, id";
     let range = |row: &tokio_postgres::Row| {
         Ok(SkipRange {
             reason: rows::skip_reason(get(row, "reason")?)?,

@@ -18,6 +18,7 @@ use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
 use crate::Error;
 use crate::memory::{compile, left_out, standing_of};
 use crate::shapes::*;
+use crate::views::*;
 
 type Compiled = Result<Arc<Schedule>, Arc<str>>;
 
@@ -26,7 +27,7 @@ const CHUNK: usize = 5_000;
 
 /// An agent of a source, read before the transaction begins.
 pub(super) struct Spec<'a> {
-    name: &'a str,
+    pub(super) name: &'a str,
     definition: &'a AgentDefinition,
     text: Result<String, String>,
     schedules: Vec<ScheduleSpec<'a>>,
@@ -70,7 +71,7 @@ pub(super) async fn digest(tx: &mut Tx<'_>, source: &str) -> Result<Option<Strin
 }
 
 /// A schedule that is there already.
-struct Known {
+pub(super) struct Known {
     id: ScheduleId,
     source: String,
     revision: i64,
@@ -86,26 +87,22 @@ impl Postgres {
         digest: &str,
         specs: &[Spec<'_>],
     ) -> Result<Applied, Fault> {
-        // One at a time: names are looked up and then made.
-        tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
+        lock_names(tx).await?;
         let mut applied = Applied::default();
         let agents = put_agents(tx, source, specs).await?;
-        let known = known_schedules(tx, source, specs).await?;
-        let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
-        let mut names = HashSet::new();
+        let known = known_schedules(tx, Some(source), specs).await?;
+        let mut put = Vec::with_capacity(specs.len());
         for spec in specs {
             let agent = *agents.get(spec.name).ok_or_else(|| Error::unexpected("an agent without an id"))?;
-            for schedule in &spec.schedules {
-                match known.get(&schedule.name) {
-                    None if names.insert(schedule.name.as_str()) => fresh.push((agent, schedule)),
-                    None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
-                    Some(known) => applied.changed += u32::from(change(tx, now, known, schedule).await?),
-                }
-            }
+            put.push((agent, spec));
         }
-        applied.added = fresh.len() as u32;
-        for chunk in fresh.chunks(CHUNK) {
-            insert_schedules(tx, now, source, chunk).await?;
+        for put in put_schedules(tx, now, source, &known, &put).await? {
+            match put {
+                Put::Added(_) => applied.added += 1,
+                Put::Changed(_) => applied.changed += 1,
+                Put::OwnedBy(_) => applied.foreign += 1,
+                Put::Unchanged(_) | Put::NoAgent => {}
+            }
         }
         self.retire_missing(tx, now, source, specs, &known, &mut applied).await?;
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
@@ -148,8 +145,10 @@ impl Postgres {
     ) -> Result<(), Fault> {
         let agents: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
         let sql = "update agents set retired_at = $3 \
-                   where source = $1 and retired_at is null and not (name = any($2))";
-        tx.execute(sql, &[&source, &agents, &now]).await?;
+                   where source = $1 and retired_at is null and not (name = any($2)) returning id";
+        let gone_agents = tx.query(sql, &[&source, &agents, &now]).await?;
+        let gone_agents: Vec<AgentId> =
+            gone_agents.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let kept: HashSet<&str> =
             specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
         let mut gone: Vec<ScheduleId> = known
@@ -157,7 +156,26 @@ impl Postgres {
             .filter(|(name, known)| known.source == source && !kept.contains(name.as_str()))
             .map(|(_, known)| known.id)
             .collect();
+        if !gone_agents.is_empty() {
+            // Whatever made a schedule, it goes with its agent.
+            let sql = "select id from schedules where agent_id = any($1) and retired_at is null";
+            for row in tx.query(sql, &[&gone_agents]).await? {
+                gone.push(get(&row, "id")?);
+            }
+        }
         gone.sort_unstable();
+        gone.dedup();
+        self.retire(tx, now, &gone, applied).await
+    }
+
+    /// Retires schedules, and counts them and those of their runs that were waiting and have ended.
+    pub(super) async fn retire(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        gone: &[ScheduleId],
+        applied: &mut Applied,
+    ) -> Result<(), Fault> {
         if gone.is_empty() {
             return Ok(());
         }
@@ -238,10 +256,53 @@ async fn put_agents(
     Ok(ids)
 }
 
-/// Schedules that have a name of the source or come from it.
-async fn known_schedules(
+/// One at a time: names are looked up and then made.
+pub(super) async fn lock_names(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
+    Ok(())
+}
+
+/// Makes the schedules of agents what they are in a source. What the API owns is the API's alone; sources of files take
+/// over from each other.
+pub(super) async fn put_schedules(
     tx: &mut Tx<'_>,
+    now: Timestamp,
     source: &str,
+    known: &HashMap<String, Known>,
+    agents: &[(AgentId, &Spec<'_>)],
+) -> Result<Vec<Put>, Fault> {
+    let mut put = Vec::new();
+    let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
+    let mut names = HashSet::new();
+    for (agent, spec) in agents {
+        for schedule in &spec.schedules {
+            match known.get(&schedule.name) {
+                None if names.insert(schedule.name.as_str()) => fresh.push((*agent, schedule)),
+                None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
+                Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
+                    put.push(Put::OwnedBy(known.source.clone()));
+                }
+                Some(known) => {
+                    if known.source != source {
+                        let sql = "update schedules set source = $2 where id = $1";
+                        tx.execute(sql, &[&known.id, &source]).await?;
+                    }
+                    let changed = change(tx, now, known, schedule).await?;
+                    put.push(if changed { Put::Changed(known.id) } else { Put::Unchanged(known.id) });
+                }
+            }
+        }
+    }
+    for chunk in fresh.chunks(CHUNK) {
+        put.extend(insert_schedules(tx, now, source, chunk).await?.into_iter().map(Put::Added));
+    }
+    Ok(put)
+}
+
+/// Schedules that have a name of the source or come from it.
+pub(super) async fn known_schedules(
+    tx: &mut Tx<'_>,
+    source: Option<&str>,
     specs: &[Spec<'_>],
 ) -> Result<HashMap<String, Known>, Fault> {
     let names: Vec<&str> =
@@ -266,7 +327,7 @@ async fn insert_schedules(
     now: Timestamp,
     source: &str,
     fresh: &[(AgentId, &ScheduleSpec<'_>)],
-) -> Result<(), Fault> {
+) -> Result<Vec<ScheduleId>, Fault> {
     let sql = "select nextval('numbers') as id from generate_series(1, $1::bigint)";
     let ids = tx.query(sql, &[&(fresh.len() as i64)]).await?;
     let ids: Vec<ScheduleId> = ids.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
@@ -292,7 +353,8 @@ async fn insert_schedules(
     tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons]).await?;
     let tokens: Vec<(ScheduleId, Token)> =
         ids.iter().zip(&standings).filter_map(|(id, (_, token))| Some((*id, (*token)?))).collect();
-    set_tokens(tx, &tokens).await
+    set_tokens(tx, &tokens).await?;
+    Ok(ids)
 }
 
 /// Makes a schedule what it is in the source; `false` where it is so already.

@@ -9,7 +9,7 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use super::{Done, Verb, bytes, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -34,6 +34,7 @@ struct Rest {
     trigger: i64,
     queue: i64,
     not_before: i64,
+    due_at: Option<i64>,
     attempt: i64,
     max_attempts: i64,
     epoch: Epoch,
@@ -41,6 +42,8 @@ struct Rest {
     trace: Option<[u8; 16]>,
     created_at: i64,
     started_at: Option<i64>,
+    prompt: Option<String>,
+    payload: Option<String>,
 }
 
 /// A schedule, as far as the end of its run needs to know it.
@@ -67,7 +70,8 @@ impl Verb<'_> {
         self.row(
             "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
                     l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.command, l.tick_at, l.agent_gate, l.turn_gate, l.exit_code, l.error,
-                    l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at
+                    l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at,
+                    l.due_at, l.prompt, nullif(l.payload, '{}')
              from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
@@ -90,6 +94,9 @@ impl Verb<'_> {
                     trace: row.get(25)?,
                     created_at: row.get(26)?,
                     started_at: row.get(27)?,
+                    due_at: row.get(28)?,
+                    prompt: row.get(29)?,
+                    payload: row.get(30)?,
                 };
                 Ok(Ending {
                     run,
@@ -166,7 +173,7 @@ impl Verb<'_> {
             Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?])
         })?;
         self.execute(
-            "update live set state = 0, node_id = null, not_before = ?, attempt = attempt - ? where id = ?",
+            "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?, attempt = attempt - ? where id = ?",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
         self.freed.borrow_mut().extend(gates.into_iter().flatten().flatten());
@@ -197,8 +204,9 @@ impl Verb<'_> {
         let previous = if state == RunState::Failed { standing.last_failed } else { standing.last_other };
         self.execute(
             "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
-                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at,
+                                  due_at, prompt, payload)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 bytes(run),
                 standing.ended + 1,
@@ -223,6 +231,9 @@ impl Verb<'_> {
                 rest.created_at,
                 rest.started_at,
                 micros(now),
+                rest.due_at,
+                rest.prompt,
+                rest.payload,
             ],
         )?;
         self.execute("delete from live where id = ?", [bytes(run)])?;
@@ -292,8 +303,11 @@ impl Verb<'_> {
             if standing.status == Status::Active {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
-        } else if standing.status == Status::Exhausted && standing.delete_after_run {
-            // A one-shot that asked for it goes with its run.
+        } else if standing.status == Status::Exhausted
+            && standing.delete_after_run
+            && ending.tick_at.is_some()
+        {
+            // A one-shot that asked for it goes with the run of its tick.
             self.execute(
                 "update schedules set retired_at = ? where id = ? and retired_at is null",
                 params![micros(now), schedule],
@@ -307,7 +321,8 @@ impl Verb<'_> {
 macro_rules! end_of_schedule {
     ($more:literal) => {
         concat!(
-            "update schedule_state set waits_for = nullif(waits_for, ?1), ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
+            "update schedule_state set waits_for = nullif(waits_for, ?1), ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
+             fired_at = max(ifnull(fired_at, ?3), ifnull(?3, fired_at)), last_finished_at = ?4, ",
             $more,
             " where schedule_id = ?6"
         )
@@ -318,29 +333,3 @@ const END_COMPLETED: &str = end_of_schedule!(
 );
 const END_FAILED: &str = end_of_schedule!("last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1");
 const END_CANCELLED: &str = end_of_schedule!("last_other = ?1, last_error = coalesce(?5, last_error)");
-
-/// A row of `live` or `history` as a record. Both have the columns of the other, or a constant in their place.
-pub(super) fn record(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunRecord> {
-    Ok(RunRecord {
-        id: run_id(row.get("id")?),
-        agent: row.get("agent_id")?,
-        schedule: row.get("schedule_id")?,
-        command: row.get("command")?,
-        trigger: belfry_core::Trigger::from_code(row.get("trigger")?).unwrap_or(belfry_core::Trigger::Manual),
-        tick_at: maybe_instant(row, "tick_at")?,
-        not_before: instant(row, "not_before")?,
-        state: RunState::from_code(row.get("state")?).unwrap_or(RunState::Pending),
-        reason: row.get::<_, Option<i16>>("reason")?.and_then(Reason::from_code),
-        lane: row.get("lane")?,
-        attempt: row.get("attempt")?,
-        max_attempts: row.get("max_attempts")?,
-        epoch: row.get("epoch")?,
-        node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(super::node_id),
-        exit_code: row.get("exit_code")?,
-        error: row.get("error")?,
-        summary: row.get("summary")?,
-        created_at: instant(row, "created_at")?,
-        started_at: maybe_instant(row, "started_at")?,
-        finished_at: maybe_instant(row, "finished_at")?,
-    })
-}

@@ -5,8 +5,11 @@
 //! without its locks: whoever writes is alone.
 
 mod claim;
+mod edit;
 mod finish;
+mod list;
 mod node;
+mod output;
 mod plan;
 mod read;
 mod schema;
@@ -21,7 +24,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange,
+};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
@@ -31,6 +37,7 @@ use crate::error::Error;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 use statements::Statements;
 
 /// A store in one SQLite file.
@@ -64,6 +71,8 @@ struct Shared {
     sabotage: Switch,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// The same for agents, by revision.
+    agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
 
 type Compiled = Result<Arc<Schedule>, Arc<str>>;
@@ -104,6 +113,7 @@ impl Sqlite {
             path: path.to_owned(),
             sabotage: Switch::default(),
             compiled: Mutex::default(),
+            agents: Mutex::default(),
         });
         let connection = schema::open(path)?;
         let (writer, commands) = mpsc::channel(WAITING_MAX);
@@ -377,6 +387,26 @@ impl Store for Sqlite {
         .await
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
+        self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        self.write(move |verb| verb.remove_by_api(now, schedule)).await
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let schedules = schedules.to_vec();
+        self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -438,6 +468,15 @@ impl Store for Sqlite {
         self.write(move |verb| verb.give_back(now, node, &runs)).await
     }
 
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        let chunks = chunks.to_vec();
+        self.write(move |verb| verb.append_output(run, epoch, &chunks)).await
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        self.read(move |verb| verb.output(run, after, limit_bytes)).await
+    }
+
     async fn join(&self, node: &Node) -> Answer<()> {
         let node = node.clone();
         self.write(move |verb| verb.join(&node)).await
@@ -492,6 +531,34 @@ impl Store for Sqlite {
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let name = name.to_owned();
         self.read(move |verb| verb.schedule(&name)).await
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        let (filter, after) = (filter.clone(), after.map(str::to_owned));
+        self.read(move |verb| verb.list_schedules(&filter, after.as_deref(), limit)).await
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        let filter = filter.clone();
+        self.read(move |verb| verb.list_runs(&filter, after, limit)).await
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        self.read(|verb| verb.list_agents()).await
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        self.read(|verb| verb.list_breakers()).await
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {

@@ -4,10 +4,9 @@ use belfry_core::{AgentId, RunId, RunState, ScheduleId, SkipRange, SkipReason};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::finish::record;
-use super::plan::{open_skip_of, token_of};
-use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use super::list::{ENDED, live_query, record};
+use super::source::from_json;
+use super::{Done, Verb, bytes, instant, maybe_instant, micros};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -16,7 +15,7 @@ impl Verb<'_> {
         let live = self.row(live_query("l.id = ?"), [bytes(run)], record)?;
         match live {
             Some(live) => Ok(Some(live)),
-            None => self.row("select * from history where id = ?", [bytes(run)], record),
+            None => self.row(format!("{ENDED} where h.id = ?"), [bytes(run)], record),
         }
     }
 
@@ -32,7 +31,7 @@ impl Verb<'_> {
             |row| Ok([row.get::<_, Option<[u8; 16]>>(0)?, row.get(1)?]),
         )?;
         let next = |id: Option<[u8; 16]>| match id {
-            Some(id) => self.row("select * from history where id = ?", [id], |row| {
+            Some(id) => self.row(format!("{ENDED} where h.id = ?"), [id], |row| {
                 Ok((row.get::<_, i64>("place")?, record(row)?, row.get::<_, Option<[u8; 16]>>("previous")?))
             }),
             None => Ok(None),
@@ -52,53 +51,9 @@ impl Verb<'_> {
         Ok(runs)
     }
 
-    pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
-        let found = self.row(
-            "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at
-             from schedules s join schedule_state st on st.schedule_id = s.id left join timers t on t.schedule_id = s.id
-             where s.name = ? and s.retired_at is null",
-            [name],
-            |row| {
-                let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
-                    Some(run) => Some(LastRun {
-                        run: run_id(run),
-                        state: RunState::from_code(row.get("last_state")?).unwrap_or(RunState::Completed),
-                        tick_at: maybe_instant(row, "last_tick_at")?,
-                        finished_at: instant(row, "last_finished_at")?,
-                    }),
-                    None => None,
-                };
-                let success_run = row.get::<_, Option<[u8; 16]>>("last_success_run")?.map(run_id);
-                let armed = row.get::<_, Option<i64>>("due_at")?.is_some();
-                let record = ScheduleRecord {
-                    id: row.get("id")?,
-                    agent: row.get("agent_id")?,
-                    name: row.get("name")?,
-                    definition: belfry_core::ScheduleDefinition::new(belfry_core::definition::When::After(String::new())),
-                    revision: row.get("revision")?,
-                    source: row.get("source")?,
-                    status: status_of(row)?,
-                    status_since: instant(row, "status_since")?,
-                    token: if armed { Some(token_of(row)?) } else { None },
-                    waits_for: row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id),
-                    origin: maybe_instant(row, "origin")?,
-                    open_skip: open_skip_of(row)?,
-                    last,
-                    last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
-                    last_error: row.get("last_error")?,
-                    streak: row.get("streak")?,
-                };
-                Ok((record, row.get::<_, String>("definition")?))
-            },
-        )?;
-        found
-            .map(|(record, definition)| Ok(ScheduleRecord { definition: from_json(&definition)?, ..record }))
-            .transpose()
-    }
-
     pub(super) fn skips(&self, schedule: ScheduleId) -> Done<Vec<SkipRange>> {
         self.rows(
-            "select reason, from_tick, to_tick, count from skips where schedule_id = ? order by number",
+            "select reason, from_tick, to_tick, count from skips where schedule_id = ? order by from_tick, number",
             [schedule],
             |row| {
                 Ok(SkipRange {
@@ -218,14 +173,4 @@ impl Verb<'_> {
         }
         Ok(found)
     }
-}
-
-/// Live runs with the columns of ended ones.
-fn live_query(condition: &str) -> String {
-    let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.attempt, l.max_attempts, l.epoch, l.node_id,
-                   l.exit_code, l.error, l.created_at, l.started_at";
-    format!(
-        "select {columns}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as finished_at, q.lane
-         from live l join queues q on q.id = l.queue_id where {condition}"
-    )
 }

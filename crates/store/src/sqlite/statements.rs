@@ -23,7 +23,7 @@ impl<'a> Statements<'a> {
         let sql = match sql {
             Cow::Borrowed(sql) => sql,
             // Put together for the occasion.
-            Cow::Owned(sql) => return run(&mut connection.prepare(&sql)?),
+            Cow::Owned(sql) => return run(&mut *connection.prepare_cached(&sql)?),
         };
         let place = (sql.as_ptr() as usize, sql.len());
         let known = self.known.borrow_mut().remove(&place);

@@ -9,6 +9,7 @@ use belfry_store::*;
 use belfry_time::SignedDuration;
 
 use super::Random;
+use super::listing::{all_runs, all_schedules};
 use super::world::*;
 
 /// One side of the comparison.
@@ -22,7 +23,7 @@ struct Side<'a, S> {
     runs: Vec<RunId>,
 }
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "limited/completion",
     "limited/start",
     "limited/slot",
@@ -34,7 +35,12 @@ const NAMES: [&str; 11] = [
     "free/once",
     "free/hook",
     "free/broken",
+    "limited/api",
+    "free/api",
 ];
+
+/// What the API puts there.
+const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
 
 #[derive(Debug, Clone)]
 enum Operation {
@@ -56,11 +62,17 @@ enum Operation {
     Prune,
     ResetBreaker,
     ResetBudget,
+    Put(usize, usize),
+    Remove(usize),
+    Append { which: usize, stale: bool },
 }
 
 fn operation(random: &mut Random) -> Operation {
     match random.below(100) {
-        0..=19 => Operation::Plan(1 + random.below(20) as u32),
+        0..=14 => Operation::Plan(1 + random.below(20) as u32),
+        15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
+        17 => Operation::Remove(random.below(NAMES.len())),
+        18..=19 => Operation::Append { which: random.below(1000), stale: random.chance(20) },
         20..=29 => Operation::Advance([100, 1_000, 10_000, 60_000, 120_000, 600_000][random.below(6)]),
         30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32),
         48..=69 => {
@@ -97,7 +109,8 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
         let (answer, expected) = (ours.take(&operation).await, theirs.take(&operation).await);
         assert_eq!(answer, expected, "seed {seed}, operation {n}: {operation:?}");
         if n % 25 == 0 || n + 1 == count {
-            let (state, expected) = (ours.snapshot().await, theirs.snapshot().await);
+            let lists = n % 100 == 0 || n + 1 == count;
+            let (state, expected) = (ours.snapshot(lists).await, theirs.snapshot(lists).await);
             if state != expected {
                 let only = |a: &[String], b: &[String]| {
                     a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>()
@@ -133,12 +146,7 @@ impl<'a, S: Store> Side<'a, S> {
             }
             Operation::Apply(variant) => {
                 let applied = self.world.apply(&fleet(*variant)).await;
-                for name in NAMES {
-                    if let Some(record) = store.schedule(name).await.unwrap() {
-                        self.names.insert(record.id, name.into());
-                        self.names.insert(-record.agent, name.split('/').next().unwrap_or_default().into());
-                    }
-                }
+                self.learn_names().await;
                 format!("{applied:?}")
             }
             Operation::Plan(limit) => {
@@ -265,10 +273,51 @@ impl<'a, S: Store> Side<'a, S> {
                 Some(record) => format!("{}", store.reset_breaker(now, record.agent, "poll").await.unwrap()),
                 None => "none".into(),
             },
+            Operation::Put(which, variant) => {
+                let (agent, name) = PUT[*which];
+                let definition =
+                    [every("1m"), every("45s"), cron("*/2 * * * *"), cron("0 0 30 2 *")][*variant].clone();
+                let put = store.put_schedule(now, agent, name, &definition).await.unwrap();
+                self.learn_names().await;
+                match put {
+                    Put::Added(_) => "added".into(),
+                    Put::Changed(_) => "changed".into(),
+                    Put::Unchanged(_) => "unchanged".into(),
+                    other => format!("{other:?}"),
+                }
+            }
+            Operation::Remove(which) => match store.schedule(NAMES[*which]).await.unwrap() {
+                Some(record) => format!("{:?}", store.remove_schedule(now, record.id).await.unwrap()),
+                None => "none".into(),
+            },
+            Operation::Append { which, stale } => {
+                let Some(claimed) = self.claimed.get(which % self.claimed.len().max(1)) else {
+                    return String::new();
+                };
+                let chunk = OutputChunk {
+                    seq: OutputChunk::first_seq(claimed.epoch) + *which as u64 % 3,
+                    attempt: claimed.attempt,
+                    stream: Stream::Out,
+                    bytes: which.to_string().into(),
+                };
+                let epoch = claimed.epoch - i32::from(*stale);
+                let kept = store.append_output(claimed.run, epoch, &[chunk]).await.unwrap();
+                format!("{kept} {:?}", store.output(claimed.run, None, 5).await.unwrap())
+            }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
                 None => "none".into(),
             },
+        }
+    }
+
+    /// The numbers this store gave to names.
+    async fn learn_names(&mut self) {
+        for name in NAMES {
+            if let Some(record) = self.world.store.schedule(name).await.unwrap() {
+                self.names.insert(record.id, name.into());
+                self.names.insert(-record.agent, name.split('/').next().unwrap_or_default().into());
+            }
         }
     }
 
@@ -285,8 +334,13 @@ impl<'a, S: Store> Side<'a, S> {
         format!("{name:?} {run:?}")
     }
 
+    fn schedule_words(&self, mut record: ScheduleRecord) -> String {
+        (record.id, record.agent) = (0, 0);
+        format!("{record:?}")
+    }
+
     /// Everything there is to see, without the numbers that stores give out.
-    async fn snapshot(&self) -> Vec<String> {
+    async fn snapshot(&self, lists: bool) -> Vec<String> {
         let store = self.world.store;
         let mut words = vec![
             format!("{:?}", store.counts().await.unwrap()),
@@ -295,17 +349,46 @@ impl<'a, S: Store> Side<'a, S> {
         words.extend(store.live_runs().await.unwrap().into_iter().map(|run| self.run_words(run)));
         words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
         for name in NAMES {
-            let Some(mut record) = store.schedule(name).await.unwrap() else { continue };
+            let Some(record) = store.schedule(name).await.unwrap() else { continue };
             let (id, agent) = (record.id, record.agent);
-            (record.id, record.agent) = (0, 0);
-            words.push(format!("{record:?}"));
+            words.push(self.schedule_words(record.clone()));
+            let definitions = store.definitions(&[id]).await.unwrap();
+            words.extend(definitions.into_iter().flatten().map(|of| {
+                let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
+                format!("{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?}")
+            }));
             words.push(format!("{name} {:?}", store.skips(id).await.unwrap()));
             words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
             words.push(format!(
                 "{name} {:?}",
                 store.breaker(agent, &record.definition.options.command).await.unwrap()
             ));
+            if lists {
+                let of = RunFilter { schedule: Some(name.into()), ..RunFilter::default() };
+                words.extend(all_runs(store, &of, 40).await.into_iter().map(|run| self.run_words(run)));
+            }
         }
+        if !lists {
+            return words;
+        }
+        let of = RunFilter { agent: Some("fragile".into()), ..RunFilter::default() };
+        for filter in [RunFilter::default(), of] {
+            words.extend(all_runs(store, &filter, 60).await.into_iter().map(|run| self.run_words(run)));
+        }
+        let active = ScheduleFilter { status: vec![StatusKind::Active], ..ScheduleFilter::default() };
+        let listed = all_schedules(store, &active, 3).await;
+        words.extend(listed.into_iter().map(|record| self.schedule_words(record)));
+        words.extend(store.agents().await.unwrap().into_iter().map(|agent| {
+            format!("{} {} {:?} {:?}", agent.name, agent.source, agent.definition, agent.budget)
+        }));
+        words.extend(
+            store
+                .breakers()
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|entry| format!("{} {} {:?}", entry.agent_name, entry.command, entry.breaker)),
+        );
         words
     }
 }

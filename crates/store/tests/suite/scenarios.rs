@@ -30,6 +30,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
+    super::editing::all(&fresh).await;
+    super::listing::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {

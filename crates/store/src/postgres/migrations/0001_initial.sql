@@ -13,7 +13,7 @@ create table sources (
 create table agents (
     id bigint primary key,
     source text not null,
-    name text not null,
+    name text collate "C" not null,
     edition bigint not null,
     definition text not null,
     -- Has a breaker or a budget: only then do the ends of its runs look here.
@@ -26,7 +26,8 @@ create unique index agents_name on agents (name) where retired_at is null;
 create table schedules (
     id bigint primary key,
     agent_id bigint not null,
-    name text not null,
+    -- In the order of its bytes, whatever the database's locale.
+    name text collate "C" not null,
     source text not null,
     revision bigint not null,
     definition text not null,
@@ -34,6 +35,9 @@ create table schedules (
 );
 create unique index schedules_name on schedules (name) where retired_at is null;
 create index schedules_source on schedules (source) where retired_at is null;
+create index schedules_agent on schedules (agent_id);
+-- Also for those that are gone.
+create index schedules_every_name on schedules (name);
 
 -- What a schedule was, by the instants of its edits.
 create table schedule_revisions (
@@ -64,6 +68,8 @@ create table schedule_state (
     last_run uuid,
     last_state smallint,
     last_tick_at timestamptz,
+    -- The last tick whose run has ended.
+    fired_at timestamptz,
     last_finished_at timestamptz,
     last_success_at timestamptz,
     last_success_run uuid,
@@ -114,6 +120,8 @@ create table live (
     queue_id bigint not null,
     rank integer not null,
     not_before timestamptz not null,
+    -- What not_before was first, where it changed.
+    due_at timestamptz,
     schedule_id bigint not null,
     tick_at timestamptz,
     agent_id bigint not null,
@@ -160,6 +168,7 @@ create table history (
     trigger smallint not null,
     tick_at timestamptz,
     not_before timestamptz not null,
+    due_at timestamptz,
     state smallint not null,
     reason smallint,
     lane text not null,
@@ -179,6 +188,16 @@ create table history (
 );
 create index history_age on history (failed, finished_at, seq);
 
+-- What attempts wrote, in the order of places within their run.
+create table output (
+    run_id uuid not null,
+    seq bigint not null,
+    attempt bigint not null,
+    stream smallint not null,
+    bytes bytea not null,
+    primary key (run_id, seq)
+);
+
 create table skips (
     id bigint primary key,
     schedule_id bigint not null,
@@ -187,7 +206,7 @@ create table skips (
     to_at timestamptz not null,
     count bigint not null
 );
-create index skips_schedule on skips (schedule_id, id);
+create index skips_schedule on skips (schedule_id, from_at);
 create index skips_age on skips (to_at);
 
 create table nodes (
@@ -202,7 +221,7 @@ create table nodes (
 
 create table breakers (
     agent_id bigint not null,
-    command text not null,
+    command text collate "C" not null,
     state smallint not null,
     failures bigint not null,
     opened_at timestamptz,

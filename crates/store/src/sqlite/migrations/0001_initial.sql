@@ -6,6 +6,7 @@ create table agents (
   id integer primary key,
   name text not null,
   source text not null,
+  revision integer not null,
   definition text not null,
   -- Parts of the definition that the end of a run looks at, where there are such.
   breaker text,
@@ -25,6 +26,8 @@ create table schedules (
   retired_at integer
 ) strict;
 create unique index schedules_name on schedules (name) where retired_at is null;
+-- Also for those that are gone.
+create index schedules_every_name on schedules (name);
 create index schedules_agent on schedules (agent_id);
 
 create table schedule_revisions (
@@ -51,6 +54,8 @@ create table schedule_state (
   last_run blob,
   last_state integer,
   last_tick_at integer,
+  -- The last tick whose run has ended.
+  fired_at integer,
   last_finished_at integer,
   last_success_at integer,
   last_success_run blob,
@@ -98,6 +103,8 @@ create table live (
   queue_id integer not null,
   rank integer not null,
   not_before integer not null,
+  -- What not_before was first, where it changed.
+  due_at integer,
   schedule_id integer not null,
   tick_at integer,
   agent_id integer not null,
@@ -141,6 +148,7 @@ create table history (
   trigger integer not null,
   lane text not null,
   not_before integer not null,
+  due_at integer,
   state integer not null,
   reason integer,
   attempt integer not null,
@@ -150,10 +158,23 @@ create table history (
   exit_code integer,
   error text,
   summary text,
+  prompt text,
+  -- None is an empty object.
+  payload text,
   trace_id blob,
   created_at integer not null,
   started_at integer,
   finished_at integer not null
+) strict, without rowid;
+
+-- What attempts wrote, in the order of places within their run.
+create table output (
+  run_id blob not null,
+  seq integer not null,
+  attempt integer not null,
+  stream integer not null,
+  bytes blob not null,
+  primary key (run_id, seq)
 ) strict, without rowid;
 
 create table skips (
