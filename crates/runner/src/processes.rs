@@ -1,0 +1,212 @@
+//! Processes as the kernel shows them: who they are, who belongs to an attempt, and how they are signalled.
+//!
+//! On Linux all of it comes from `/proc`; elsewhere only the process group is known. Everything here blocks for as long
+//! as reading `/proc` takes.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::PathBuf;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// The variable that marks every process of an attempt, unless it cleans its environment.
+pub(crate) const TOKEN: &str = "BELFRY_TOKEN";
+
+/// Enough to recognise an attempt's process later, and never to mistake another one for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChildRecord {
+    /// The process that was started.
+    pub pid: i32,
+    /// Its process group.
+    pub pgid: i32,
+    /// When it started, in clock ticks since boot.
+    pub start_time: u64,
+    /// Which boot that was.
+    pub boot_id: String,
+    /// In which pid namespace its pid means something.
+    pub pid_ns: String,
+    /// The random value of `BELFRY_TOKEN` in its environment.
+    pub token: String,
+    /// Its own control group, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+}
+
+impl ChildRecord {
+    /// A record of a child that has just been started as the leader of its group.
+    pub(crate) fn of(pid: i32, token: &str, cgroup: Option<PathBuf>) -> ChildRecord {
+        ChildRecord {
+            pid,
+            pgid: pid,
+            start_time: Process::read(pid).map_or(0, |process| process.start_time),
+            boot_id: boot_id(),
+            pid_ns: pid_ns(),
+            token: token.to_owned(),
+            cgroup,
+        }
+    }
+}
+
+/// The id of this boot; empty where there is none.
+pub(crate) fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// Names the pid namespace we live in; empty where there is none.
+pub(crate) fn pid_ns() -> String {
+    fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// A line of `/proc`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub pid: i32,
+    pub parent: i32,
+    pub group: i32,
+    pub start_time: u64,
+    /// Still runs, or could: not a zombie that waits for its parent to look.
+    pub lives: bool,
+}
+
+impl Process {
+    pub(crate) fn read(pid: i32) -> Option<Process> {
+        Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The name in parentheses may itself hold anything, also parentheses.
+    fn parse(stat: &[u8]) -> Option<Process> {
+        let stat = String::from_utf8_lossy(stat);
+        let (head, tail) = stat.rsplit_once(')')?;
+        let pid = head.split_once(' ')?.0.parse().ok()?;
+        let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+        Some(Process {
+            pid,
+            lives: !matches!(*fields.first()?, "Z" | "X" | "x"),
+            parent: fields.get(1)?.parse().ok()?,
+            group: fields.get(2)?.parse().ok()?,
+            start_time: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    fn all() -> Vec<Process> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter_map(Process::read).collect()
+    }
+
+    /// Whether it was started with this token in its environment.
+    pub(crate) fn carries(&self, token: &str) -> bool {
+        let wanted = format!("{TOKEN}={token}");
+        fs::read(format!("/proc/{}/environ", self.pid))
+            .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+    }
+}
+
+/// Whom to look for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The process group.
+    Group,
+    /// Also who left it: descendants, and whoever carries the token.
+    Everyone,
+}
+
+/// The processes of one attempt. Remembers whom it has seen, because a process whose parent is gone is no longer known
+/// as a descendant.
+#[derive(Debug)]
+pub(crate) struct Family {
+    record: ChildRecord,
+    seen: HashSet<(i32, u64)>,
+}
+
+impl Family {
+    pub(crate) fn new(record: ChildRecord) -> Family {
+        Family { record, seen: HashSet::new() }
+    }
+
+    pub(crate) fn record(&self) -> &ChildRecord {
+        &self.record
+    }
+
+    /// Whether any of them lives. Zombies do not.
+    pub(crate) fn lives(&mut self, scope: Scope) -> bool {
+        // The usual case, without a look at every process there is.
+        if scope == Scope::Group && group_is_empty(self.record.pgid) {
+            return false;
+        }
+        if cfg!(target_os = "linux") {
+            !self.members(scope).is_empty()
+        } else {
+            !group_is_empty(self.record.pgid)
+        }
+    }
+
+    /// Signals all of them. Whoever is gone meanwhile is no error.
+    pub(crate) fn signal(&mut self, signal: Signal, scope: Scope) {
+        let members = self.members(scope);
+        if self.group_is_ours() {
+            let _ = killpg(Pid::from_raw(self.record.pgid), signal);
+        }
+        for process in members.iter().filter(|process| process.group != self.record.pgid) {
+            let _ = kill(Pid::from_raw(process.pid), signal);
+        }
+        // A stopped process takes notice of TERM only when it goes on.
+        if signal == Signal::SIGTERM && self.group_is_ours() {
+            let _ = killpg(Pid::from_raw(self.record.pgid), Signal::SIGCONT);
+        }
+    }
+
+    /// The leader's number may have been given to another process after our group had ended.
+    fn group_is_ours(&self) -> bool {
+        Process::read(self.record.pid).is_none_or(|process| process.start_time == self.record.start_time)
+    }
+
+    fn members(&mut self, scope: Scope) -> Vec<Process> {
+        let ours = self.group_is_ours();
+        let own = std::process::id() as i32;
+        // Whoever started before our child is not of its family.
+        let all: Vec<Process> = Process::all()
+            .into_iter()
+            .filter(|process| process.start_time >= self.record.start_time && process.pid != own)
+            .collect();
+        let mut members: HashSet<i32> = HashSet::new();
+        for process in &all {
+            let in_group = ours && process.group == self.record.pgid;
+            let known = scope == Scope::Everyone && self.seen.contains(&(process.pid, process.start_time));
+            if in_group || known || (scope == Scope::Everyone && process.carries(&self.record.token)) {
+                members.insert(process.pid);
+            }
+        }
+        if scope == Scope::Everyone {
+            if ours {
+                members.insert(self.record.pid);
+            }
+            while all.iter().any(|process| members.contains(&process.parent) && members.insert(process.pid)) {
+            }
+        }
+        let found: Vec<Process> = all.into_iter().filter(|process| members.contains(&process.pid)).collect();
+        self.seen.extend(found.iter().map(|process| (process.pid, process.start_time)));
+        found.into_iter().filter(|process| process.lives).collect()
+    }
+}
+
+/// Whether a group has no process at all, not even a zombie.
+pub(crate) fn group_is_empty(pgid: i32) -> bool {
+    killpg(Pid::from_raw(pgid), None) == Err(Errno::ESRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let stat = b"42 (a) b) S (c) R 7 41 41 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 9876 1 1";
+        let process = Process::parse(stat).unwrap();
+        let wanted = Process { pid: 42, parent: 7, group: 41, start_time: 9876, lives: true };
+        assert_eq!(process, wanted);
+    }
+}
