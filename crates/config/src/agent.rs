@@ -102,7 +102,7 @@ fn action(context: &mut Context<'_>, node: &Node, what: &str, choices: &[&str], 
     let written: Vec<_> = node
         .entries()
         .iter()
-        .filter(|(key, value)| choices.contains(&key.text.as_str()) && !value.is_null())
+        .filter(|(key, value)| choices.contains(&key.text.as_str()) && !is_blank(value))
         .collect();
     if let [(first, _), (second, _), ..] = written.as_slice() {
         let message = format!("{what} has both `{}` and `{}`", first.text, second.text);
@@ -124,6 +124,10 @@ fn action(context: &mut Context<'_>, node: &Node, what: &str, choices: &[&str], 
             Action::Handler
         }
     }
+}
+
+fn is_blank(node: &Node) -> bool {
+    node.is_null() || node.text().is_some_and(|text| text.trim().is_empty())
 }
 
 fn argv(node: &Node) -> Vec<String> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
 
+use crate::check::nearest;
 use crate::context::Context;
 use crate::file;
 use crate::keys::{INCLUDED, Shape, TOP};
@@ -47,6 +48,19 @@ pub fn load(path: &Path, host: &Host<'_>) -> Result<Loaded, Errors> {
     let mut context = Context::new(host.env);
     let mut files = Files::default();
     files.main(&mut context, path);
+    finish(context, files, host)
+}
+
+/// Reads a text as a main file of this name, which need not exist. What it includes is read from the same folder.
+pub fn load_text(text: &str, path: &Path, host: &Host<'_>) -> Result<Loaded, Errors> {
+    let mut context = Context::new(host.env);
+    let mut files = Files::default();
+    let absolute = files.top(path);
+    files.text(&mut context, path, &absolute, text.to_owned());
+    finish(context, files, host)
+}
+
+fn finish(mut context: Context<'_>, mut files: Files, host: &Host<'_>) -> Result<Loaded, Errors> {
     let mut roots = std::mem::take(&mut files.roots);
     let Some(main) = roots.first_mut() else { return Err(refused(context)) };
     context.expand(main, &|key| matches!(key, "agents" | "defaults" | "include"));
@@ -183,15 +197,14 @@ pub(crate) fn read_agent(
     let merged = agent::merged(defaults, node);
     let definition = agent::read(context, &merged, &key.text, key.span);
     agent::warn(context, &merged, &key.text, &definition);
-    let lanes = |name: &str| settings.is_none_or(|settings| settings.lanes.contains_key(name));
     if let Some(lane) = merged.get("lane") {
-        check_lane(context, lane, &lanes);
+        check_lane(context, lane, settings);
     }
     let mut schedules = Vec::new();
     for (place, node) in node.get("schedules").map(Node::entries).unwrap_or_default() {
         let name = format!("{}/{}", key.text, place.text);
         if let Some(lane) = node.get("lane").filter(|lane| !lane.is_word("inherited")) {
-            check_lane(context, lane, &lanes);
+            check_lane(context, lane, settings);
         }
         if let Some(schedule) = schedule::read(context, node, &name, place.span, inherited) {
             schedule::warn(context, node, &name, &schedule, &definition);
@@ -201,12 +214,17 @@ pub(crate) fn read_agent(
     AgentSpec { name: key.text.clone(), definition, schedules }
 }
 
-fn check_lane(context: &mut Context<'_>, lane: &Node, known: &dyn Fn(&str) -> bool) {
-    if let Some(name) = lane.text().filter(|name| !known(name)) {
-        let message = format!("there is no lane {}: its runs go to `main`", Quoted(name));
-        let help = format!("add it under `lanes`: `{name}: 10`");
-        context.report(Severity::Warning, Some(lane.span), message).help(help);
+fn check_lane(context: &mut Context<'_>, lane: &Node, settings: Option<&Settings>) {
+    let Some((name, settings)) = lane.text().zip(settings) else { return };
+    if settings.lanes.contains_key(name) {
+        return;
     }
+    let message = format!("there is no lane {}: its runs go to `main`", Quoted(name));
+    let help = match nearest(name, settings.lanes.keys().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("add it under `lanes`: `{name}: 10`"),
+    };
+    context.report(Severity::Warning, Some(lane.span), message).help(help);
 }
 
 /// The main file and what it includes, each read once.
@@ -227,10 +245,15 @@ const FILES_MAX: usize = 10_000;
 
 impl Files {
     fn main(&mut self, context: &mut Context<'_>, path: &Path) {
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let folder = absolute.parent().unwrap_or(Path::new("/")).to_owned();
-        self.top = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+        let absolute = self.top(path);
         self.one(context, path, &absolute, None);
+    }
+
+    fn top(&mut self, path: &Path) -> PathBuf {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let folder = absolute.parent().unwrap_or(Path::new("/"));
+        self.top = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        absolute
     }
 
     /// Reads one file and what it includes. `shown` is how the user would name it, `from` where it was included.
@@ -244,21 +267,26 @@ impl Files {
                 return;
             }
         };
-        let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.read.push(path.to_owned());
-        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
-        let Some(root) = context.parse(shown.display().to_string(), folder, text.text) else { return };
+        let Some(root) = self.text(context, shown, path, text.text) else { return };
         if text.world_writable
-            && let Some(span) = commands(&root)
+            && let Some(span) = commands(&self.roots[root])
         {
             let help = format!("take the right away: chmod o-w {}", shown.display());
-            context
-                .error(span, "anybody on this host can write this file, and it names programs to run")
-                .help(help);
+            let message = "anybody on this host can write this file, and it names programs to run";
+            context.error(span, message).help(help);
         }
+    }
+
+    /// Reads a text and what it includes; gives back its place in `roots`.
+    fn text(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, text: String) -> Option<usize> {
+        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+        let root = context.parse(shown.display().to_string(), folder, text)?;
+        let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.seen.insert(canonical.clone());
         self.chain.push(canonical);
         let includes = root.get("include").cloned();
+        let place = self.roots.len();
         self.roots.push(root);
         if let Some(includes) = includes {
             let items = match &includes.data {
@@ -270,6 +298,7 @@ impl Files {
             }
         }
         self.chain.pop();
+        Some(place)
     }
 
     fn include(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, item: &Node) {

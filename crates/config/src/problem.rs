@@ -174,6 +174,12 @@ pub(crate) struct Span {
     pub end: usize,
 }
 
+impl Span {
+    pub fn holds(&self, other: Span) -> bool {
+        self.file == other.file && self.start <= other.start && other.end <= self.end
+    }
+}
+
 /// A text that was read, and where its lines begin.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -241,8 +247,9 @@ fn masked(line: &str) -> String {
         let user = from + at + 3;
         from = user;
         let rest = &shown[user..];
-        let authority = rest.find(|c: char| c.is_whitespace() || "/\"'".contains(c)).unwrap_or(rest.len());
-        let Some(host) = rest[..authority].rfind('@') else { continue };
+        // Rather too much than too little: a password may hold a slash or an `@`.
+        let end = rest.find(|c: char| c.is_whitespace() || "\"',}".contains(c)).unwrap_or(rest.len());
+        let Some(host) = rest[..end].rfind('@') else { continue };
         let Some(colon) = rest[..host].find(':') else { continue };
         let stars = "*".repeat(host - colon - 1);
         shown.replace_range(user + colon + 1..user + host, &stars);
@@ -277,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_password_in_a_url_is_not_shown() {
-        assert_eq!(masked("store: postgres://me:hün/ter@host/db"), "store: postgres://me:hün/ter@host/db");
+        assert_eq!(masked("store: postgres://me:hün/t@r@host/db"), "store: postgres://me:********@host/db");
         assert_eq!(masked("store: postgres://me:pw@host/db"), "store: postgres://me:**@host/db");
         assert_eq!(masked("a: x://u:p@h, b: y://v:qq@i"), "a: x://u:*@h, b: y://v:**@i");
         assert_eq!(masked("http://host/x"), "http://host/x");
