@@ -145,7 +145,7 @@ pub(crate) fn scalar(node: &Node) -> Option<String> {
 
 /// A prompt, unless it is `absent` in plain letters.
 pub(crate) fn prompt(node: &Node, absent: &str) -> Option<String> {
-    let prompt = node.get("prompt").filter(|prompt| !prompt.is_word(absent))?;
+    let prompt = node.get("prompt").filter(|prompt| !prompt.is_plain_word(absent))?;
     prompt.text().map(reference::unescape_literal)
 }
 

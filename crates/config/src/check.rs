@@ -13,7 +13,12 @@ use crate::value;
 impl Context<'_> {
     /// Checks a value against its shape. `key` is what it is called in messages.
     pub fn check(&mut self, key: &str, node: &Node, shape: &Shape) {
+        if self.is_full() {
+            return;
+        }
         match shape {
+            Shape::Or(word, Shape::Prompt) if node.is_plain_word(word) => {}
+            Shape::Or(_, Shape::Prompt) if node.is_null() => {}
             Shape::Or(word, _) if node.is_word(word) => {}
             // Nothing written where `none` is allowed means none.
             Shape::Or("none", _) if node.is_null() => {}
@@ -139,6 +144,9 @@ impl Context<'_> {
     }
 
     fn unknown_key(&mut self, what: &str, written: &str, span: Span, keys: &[Key]) {
+        if self.is_full() {
+            return;
+        }
         let known = |name: &str| keys.iter().any(|key| key.name == name);
         let names = || keys.iter().map(|key| key.name);
         let other_word = OTHER_WORDS.iter().find(|(theirs, ours)| *theirs == written && known(ours));

@@ -146,6 +146,11 @@ impl<'a> Context<'a> {
         self.counts[Severity::Invalid as usize]
     }
 
+    /// So many errors that one more tells nobody anything.
+    pub fn is_full(&self) -> bool {
+        self.counts[Severity::Error as usize] >= KEPT
+    }
+
     pub fn has_errors(&self) -> bool {
         self.counts[Severity::Error as usize] > 0
     }

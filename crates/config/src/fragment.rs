@@ -62,13 +62,14 @@ pub fn parse_schedule(
     let Some(node) = node else { return Err(refuse(context)) };
     let place = Span { file: node.span.file, start: node.span.start, end: node.span.start };
     check_names(&mut context, about.name, place);
-    context.check_map(about.name, &node, SCHEDULE);
+    let written = without_nulls(&node);
+    context.check_map(about.name, &written, SCHEDULE);
     if context.has_errors() {
         return Err(refuse(context));
     }
     let node = match base {
         Some(base) => patched(&mut context, base, &node),
-        None => node,
+        None => written,
     };
     let definition = schedule::read(&mut context, &node, about.name, place, &about.inherited);
     if let (Some(definition), Some(agent)) = (&definition, about.agent) {
@@ -116,6 +117,15 @@ fn check_names(context: &mut Context<'_>, name: &str, place: Span) {
     }
 }
 
+/// A key without a value is a key that is not written; but for what makes it tick, where that is a mistake.
+fn without_nulls(node: &Node) -> Node {
+    let mut node = node.clone();
+    if let Data::Map(entries) = &mut node.data {
+        entries.retain(|(key, value)| KINDS.contains(&key.text.as_str()) || !value.is_null());
+    }
+    node
+}
+
 /// The schedule as it is, with the written keys over it.
 fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) -> Node {
     let text = export::schedule(base);
@@ -134,9 +144,7 @@ fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) ->
         (key, node)
     });
     let mut entries: Vec<_> = kept.collect();
-    let written = over.entries().iter();
-    let written = written.filter(|(key, value)| KINDS.contains(&key.text.as_str()) || !value.is_null());
-    entries.extend(written.cloned());
+    entries.extend(without_nulls(over).entries().iter().cloned());
     Node { span: over.span, data: Data::Map(entries) }
 }
 

@@ -190,6 +190,7 @@ pub(crate) struct Source {
 
 /// A line is shown whole up to here; of a longer one, what is around the span.
 const LINE_MAX: usize = 1000;
+const COLUMN_MAX: usize = 4000;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
 
@@ -226,7 +227,8 @@ impl Source {
         let (cut, until) = if shown.len() <= LINE_MAX {
             (0, shown.len())
         } else {
-            let cut = shown.floor_char_boundary(from.saturating_sub(BEFORE));
+            // The column that is shown is counted from the cut, so that comes late.
+            let cut = if from <= COLUMN_MAX { 0 } else { shown.floor_char_boundary(from - BEFORE) };
             (cut, shown.floor_char_boundary((from + AFTER).min(shown.len())))
         };
         Place {

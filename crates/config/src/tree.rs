@@ -19,7 +19,7 @@ pub(crate) struct Node {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Data {
-    /// `plain`: written without quotes, so that words such as `none` and `true` are meant as such.
+    /// `plain`: written without quotes, so that in JSON `true` and `5` are no text.
     Scalar {
         text: String,
         plain: bool,
@@ -44,8 +44,13 @@ impl Node {
         matches!(&self.data, Data::Scalar { text, plain: true } if is_null(text))
     }
 
-    /// It is this word, without quotes.
+    /// It is this word; in quotes too, as JSON has it.
     pub fn is_word(&self, word: &str) -> bool {
+        matches!(&self.data, Data::Scalar { text, .. } if text == word)
+    }
+
+    /// It is this word, without quotes: where any text is allowed, the word in quotes is text.
+    pub fn is_plain_word(&self, word: &str) -> bool {
         matches!(&self.data, Data::Scalar { text, plain: true } if text == word)
     }
 
