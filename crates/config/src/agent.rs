@@ -51,7 +51,10 @@ fn merge(under: &Node, over: &Node) -> Node {
 pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> AgentDefinition {
     let mut agent = AgentDefinition::default();
     let work = &mut agent.work;
-    work.action = action(context, node, &format!("the agent {}", Quoted(name)), ACTIONS, place);
+    let handler = context.handlers.contains(&name) && !ACTIONS.iter().any(|key| node.get(key).is_some());
+    if !handler {
+        work.action = action(context, node, &format!("the agent {}", Quoted(name)), ACTIONS, place);
+    }
     for (command, node) in node.get("commands").map(Node::entries).unwrap_or_default() {
         let what = format!("the command {}", Quoted(&command.text));
         let action = match &node.data {

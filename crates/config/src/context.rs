@@ -10,6 +10,8 @@ use crate::tree::{self, Data, Flaw, Node};
 /// One load.
 pub(crate) struct Context<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
+    /// Agents that are functions of the embedding program.
+    pub handlers: &'a [&'a str],
     pub sources: Vec<Source>,
     /// The folder of each source, for relative paths.
     pub folders: Vec<PathBuf>,
@@ -29,6 +31,7 @@ impl<'a> Context<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Context<'a> {
         Context {
             env,
+            handlers: &[],
             sources: Vec::new(),
             folders: Vec::new(),
             problems: Vec::new(),
@@ -218,7 +221,9 @@ impl<'a> Context<'a> {
                     Err(flaw) => {
                         let span = self.within(node, flaw.range);
                         self.error(span, flaw.message).help(reference::RULE);
-                        self.quiet.push(node.span);
+                        if !self.is_full() {
+                            self.quiet.push(node.span);
+                        }
                     }
                 }
             }

@@ -9,7 +9,7 @@ use crate::check::nearest;
 use crate::context::Context;
 use crate::file;
 use crate::keys::{INCLUDED, Shape, TOP};
-use crate::problem::{Errors, Problem, Quoted, Severity, Span};
+use crate::problem::{Errors, Problem, Quoted, Severity, Span, Whole};
 use crate::schedule::{self, Inherited};
 use crate::settings::{self, Settings};
 use crate::tree::{Data, Key, Node};
@@ -22,6 +22,15 @@ pub struct Host<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// The host's time zone, an IANA name.
     pub timezone: &'a str,
+    /// Agents that are functions of the embedding program: they need no `run` and no `shell`.
+    pub handlers: &'a [&'a str],
+}
+
+impl<'a> Host<'a> {
+    /// A host without functions of its own.
+    pub fn new(env: &'a dyn Fn(&str) -> Option<String>, timezone: &'a str) -> Host<'a> {
+        Host { env, timezone, handlers: &[] }
+    }
 }
 
 /// What files say.
@@ -60,7 +69,8 @@ pub fn load_text(text: &str, path: &Path, host: &Host<'_>) -> Result<Loaded, Err
     finish(context, files, host)
 }
 
-fn finish(mut context: Context<'_>, mut files: Files, host: &Host<'_>) -> Result<Loaded, Errors> {
+fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Result<Loaded, Errors> {
+    context.handlers = host.handlers;
     let mut roots = std::mem::take(&mut files.roots);
     let Some(main) = roots.first_mut() else { return Err(refused(context)) };
     context.expand(main, &|key| matches!(key, "agents" | "defaults" | "include"));
@@ -237,11 +247,14 @@ struct Files {
     /// From the main file down to the one that is being read.
     chain: Vec<PathBuf>,
     top: PathBuf,
+    bytes: usize,
 }
 
 /// How many files may include one another, and how many there may be.
 const CHAIN_MAX: usize = 16;
 const FILES_MAX: usize = 10_000;
+/// How large all of them together may be.
+const BYTES_MAX: usize = 64 << 20;
 
 impl Files {
     fn main(&mut self, context: &mut Context<'_>, path: &Path) {
@@ -261,13 +274,21 @@ impl Files {
         let text = match file::read(path) {
             Ok(text) => text,
             Err(cause) => {
-                let shown = shown.display().to_string();
-                let message = format!("cannot read {}: {cause}", Quoted(&shown));
-                context.report(Severity::Error, from, message);
+                let message = format!("cannot read {}: {cause}", Whole(&shown.display().to_string()));
+                let problem = context.report(Severity::Error, from, message);
+                if from.is_none() && cause == file::NO_SUCH_FILE {
+                    problem.help("`belfry init` writes one; `-c FILE` names another");
+                }
                 return;
             }
         };
         self.read.push(path.to_owned());
+        self.bytes += text.text.len();
+        if self.bytes > BYTES_MAX {
+            let message = format!("the files are larger than {} MiB together", BYTES_MAX >> 20);
+            context.report(Severity::Error, from, message);
+            return;
+        }
         let Some(root) = self.text(context, shown, path, text.text) else { return };
         if text.world_writable
             && let Some(span) = commands(&self.roots[root])
@@ -351,14 +372,14 @@ impl Files {
             if !canonical.starts_with(&self.top) {
                 context.error(
                     from,
-                    format!("cannot include {}: it leads out of the folder of the main file", Quoted(&name)),
+                    format!("cannot include {}: it leads out of the folder of the main file", Whole(&name)),
                 );
                 return;
             }
             if self.chain.contains(&canonical) {
                 // A pattern may well fit the file it stands in.
                 if named || self.chain.last() != Some(&canonical) {
-                    context.error(from, format!("{} includes itself, over this line", Quoted(&name)));
+                    context.error(from, format!("{} includes itself, over this line", Whole(&name)));
                 }
                 return;
             }

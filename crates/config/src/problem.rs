@@ -267,16 +267,31 @@ impl fmt::Display for Quoted<'_> {
         const SHOWN: usize = 60;
         let cut = self.0.floor_char_boundary(SHOWN);
         let more = if cut < self.0.len() { "…" } else { "" };
-        f.write_str("`")?;
-        for c in self.0[..cut].chars() {
-            // Quotes are fine inside backquotes; what a terminal would obey is not.
-            if c == '"' || c == '\'' || c == '\\' {
-                write!(f, "{c}")?;
-            } else {
-                write!(f, "{}", c.escape_debug())?;
+        write!(f, "`{}{more}`", Escaped(&self.0[..cut]))
+    }
+}
+
+/// The same, not cut: for paths, which the system cuts.
+pub(crate) struct Whole<'a>(pub &'a str);
+
+impl fmt::Display for Whole<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", Escaped(self.0))
+    }
+}
+
+/// Quotes are fine inside backquotes; what a terminal would obey is not.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '"' | '\'' | '\\' => write!(f, "{c}")?,
+                c => write!(f, "{}", c.escape_debug())?,
             }
         }
-        write!(f, "{more}`")
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 fn load(text: &str) -> Result<Loaded, belfry_config::Errors> {
     let env = |name: &str| (name.len() == 1).then(|| "value".to_owned());
-    load_text(text, Path::new("/srv/belfry.yaml"), &Host { env: &env, timezone: "Europe/Vienna" })
+    load_text(text, Path::new("/srv/belfry.yaml"), &Host::new(&env, "Europe/Vienna"))
 }
 
 const SEED: &str = r#"

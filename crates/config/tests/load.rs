@@ -20,7 +20,7 @@ fn load_files(files: &[(&str, &str)], env: &[(&str, &str)]) -> (TempDir, Result<
     }
     let env: HashMap<String, String> = env.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect();
     let lookup = |name: &str| env.get(name).cloned();
-    let host = Host { env: &lookup, timezone: "Europe/Vienna" };
+    let host = Host::new(&lookup, "Europe/Vienna");
     let loaded = load(&folder.path().join(files[0].0), &host);
     (folder, loaded)
 }
@@ -254,9 +254,8 @@ fn what_is_not_a_file_of_text_is_refused() {
     fs::write(path("latin"), b"a: 1\nb: \xff\n").unwrap();
     fs::File::create(path("huge")).unwrap().set_len(1 << 30).unwrap();
     std::os::unix::fs::symlink(path("loop"), path("loop")).unwrap();
-    let fifo = rustix::fs::FileType::Fifo;
-    rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), fifo, rustix::fs::Mode::RUSR, 0).unwrap();
-    let host = Host { env: &|_| None, timezone: "UTC" };
+    assert!(std::process::Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
+    let host = Host::new(&|_| None, "UTC");
     for (name, cause) in [
         ("directory", "it is a directory"),
         ("latin", "line 2 is not UTF-8"),
@@ -279,7 +278,7 @@ fn what_is_not_a_file_of_text_is_refused() {
 fn a_link_out_of_the_folder_is_refused_and_one_inside_is_fine() {
     let (folder, _) = load_files(&[("etc/belfry.yaml", ""), ("secret.yaml", "agents: {s: {shell: x}}")], &[]);
     let main = folder.path().join("etc/belfry.yaml");
-    let host = Host { env: &|_| None, timezone: "UTC" };
+    let host = Host::new(&|_| None, "UTC");
     std::os::unix::fs::symlink(folder.path().join("secret.yaml"), folder.path().join("etc/out.yaml"))
         .unwrap();
     for include in ["out.yaml", "o*.yaml"] {
@@ -299,7 +298,7 @@ fn a_file_that_anybody_may_write_cannot_name_programs() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, _) = load_files(&[("belfry.yaml", "agents: {a: {shell: x}}")], &[]);
     let main = folder.path().join("belfry.yaml");
-    let host = Host { env: &|_| None, timezone: "UTC" };
+    let host = Host::new(&|_| None, "UTC");
     fs::set_permissions(&main, fs::Permissions::from_mode(0o666)).unwrap();
     let errors = load(&main, &host).unwrap_err();
     assert!(errors.problems[0].message().starts_with("anybody on this host can write"));
@@ -324,4 +323,29 @@ fn a_large_file_loads_quickly() {
         (0..20_000).map(|i| format!("      s{i}: {{every: 5m, prompt: \"{i}\"}}\n")).collect();
     let loaded = load_text(&format!("agents:\n  a:\n    shell: x\n    schedules:\n{schedules}"));
     assert_eq!(loaded.agents[0].schedules.len(), 20_000);
+}
+
+#[test]
+fn an_agent_may_be_a_function_of_the_embedding_program() {
+    let text = "agents: {mine: {timeout: 5m, schedules: {s: {every: 5m}}}, other: {}}";
+    let host = Host { handlers: &["mine"], ..Host::new(&|_| None, "UTC") };
+    let errors = load_text_as(text, &host).unwrap_err();
+    assert_eq!(errors.problems.len(), 1);
+    let loaded = load_text_as(&text.replace(", other: {}", ""), &host).unwrap();
+    assert_eq!(loaded.agents[0].definition.work.action, Action::Handler);
+    assert_eq!(load_text_as(&belfry_config::export(&loaded.agents), &host).unwrap().agents, loaded.agents);
+}
+
+fn load_text_as(text: &str, host: &Host<'_>) -> Result<Loaded, Errors> {
+    belfry_config::load_text(text, Path::new("belfry.yaml"), host)
+}
+
+/// Each alias adds to the depth of what it stands for, so a tree can be deep although no line is.
+#[test]
+fn aliases_do_not_make_a_tree_deeper_than_allowed() {
+    let mut text = "a0: &a0 [x]\n".to_owned();
+    for i in 1..300 {
+        text += &format!("a{i}: &a{i} {}*a{}{}\n", "[".repeat(50), i - 1, "]".repeat(50));
+    }
+    assert!(errors_of(&text)[0].starts_with("nested too deeply"));
 }

@@ -9,7 +9,7 @@ use belfry_config::{Host, load_text};
 /// Everything that is said about a text, or what it was taken for.
 fn said(text: &str) -> String {
     let env = |name: &str| (name == "SET").then(|| "value".to_owned());
-    let host = Host { env: &env, timezone: "Europe/Vienna" };
+    let host = Host::new(&env, "Europe/Vienna");
     match load_text(text, Path::new("belfry.yaml"), &host) {
         Err(errors) => errors.to_string(),
         Ok(loaded) => {
@@ -214,7 +214,7 @@ fn policies_that_never_act_are_pointed_at() {
 #[test]
 fn colours_are_for_terminals() {
     let env = |_: &str| None;
-    let host = Host { env: &env, timezone: "UTC" };
+    let host = Host::new(&env, "UTC");
     let errors = load_text("x: 1", Path::new("belfry.yaml"), &host).unwrap_err();
     assert!(errors.render(true).contains('\u{1b}'));
     assert!(!errors.render(false).contains('\u{1b}'));

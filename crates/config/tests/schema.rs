@@ -7,7 +7,7 @@ use belfry_config::{DEMO, Host, Loaded, STARTER, load_text, schema};
 use serde_json::{Map, Value, json};
 
 fn load(text: &str) -> Loaded {
-    let host = Host { env: &|_| None, timezone: "UTC" };
+    let host = Host::new(&|_| None, "UTC");
     load_text(text, Path::new("/srv/belfry.yaml"), &host).unwrap_or_else(|errors| panic!("{errors}\n{text}"))
 }
 
