@@ -51,7 +51,10 @@ fn merge(under: &Node, over: &Node) -> Node {
 pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> AgentDefinition {
     let mut agent = AgentDefinition::default();
     let work = &mut agent.work;
-    work.action = action(context, node, &format!("the agent {}", Quoted(name)), ACTIONS, place);
+    let handler = context.handlers.contains(&name) && !ACTIONS.iter().any(|key| node.get(key).is_some());
+    if !handler {
+        work.action = action(context, node, &format!("the agent {}", Quoted(name)), ACTIONS, place);
+    }
     for (command, node) in node.get("commands").map(Node::entries).unwrap_or_default() {
         let what = format!("the command {}", Quoted(&command.text));
         let action = match &node.data {
@@ -102,7 +105,7 @@ fn action(context: &mut Context<'_>, node: &Node, what: &str, choices: &[&str], 
     let written: Vec<_> = node
         .entries()
         .iter()
-        .filter(|(key, value)| choices.contains(&key.text.as_str()) && !value.is_null())
+        .filter(|(key, value)| choices.contains(&key.text.as_str()) && !is_blank(value))
         .collect();
     if let [(first, _), (second, _), ..] = written.as_slice() {
         let message = format!("{what} has both `{}` and `{}`", first.text, second.text);
@@ -126,6 +129,10 @@ fn action(context: &mut Context<'_>, node: &Node, what: &str, choices: &[&str], 
     }
 }
 
+fn is_blank(node: &Node) -> bool {
+    node.is_null() || node.text().is_some_and(|text| text.trim().is_empty())
+}
+
 fn argv(node: &Node) -> Vec<String> {
     let texts = node.items().iter().filter_map(scalar);
     texts.map(|text| reference::unescape_literal(&text)).collect()
@@ -141,7 +148,7 @@ pub(crate) fn scalar(node: &Node) -> Option<String> {
 
 /// A prompt, unless it is `absent` in plain letters.
 pub(crate) fn prompt(node: &Node, absent: &str) -> Option<String> {
-    let prompt = node.get("prompt").filter(|prompt| !prompt.is_word(absent))?;
+    let prompt = node.get("prompt").filter(|prompt| !prompt.is_plain_word(absent))?;
     prompt.text().map(reference::unescape_literal)
 }
 

@@ -13,7 +13,12 @@ use crate::value;
 impl Context<'_> {
     /// Checks a value against its shape. `key` is what it is called in messages.
     pub fn check(&mut self, key: &str, node: &Node, shape: &Shape) {
+        if self.is_full() {
+            return;
+        }
         match shape {
+            Shape::Or(word, Shape::Prompt) if node.is_plain_word(word) => {}
+            Shape::Or(_, Shape::Prompt) if node.is_null() => {}
             Shape::Or(word, _) if node.is_word(word) => {}
             // Nothing written where `none` is allowed means none.
             Shape::Or("none", _) if node.is_null() => {}
@@ -31,7 +36,7 @@ impl Context<'_> {
             Shape::List(shape) => match &node.data {
                 Data::List(items) => items.iter().for_each(|item| self.check(key, item, shape)),
                 _ if node.is_null() => {}
-                _ => self.wrong(key, node, &format!("a list of {}", words(shape))),
+                _ => self.wrong(key, node, &format!("a list; each item is {}", words(shape))),
             },
             Shape::OneOrMore(shape) => match &node.data {
                 Data::List(items) => items.iter().for_each(|item| self.check(key, item, shape)),
@@ -139,14 +144,16 @@ impl Context<'_> {
     }
 
     fn unknown_key(&mut self, what: &str, written: &str, span: Span, keys: &[Key]) {
+        if self.is_full() {
+            return;
+        }
         let known = |name: &str| keys.iter().any(|key| key.name == name);
         let names = || keys.iter().map(|key| key.name);
-        let help = if let Some(near) = nearest(written, names()) {
-            format!("did you mean `{near}`?")
-        } else if let Some((_, ours)) =
-            OTHER_WORDS.iter().find(|(theirs, ours)| *theirs == written && known(ours))
-        {
+        let other_word = OTHER_WORDS.iter().find(|(theirs, ours)| *theirs == written && known(ours));
+        let help = if let Some((_, ours)) = other_word {
             format!("did you mean `{ours}`?")
+        } else if let Some(near) = nearest(written, names()) {
+            format!("did you mean `{near}`?")
         } else if let Some((whose, _)) =
             [("a schedule", SCHEDULE), ("an agent", AGENT), ("the top of the main file", TOP)]
                 .into_iter()
@@ -189,11 +196,7 @@ impl Context<'_> {
                     seen.insert(folded, (key.text.clone(), key.span));
                 }
             }
-            if value.is_null() && matches!(shape, Shape::MapOr(..)) {
-                self.wrong(&key.text, value, "written out");
-            } else {
-                self.check(&key.text, value, shape);
-            }
+            self.check(&key.text, value, shape);
         }
     }
 
@@ -218,14 +221,11 @@ impl Context<'_> {
             self.check_env_name(name.span, &name.text);
         }
         self.each_entry(key, node, |context, name, value| match &value.data {
-            Data::Scalar { text, .. } if !value.is_null() || !text.is_empty() => {
-                context.check_reference(name, value, text);
-            }
-            Data::Scalar { .. } => {
+            Data::Scalar { text, .. } if !value.is_null() => context.check_reference(name, value, text),
+            _ => {
                 context.wrong(name, value, "text");
-                context.way_out("for an empty value write \"\"");
+                context.way_out("put it into quotes; an empty value is \"\"");
             }
-            _ => context.wrong(name, value, "text"),
         });
     }
 
@@ -286,6 +286,8 @@ impl Context<'_> {
                 );
                 return;
             }
+            // Whether something runs at all is asked later.
+            _ if node.is_null() => return,
             _ => return self.wrong(key, node, "a list: a program and its arguments"),
         };
         if items.first().is_none_or(|program| program.text().is_none_or(|text| text.trim().is_empty())) {
@@ -294,10 +296,10 @@ impl Context<'_> {
         }
         for item in items {
             match &item.data {
-                Data::Scalar { text, .. } => self.check_no_reference(key, item, text),
+                Data::Scalar { text, .. } if !item.is_null() => self.check_no_reference(key, item, text),
                 _ => {
                     self.wrong(key, item, "made of texts");
-                    self.way_out("put an argument that starts with `{` or `[` into quotes");
+                    self.way_out("put the argument into quotes; an empty one is \"\"");
                 }
             }
         }
@@ -315,7 +317,7 @@ impl Context<'_> {
     }
 
     fn check_path(&mut self, key: &str, node: &Node, text: &str) {
-        if text == "~" || text.starts_with("~/") {
+        if text.starts_with('~') {
             let rest = text.trim_start_matches('~');
             self.error(node.span, format!("`{key}`: `~` is not expanded"))
                 .help(format!("write `${{HOME}}{rest}`"));

@@ -10,11 +10,18 @@ use crate::tree::{self, Data, Flaw, Node};
 /// One load.
 pub(crate) struct Context<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
+    /// Agents that are functions of the embedding program.
+    pub handlers: &'a [&'a str],
     pub sources: Vec<Source>,
     /// The folder of each source, for relative paths.
     pub folders: Vec<PathBuf>,
     problems: Vec<Problem>,
     counts: [usize; 3],
+    /// Values that could not be filled in: what else is wrong with them is not worth saying.
+    quiet: Vec<Span>,
+    unsaid: Problem,
+    /// The problem that was added last, unless it was left unsaid.
+    last: Option<usize>,
 }
 
 /// More of one severity are counted, not kept: nobody reads them, and a hostile file has a million.
@@ -22,7 +29,17 @@ const KEPT: usize = 500;
 
 impl<'a> Context<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Context<'a> {
-        Context { env, sources: Vec::new(), folders: Vec::new(), problems: Vec::new(), counts: [0; 3] }
+        Context {
+            env,
+            handlers: &[],
+            sources: Vec::new(),
+            folders: Vec::new(),
+            problems: Vec::new(),
+            counts: [0; 3],
+            quiet: Vec::new(),
+            unsaid: Problem::new(Severity::Warning, ""),
+            last: None,
+        }
     }
 
     /// Reads a text as YAML; none where there is no telling what it says.
@@ -37,8 +54,16 @@ impl<'a> Context<'a> {
         node
     }
 
-    fn flaw(&mut self, flaw: Flaw) {
-        let help = flaw.help.or_else(|| self.hint(flaw.span).map(str::to_owned));
+    /// A text that is read piece by piece.
+    pub fn add_source(&mut self, path: String, text: String) {
+        self.sources.push(Source::new(path, text));
+        self.folders.push(PathBuf::from("/"));
+    }
+
+    pub fn flaw(&mut self, flaw: Flaw) {
+        let syntax = flaw.help.is_none() && flaw.message.starts_with("not YAML");
+        let hint = if syntax { self.hint(&flaw) } else { None };
+        let help = flaw.help.or(hint.map(str::to_owned));
         self.error(flaw.span, flaw.message).help = help;
         if let Some(first) = flaw.first {
             self.also(first, "the first");
@@ -46,14 +71,12 @@ impl<'a> Context<'a> {
     }
 
     /// What people mostly mean by text that is not YAML.
-    fn hint(&self, span: Span) -> Option<&'static str> {
-        let source = &self.sources[span.file];
-        let line = source.line_of(span.start);
-        let blank = line.len() - line.trim_start().len();
-        let before = source.line_of(span.start.saturating_sub(1));
-        if [line, before].iter().any(|line| line[..line.len() - line.trim_start().len()].contains('\t'))
-            || line[..blank].contains('\t')
-        {
+    fn hint(&self, flaw: &Flaw) -> Option<&'static str> {
+        let source = &self.sources[flaw.span.file];
+        let line = source.line_of(flaw.span.start);
+        let before = source.line_of(flaw.span.start.saturating_sub(1));
+        let blanks = |line: &str| line.len() - line.trim_start().len();
+        if [line, before].iter().any(|line| line[..blanks(line)].contains('\t')) {
             return Some("YAML is indented with spaces: replace the tab");
         }
         let value = line.split_once(": ").map_or(line, |(_, value)| value).trim_start();
@@ -63,12 +86,13 @@ impl<'a> Context<'a> {
                 "put a value that starts with a sign such as `*` or `@` into quotes: \"*/5 * * * *\"",
             );
         }
-        if value.starts_with(['{', '[']) {
+        let flow = flaw.message.contains("bracket") || flaw.message.contains("flow");
+        if flow && value.starts_with(['{', '[']) {
             return Some(
                 "put text that starts with `{` or `[` into quotes, or look for a bracket that is not closed",
             );
         }
-        if line.matches(": ").count() > 1 {
+        if flaw.message.contains("mapping values") && line.matches(": ").count() > 1 {
             return Some("put text that holds `: ` into quotes");
         }
         None
@@ -86,38 +110,48 @@ impl<'a> Context<'a> {
         message: impl Into<String>,
     ) -> &mut Problem {
         let mut problem = Problem::new(severity, message);
+        if span.is_some_and(|span| self.quiet.iter().any(|quiet| quiet.holds(span))) {
+            self.last = None;
+            self.unsaid = problem;
+            return &mut self.unsaid;
+        }
         problem.order = span.map_or((0, 0), |span| (span.file, span.start));
         problem.place = span.and_then(|span| Some(self.sources.get(span.file)?.place(span)));
         let count = &mut self.counts[severity as usize];
         *count += 1;
-        if *count > KEPT
-            && let Some(last) = self.problems.iter().rposition(|problem| problem.severity == severity)
-        {
-            self.problems[last] = problem;
-            return &mut self.problems[last];
+        let full = *count > KEPT;
+        let last = self.problems.iter().rposition(|problem| full && problem.severity == severity);
+        let at = last.unwrap_or(self.problems.len());
+        match last {
+            Some(at) => self.problems[at] = problem,
+            None => self.problems.push(problem),
         }
-        self.problems.push(problem);
-        let last = self.problems.len() - 1;
-        &mut self.problems[last]
+        self.last = Some(at);
+        &mut self.problems[at]
     }
 
     /// Shows a second place beside the problem that was added last.
     pub fn also(&mut self, span: Span, label: &str) {
         let place = self.sources.get(span.file).map(|source| source.place(span));
-        if let (Some(problem), Some(place)) = (self.problems.last_mut(), place) {
-            problem.other = Some((place, label.to_owned()));
+        if let (Some(last), Some(place)) = (self.last, place) {
+            self.problems[last].other = Some((place, label.to_owned()));
         }
     }
 
     /// Adds the way out to the problem that was added last.
     pub fn way_out(&mut self, help: impl Into<String>) {
-        if let Some(problem) = self.problems.last_mut() {
-            problem.help(help);
+        if let Some(last) = self.last {
+            self.problems[last].help(help);
         }
     }
 
     pub fn invalid_count(&self) -> usize {
         self.counts[Severity::Invalid as usize]
+    }
+
+    /// So many errors that one more tells nobody anything.
+    pub fn is_full(&self) -> bool {
+        self.counts[Severity::Error as usize] >= KEPT
     }
 
     pub fn has_errors(&self) -> bool {
@@ -187,7 +221,9 @@ impl<'a> Context<'a> {
                     Err(flaw) => {
                         let span = self.within(node, flaw.range);
                         self.error(span, flaw.message).help(reference::RULE);
-                        node.data = Data::Scalar { text: String::new(), plain: true };
+                        if !self.is_full() {
+                            self.quiet.push(node.span);
+                        }
                     }
                 }
             }

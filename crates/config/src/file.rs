@@ -67,11 +67,13 @@ fn world_writable(_: &Metadata) -> bool {
     false
 }
 
+pub(crate) const NO_SUCH_FILE: &str = "there is no such file";
+
 /// An I/O error in plain words, without the number.
 pub(crate) fn cause(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     match error.kind() {
-        ErrorKind::NotFound => "there is no such file".into(),
+        ErrorKind::NotFound => NO_SUCH_FILE.into(),
         ErrorKind::PermissionDenied => "permission denied".into(),
         ErrorKind::NotADirectory => "a part of its path is not a directory".into(),
         ErrorKind::IsADirectory => "it is a directory".into(),
@@ -129,6 +131,9 @@ pub(crate) fn matches(base: &Path, pattern: &str) -> std::io::Result<(Vec<PathBu
                     next.push(path.join(name));
                 }
             }
+        }
+        if next.len() > MATCHES_MAX {
+            return Err(std::io::Error::other(format!("more than {MATCHES_MAX} files fit")));
         }
         found = next;
     }

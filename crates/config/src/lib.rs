@@ -11,17 +11,29 @@ mod agent;
 mod check;
 mod context;
 mod digest;
+mod export;
 mod file;
+mod fragment;
 mod keys;
 mod load;
 mod problem;
 mod reference;
 mod schedule;
+mod schema;
 mod settings;
 mod tree;
 mod value;
 
-pub use load::{Host, Loaded, load};
+pub use export::export;
+pub use fragment::{About, Input, Parsed, parse_agent, parse_schedule};
+pub use load::{Host, Loaded, load, load_text};
 pub use problem::{Errors, Place, Problem, Severity};
 pub use schedule::Inherited;
+pub use schema::schema;
 pub use settings::{Api, Engine, Lane, Log, LogFormat, Rate, Retention, Settings, StoreUrl};
+
+/// What `belfry init` writes: small, commented, and with something to see within ten seconds.
+pub const STARTER: &str = include_str!("starter.yaml");
+
+/// What `belfry up --demo` runs.
+pub const DEMO: &str = include_str!("demo.yaml");

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
 
+use crate::check::nearest;
 use crate::context::Context;
 use crate::file;
 use crate::keys::{INCLUDED, Shape, TOP};
-use crate::problem::{Errors, Problem, Quoted, Severity, Span};
+use crate::problem::{Errors, Problem, Quoted, Severity, Span, Whole};
 use crate::schedule::{self, Inherited};
 use crate::settings::{self, Settings};
 use crate::tree::{Data, Key, Node};
@@ -21,6 +22,15 @@ pub struct Host<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// The host's time zone, an IANA name.
     pub timezone: &'a str,
+    /// Agents that are functions of the embedding program: they need no `run` and no `shell`.
+    pub handlers: &'a [&'a str],
+}
+
+impl<'a> Host<'a> {
+    /// A host without functions of its own.
+    pub fn new(env: &'a dyn Fn(&str) -> Option<String>, timezone: &'a str) -> Host<'a> {
+        Host { env, timezone, handlers: &[] }
+    }
 }
 
 /// What files say.
@@ -47,6 +57,20 @@ pub fn load(path: &Path, host: &Host<'_>) -> Result<Loaded, Errors> {
     let mut context = Context::new(host.env);
     let mut files = Files::default();
     files.main(&mut context, path);
+    finish(context, files, host)
+}
+
+/// Reads a text as a main file of this name, which need not exist. What it includes is read from the same folder.
+pub fn load_text(text: &str, path: &Path, host: &Host<'_>) -> Result<Loaded, Errors> {
+    let mut context = Context::new(host.env);
+    let mut files = Files::default();
+    let absolute = files.top(path);
+    files.text(&mut context, path, &absolute, text.to_owned());
+    finish(context, files, host)
+}
+
+fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Result<Loaded, Errors> {
+    context.handlers = host.handlers;
     let mut roots = std::mem::take(&mut files.roots);
     let Some(main) = roots.first_mut() else { return Err(refused(context)) };
     context.expand(main, &|key| matches!(key, "agents" | "defaults" | "include"));
@@ -183,15 +207,14 @@ pub(crate) fn read_agent(
     let merged = agent::merged(defaults, node);
     let definition = agent::read(context, &merged, &key.text, key.span);
     agent::warn(context, &merged, &key.text, &definition);
-    let lanes = |name: &str| settings.is_none_or(|settings| settings.lanes.contains_key(name));
     if let Some(lane) = merged.get("lane") {
-        check_lane(context, lane, &lanes);
+        check_lane(context, lane, settings);
     }
     let mut schedules = Vec::new();
     for (place, node) in node.get("schedules").map(Node::entries).unwrap_or_default() {
         let name = format!("{}/{}", key.text, place.text);
         if let Some(lane) = node.get("lane").filter(|lane| !lane.is_word("inherited")) {
-            check_lane(context, lane, &lanes);
+            check_lane(context, lane, settings);
         }
         if let Some(schedule) = schedule::read(context, node, &name, place.span, inherited) {
             schedule::warn(context, node, &name, &schedule, &definition);
@@ -201,12 +224,17 @@ pub(crate) fn read_agent(
     AgentSpec { name: key.text.clone(), definition, schedules }
 }
 
-fn check_lane(context: &mut Context<'_>, lane: &Node, known: &dyn Fn(&str) -> bool) {
-    if let Some(name) = lane.text().filter(|name| !known(name)) {
-        let message = format!("there is no lane {}: its runs go to `main`", Quoted(name));
-        let help = format!("add it under `lanes`: `{name}: 10`");
-        context.report(Severity::Warning, Some(lane.span), message).help(help);
+fn check_lane(context: &mut Context<'_>, lane: &Node, settings: Option<&Settings>) {
+    let Some((name, settings)) = lane.text().zip(settings) else { return };
+    if settings.lanes.contains_key(name) {
+        return;
     }
+    let message = format!("there is no lane {}: its runs go to `main`", Quoted(name));
+    let help = match nearest(name, settings.lanes.keys().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("add it under `lanes`: `{name}: 10`"),
+    };
+    context.report(Severity::Warning, Some(lane.span), message).help(help);
 }
 
 /// The main file and what it includes, each read once.
@@ -219,18 +247,26 @@ struct Files {
     /// From the main file down to the one that is being read.
     chain: Vec<PathBuf>,
     top: PathBuf,
+    bytes: usize,
 }
 
 /// How many files may include one another, and how many there may be.
 const CHAIN_MAX: usize = 16;
 const FILES_MAX: usize = 10_000;
+/// How large all of them together may be.
+const BYTES_MAX: usize = 64 << 20;
 
 impl Files {
     fn main(&mut self, context: &mut Context<'_>, path: &Path) {
-        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let folder = absolute.parent().unwrap_or(Path::new("/")).to_owned();
-        self.top = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+        let absolute = self.top(path);
         self.one(context, path, &absolute, None);
+    }
+
+    fn top(&mut self, path: &Path) -> PathBuf {
+        let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let folder = absolute.parent().unwrap_or(Path::new("/"));
+        self.top = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        absolute
     }
 
     /// Reads one file and what it includes. `shown` is how the user would name it, `from` where it was included.
@@ -238,27 +274,40 @@ impl Files {
         let text = match file::read(path) {
             Ok(text) => text,
             Err(cause) => {
-                let shown = shown.display().to_string();
-                let message = format!("cannot read {}: {cause}", Quoted(&shown));
-                context.report(Severity::Error, from, message);
+                let message = format!("cannot read {}: {cause}", Whole(&shown.display().to_string()));
+                let problem = context.report(Severity::Error, from, message);
+                if from.is_none() && cause == file::NO_SUCH_FILE {
+                    problem.help("`belfry init` writes one; `-c FILE` names another");
+                }
                 return;
             }
         };
-        let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.read.push(path.to_owned());
-        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
-        let Some(root) = context.parse(shown.display().to_string(), folder, text.text) else { return };
+        self.bytes += text.text.len();
+        if self.bytes > BYTES_MAX {
+            let message = format!("the files are larger than {} MiB together", BYTES_MAX >> 20);
+            context.report(Severity::Error, from, message);
+            return;
+        }
+        let Some(root) = self.text(context, shown, path, text.text) else { return };
         if text.world_writable
-            && let Some(span) = commands(&root)
+            && let Some(span) = commands(&self.roots[root])
         {
             let help = format!("take the right away: chmod o-w {}", shown.display());
-            context
-                .error(span, "anybody on this host can write this file, and it names programs to run")
-                .help(help);
+            let message = "anybody on this host can write this file, and it names programs to run";
+            context.error(span, message).help(help);
         }
+    }
+
+    /// Reads a text and what it includes; gives back its place in `roots`.
+    fn text(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, text: String) -> Option<usize> {
+        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+        let root = context.parse(shown.display().to_string(), folder, text)?;
+        let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.seen.insert(canonical.clone());
         self.chain.push(canonical);
         let includes = root.get("include").cloned();
+        let place = self.roots.len();
         self.roots.push(root);
         if let Some(includes) = includes {
             let items = match &includes.data {
@@ -270,6 +319,7 @@ impl Files {
             }
         }
         self.chain.pop();
+        Some(place)
     }
 
     fn include(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, item: &Node) {
@@ -322,14 +372,14 @@ impl Files {
             if !canonical.starts_with(&self.top) {
                 context.error(
                     from,
-                    format!("cannot include {}: it leads out of the folder of the main file", Quoted(&name)),
+                    format!("cannot include {}: it leads out of the folder of the main file", Whole(&name)),
                 );
                 return;
             }
             if self.chain.contains(&canonical) {
                 // A pattern may well fit the file it stands in.
                 if named || self.chain.last() != Some(&canonical) {
-                    context.error(from, format!("{} includes itself, over this line", Quoted(&name)));
+                    context.error(from, format!("{} includes itself, over this line", Whole(&name)));
                 }
                 return;
             }

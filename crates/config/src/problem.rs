@@ -174,6 +174,12 @@ pub(crate) struct Span {
     pub end: usize,
 }
 
+impl Span {
+    pub fn holds(&self, other: Span) -> bool {
+        self.file == other.file && self.start <= other.start && other.end <= self.end
+    }
+}
+
 /// A text that was read, and where its lines begin.
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -184,6 +190,7 @@ pub(crate) struct Source {
 
 /// A line is shown whole up to here; of a longer one, what is around the span.
 const LINE_MAX: usize = 1000;
+const COLUMN_MAX: usize = 4000;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
 
@@ -220,7 +227,8 @@ impl Source {
         let (cut, until) = if shown.len() <= LINE_MAX {
             (0, shown.len())
         } else {
-            let cut = shown.floor_char_boundary(from.saturating_sub(BEFORE));
+            // The column that is shown is counted from the cut, so that comes late.
+            let cut = if from <= COLUMN_MAX { 0 } else { shown.floor_char_boundary(from - BEFORE) };
             (cut, shown.floor_char_boundary((from + AFTER).min(shown.len())))
         };
         Place {
@@ -241,8 +249,9 @@ fn masked(line: &str) -> String {
         let user = from + at + 3;
         from = user;
         let rest = &shown[user..];
-        let authority = rest.find(|c: char| c.is_whitespace() || "/\"'".contains(c)).unwrap_or(rest.len());
-        let Some(host) = rest[..authority].rfind('@') else { continue };
+        // Rather too much than too little: a password may hold a slash or an `@`.
+        let end = rest.find(|c: char| c.is_whitespace() || "\"',}".contains(c)).unwrap_or(rest.len());
+        let Some(host) = rest[..end].rfind('@') else { continue };
         let Some(colon) = rest[..host].find(':') else { continue };
         let stars = "*".repeat(host - colon - 1);
         shown.replace_range(user + colon + 1..user + host, &stars);
@@ -258,16 +267,31 @@ impl fmt::Display for Quoted<'_> {
         const SHOWN: usize = 60;
         let cut = self.0.floor_char_boundary(SHOWN);
         let more = if cut < self.0.len() { "…" } else { "" };
-        f.write_str("`")?;
-        for c in self.0[..cut].chars() {
-            // Quotes are fine inside backquotes; what a terminal would obey is not.
-            if c == '"' || c == '\'' || c == '\\' {
-                write!(f, "{c}")?;
-            } else {
-                write!(f, "{}", c.escape_debug())?;
+        write!(f, "`{}{more}`", Escaped(&self.0[..cut]))
+    }
+}
+
+/// The same, not cut: for paths, which the system cuts.
+pub(crate) struct Whole<'a>(pub &'a str);
+
+impl fmt::Display for Whole<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", Escaped(self.0))
+    }
+}
+
+/// Quotes are fine inside backquotes; what a terminal would obey is not.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            match c {
+                '"' | '\'' | '\\' => write!(f, "{c}")?,
+                c => write!(f, "{}", c.escape_debug())?,
             }
         }
-        write!(f, "{more}`")
+        Ok(())
     }
 }
 
@@ -277,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_password_in_a_url_is_not_shown() {
-        assert_eq!(masked("store: postgres://me:hün/ter@host/db"), "store: postgres://me:hün/ter@host/db");
+        assert_eq!(masked("store: postgres://me:hün/t@r@host/db"), "store: postgres://me:********@host/db");
         assert_eq!(masked("store: postgres://me:pw@host/db"), "store: postgres://me:**@host/db");
         assert_eq!(masked("a: x://u:p@h, b: y://v:qq@i"), "a: x://u:*@h, b: y://v:**@i");
         assert_eq!(masked("http://host/x"), "http://host/x");

@@ -104,7 +104,6 @@ pub(crate) fn unescape_literal(text: &str) -> String {
 }
 
 /// The reverse.
-#[allow(dead_code)]
 pub(crate) fn escape_literal(text: &str) -> String {
     text.replace("${", "$${")
 }

@@ -58,9 +58,8 @@ impl StoreUrl {
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str(&self.0) };
-        // The last `@` before the path: a password may hold one.
-        let authority = rest.find('/').unwrap_or(rest.len());
-        match rest[..authority].rfind('@').map(|at| rest.split_at(at)) {
+        // The last `@`: a password may hold one.
+        match rest.rfind('@').map(|at| rest.split_at(at)) {
             Some((user, host)) => match user.split_once(':') {
                 Some((user, _)) => write!(f, "{scheme}://{user}:***{host}"),
                 None => f.write_str(&self.0),

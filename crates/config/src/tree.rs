@@ -19,7 +19,7 @@ pub(crate) struct Node {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Data {
-    /// `plain`: written without quotes, so that words such as `none` and `true` are meant as such.
+    /// `plain`: written without quotes, so that in JSON `true` and `5` are no text.
     Scalar {
         text: String,
         plain: bool,
@@ -44,8 +44,13 @@ impl Node {
         matches!(&self.data, Data::Scalar { text, plain: true } if is_null(text))
     }
 
-    /// It is this word, without quotes.
+    /// It is this word; in quotes too, as JSON has it.
     pub fn is_word(&self, word: &str) -> bool {
+        matches!(&self.data, Data::Scalar { text, .. } if text == word)
+    }
+
+    /// It is this word, without quotes: where any text is allowed, the word in quotes is text.
+    pub fn is_plain_word(&self, word: &str) -> bool {
         matches!(&self.data, Data::Scalar { text, plain: true } if text == word)
     }
 
@@ -78,6 +83,14 @@ impl Node {
     /// The value of a key that was written and not left empty.
     pub fn get(&self, key: &str) -> Option<&Node> {
         self.entry(key).map(|(_, node)| node).filter(|node| !node.is_null())
+    }
+
+    fn depth(&self) -> usize {
+        match &self.data {
+            Data::Scalar { .. } => 0,
+            Data::List(items) => 1 + items.iter().map(Node::depth).max().unwrap_or(0),
+            Data::Map(entries) => 1 + entries.iter().map(|(_, node)| node.depth()).max().unwrap_or(0),
+        }
     }
 
     /// What it is, in words, for a message.
@@ -200,7 +213,8 @@ pub(crate) fn parse(file: usize, text: &str) -> (Option<Node>, Vec<Flaw>) {
 struct Builder {
     file: usize,
     stack: Vec<Frame>,
-    anchors: HashMap<usize, (Node, usize)>,
+    /// What aliases stand for: the value, how many values that is, and how deep.
+    anchors: HashMap<usize, (Node, usize, usize)>,
     nodes: usize,
     documents: usize,
     root: Option<Node>,
@@ -262,7 +276,7 @@ impl Builder {
                 self.place(node)?;
             }
             Event::Alias(id) => {
-                let Some((node, nodes)) = self.anchors.get(&id) else {
+                let Some((node, nodes, depth)) = self.anchors.get(&id) else {
                     return Err(Flaw {
                         span,
                         message: "an alias inside of what it stands for".into(),
@@ -272,6 +286,9 @@ impl Builder {
                 };
                 // Counted before it is copied: a bomb costs nothing.
                 let nodes = *nodes;
+                if self.stack.len() + depth > DEPTH_MAX {
+                    return Err(too_deep(span));
+                }
                 if self.nodes + nodes <= NODES_MAX {
                     let node = node.clone();
                     self.count(span, nodes)?;
@@ -315,12 +332,7 @@ impl Builder {
         let nodes_before = self.nodes;
         self.count(span, 1)?;
         if self.stack.len() >= DEPTH_MAX {
-            return Err(Flaw {
-                span,
-                message: format!("nested too deeply: more than {DEPTH_MAX} levels"),
-                help: None,
-                first: None,
-            });
+            return Err(too_deep(span));
         }
         self.stack.push(Frame { start: span.start, anchor, nodes_before, inside });
         Ok(())
@@ -348,7 +360,7 @@ impl Builder {
 
     fn remember(&mut self, anchor: usize, node: &Node, nodes: usize) {
         if anchor > 0 {
-            self.anchors.insert(anchor, (node.clone(), nodes));
+            self.anchors.insert(anchor, (node.clone(), nodes, node.depth()));
         }
     }
 
@@ -400,6 +412,15 @@ impl Builder {
             },
         }
         Ok(())
+    }
+}
+
+fn too_deep(span: Span) -> Flaw {
+    Flaw {
+        span,
+        message: format!("nested too deeply: more than {DEPTH_MAX} levels"),
+        help: None,
+        first: None,
     }
 }
 
