@@ -119,12 +119,19 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 pub(crate) struct Family {
     record: ChildRecord,
+    /// Whether the group and the leader are surely those of the record.
+    group: bool,
     seen: HashSet<(i32, u64)>,
 }
 
 impl Family {
     pub(crate) fn new(record: ChildRecord) -> Family {
-        Family { record, seen: HashSet::new() }
+        Family { record, group: true, seen: HashSet::new() }
+    }
+
+    /// Of a record whose leader was not found, so that its group's number may be someone else's by now.
+    pub(crate) fn without_group(record: ChildRecord) -> Family {
+        Family { record, group: false, seen: HashSet::new() }
     }
 
     pub(crate) fn record(&self) -> &ChildRecord {
@@ -147,21 +154,24 @@ impl Family {
     /// Signals all of them. Whoever is gone meanwhile is no error.
     pub(crate) fn signal(&mut self, signal: Signal, scope: Scope) {
         let members = self.members(scope);
-        if self.group_is_ours() {
-            let _ = killpg(Pid::from_raw(self.record.pgid), signal);
-        }
-        for process in members.iter().filter(|process| process.group != self.record.pgid) {
-            let _ = kill(Pid::from_raw(process.pid), signal);
-        }
+        let ours = self.group_is_ours();
         // A stopped process takes notice of TERM only when it goes on.
-        if signal == Signal::SIGTERM && self.group_is_ours() {
-            let _ = killpg(Pid::from_raw(self.record.pgid), Signal::SIGCONT);
+        let also = (signal == Signal::SIGTERM).then_some(Signal::SIGCONT);
+        for signal in std::iter::once(signal).chain(also) {
+            if ours {
+                signal_group(self.record.pgid, signal);
+            }
+            for process in members.iter().filter(|process| !ours || process.group != self.record.pgid) {
+                let _ = kill(Pid::from_raw(process.pid), signal);
+            }
         }
     }
 
     /// The leader's number may have been given to another process after our group had ended.
     fn group_is_ours(&self) -> bool {
-        Process::read(self.record.pid).is_none_or(|process| process.start_time == self.record.start_time)
+        self.group
+            && Process::read(self.record.pid)
+                .is_none_or(|process| process.start_time == self.record.start_time)
     }
 
     fn members(&mut self, scope: Scope) -> Vec<Process> {
@@ -190,6 +200,13 @@ impl Family {
         let found: Vec<Process> = all.into_iter().filter(|process| members.contains(&process.pid)).collect();
         self.seen.extend(found.iter().map(|process| (process.pid, process.start_time)));
         found.into_iter().filter(|process| process.lives).collect()
+    }
+}
+
+/// Signals a group, never our own and never all.
+pub(crate) fn signal_group(pgid: i32, signal: Signal) {
+    if pgid > 1 {
+        let _ = killpg(Pid::from_raw(pgid), signal);
     }
 }
 

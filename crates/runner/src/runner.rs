@@ -9,8 +9,7 @@ use std::time::Duration;
 use belfry_core::model::Reason;
 use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -24,7 +23,7 @@ use crate::files::{Found, clean};
 use crate::keeper::KeeperHandle;
 use crate::output::{self, Pump};
 use crate::plan::{self, Plan};
-use crate::processes::{ChildRecord, Family, Scope};
+use crate::processes::{ChildRecord, Family, Scope, signal_group};
 use crate::spawn::{self, Started};
 
 /// How long pipes may stay open after the process group is gone, before we look who holds them.
@@ -335,7 +334,7 @@ impl Drop for Guard {
         if self.gone {
             return;
         }
-        let _ = killpg(Pid::from_raw(self.record.pgid), Signal::SIGKILL);
+        signal_group(self.record.pgid, Signal::SIGKILL);
         if let Some(group) = &self.record.cgroup {
             cgroup::kill(group);
         }
