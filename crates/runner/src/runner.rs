@@ -1,7 +1,7 @@
 //! The way of one attempt, from plan to report.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +61,7 @@ struct Inner {
 enum End {
     NotStarted(Error),
     Exited(ExitStatus),
+    LeaseLost,
     Stopped(Stop),
     TimedOut,
 }
@@ -100,32 +101,25 @@ impl Runner {
         }
         let work = attempt.work.clone();
         let inner = self.inner.clone();
-        let planned = tokio::task::spawn_blocking(move || {
-            plan::plan(&attempt, &inner.options.state_dir, &inner.environment).map(Box::new)
-        });
-        let plan = match planned.await {
-            Ok(Ok(plan)) => plan,
-            Ok(Err(error)) => return not_started(&error),
-            Err(error) => return not_started(&Error::Action(error.to_string())),
-        };
-        let keeper = self.inner.options.keeper.as_ref();
-        let parent = self.inner.options.cgroup.as_deref();
-        match start(&plan, keeper, parent) {
-            Ok((started, guard)) => see_through(plan, started, guard, &work, &mut cancel, output).await,
-            Err(error) => not_started(&error),
+        match tokio::task::spawn_blocking(move || inner.start(&attempt)).await {
+            Ok(Ok((plan, started, guard))) => {
+                see_through(plan, started, guard, &work, &mut cancel, output).await
+            }
+            Ok(Err(error)) => not_started(&error),
+            Err(error) => not_started(&Error::Action(error.to_string())),
         }
     }
 }
 
-fn start(
-    plan: &Plan,
-    keeper: Option<&KeeperHandle>,
-    parent: Option<&Path>,
-) -> Result<(Started, Guard), Error> {
-    let started = spawn::start(plan, keeper, parent)?;
-    let guard = Guard { record: started.record.clone(), keeper: keeper.cloned(), gone: false };
-    plan.files.write_record(&started.record)?;
-    Ok((started, guard))
+impl Inner {
+    fn start(&self, attempt: &Attempt) -> Result<(Box<Plan>, Started, Guard), Error> {
+        let RunnerOptions { keeper, state_dir, cgroup } = &self.options;
+        let plan = Box::new(plan::plan(attempt, state_dir, &self.environment)?);
+        let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
+        let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
+        plan.files.write_record(&started.record)?;
+        Ok((plan, started, guard))
+    }
 }
 
 async fn see_through(
@@ -140,11 +134,15 @@ async fn see_through(
     let pump =
         output::start(child.stdout.take(), child.stderr.take(), &plan.secrets, work.output_bytes, output);
     let members = Members::new(Family::new(started.record.clone()));
-    let end = wait(&plan, &mut started, &guard, work, cancel).await;
+    let mut end = wait(&plan, &mut started, &guard, work, cancel).await;
+    // However it took its end: it was not its own.
+    if matches!(end, End::Exited(_)) && guard.lost_its_lease().await {
+        end = End::LeaseLost;
+    }
     let child = &mut started.child;
     let grace = Duration::from_millis(work.grace_ms);
     let stopped = match end {
-        End::Exited(_) | End::NotStarted(_) => None,
+        End::Exited(_) | End::LeaseLost | End::NotStarted(_) => None,
         End::TimedOut | End::Stopped(Stop::Cancel(_) | Stop::Shutdown) => Some(Some(grace)),
         End::Stopped(Stop::ShutdownNow) => Some(None),
     };
@@ -258,6 +256,10 @@ fn report(end: End, work: &Work, found: Found) -> Report {
                 ..ended(Outcome::Failed { reason: Reason::Timeout, retryable: true })
             }
         }
+        End::LeaseLost => Report {
+            error: Some("ended by the keeper: the node's lease was about to end".into()),
+            ..ended(Outcome::Failed { reason: Reason::Orphaned, retryable: true })
+        },
         End::Exited(status) => judge(status, work),
     };
     report.summary = found.summary;
@@ -314,6 +316,13 @@ impl Guard {
         match &self.keeper {
             Some(keeper) => keeper.register(self.record.clone()).await,
             None => Ok(()),
+        }
+    }
+
+    async fn lost_its_lease(&self) -> bool {
+        match &self.keeper {
+            Some(keeper) => keeper.has_ended(&self.record.token).await,
+            None => false,
         }
     }
 

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use belfry_core::model::{NodeId, Reason};
 use belfry_core::retry::Outcome;
-use belfry_core::work::Work;
 use belfry_runner::{
     ChildRecord, KeeperHandle, KeeperOptions, Runner, RunnerOptions, Stop, end_leftover, end_leftovers,
 };
@@ -136,12 +135,12 @@ fn node_main() -> ExitCode {
         let options = RunnerOptions { keeper: keeper.clone(), state_dir: state_dir.into(), cgroup: None };
         rig.runner = Runner::new(options);
         let mut said = None;
-        let mut say = move |keeper: &Option<KeeperHandle>| {
-            let pid = keeper.as_ref().and_then(KeeperHandle::pid);
-            if pid.is_some() && pid != said {
-                said = pid;
-                println!("keeper {}", pid.unwrap());
+        let mut say = move |keeper: &Option<KeeperHandle>| match keeper.as_ref().and_then(KeeperHandle::pid) {
+            Some(pid) if said != Some(pid) => {
+                said = Some(pid);
+                println!("keeper {pid}");
             }
+            _ => {}
         };
         say(&keeper);
         let renew = |keeper: &KeeperHandle| {
@@ -247,11 +246,12 @@ async fn a_lease_that_is_renewed_keeps_children_alive() {
     }
     assert_eq!(live.done().await.report.outcome, Outcome::Completed);
 
-    // And one that is not renewed ends them: asked first, by a keeper that then does not kill.
-    let live =
-        rig.start(Work { grace_ms: 60_000, ..shell("trap 'exit 9' TERM; while :; do sleep 0.05; done") });
+    // And one that is not renewed ends them: asked first. That is never taken for a success.
+    let live = rig.start(shell("trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done"));
     let done = live.done().await;
-    assert_eq!(done.report.exit_code, Some(9), "{done:?}");
+    assert_eq!(done.report.outcome, Outcome::Failed { reason: Reason::Orphaned, retryable: true });
+    assert_eq!(done.report.error.unwrap(), "ended by the keeper: the node's lease was about to end");
+    assert_eq!(done.stdout, "bye\n");
 }
 
 async fn a_lease_that_has_lapsed_admits_no_child() {

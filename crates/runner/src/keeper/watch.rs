@@ -102,6 +102,7 @@ impl Keeper {
             ToKeeper::Remove { token } => {
                 self.children.remove(&token);
             }
+            ToKeeper::Ping { number } => say(FromKeeper::Added { number }),
         }
     }
 
@@ -132,14 +133,17 @@ impl Keeper {
 
     /// TERM, once each.
     fn ask_all(&mut self) {
-        for child in self.children.values_mut().filter(|child| !child.asked) {
+        for (token, child) in self.children.iter_mut().filter(|(_, child)| !child.asked) {
             child.asked = true;
+            say(FromKeeper::Ending { token: token.clone() });
             child.family.signal(Signal::SIGTERM, Scope::Everyone);
         }
     }
 
     /// KILL. Says whether anyone may be left.
     fn kill_all(&mut self) -> bool {
+        // A machine that was asleep can wake up after the time for asking.
+        self.ask_all();
         let mut left = false;
         for child in self.children.values_mut().filter(|child| !child.gone) {
             if let Some(group) = &child.family.record().cgroup {
