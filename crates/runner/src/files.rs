@@ -20,6 +20,8 @@ use crate::processes::ChildRecord;
 const RESULT_BYTES: u64 = 64 << 10;
 /// How much of a summary is kept.
 const SUMMARY_CHARS: usize = 4_000;
+/// How often the directory of an attempt is tried to be made.
+const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
 const RECORD: &str = "child.json";
 
@@ -45,15 +47,20 @@ impl Files {
     pub(crate) fn create(state: &Path, attempt: &Attempt) -> Result<Files, Error> {
         let parent = directory_of(state, attempt.node);
         let directory = parent.join(format!("{}.{}", attempt.run, attempt.epoch));
-        let made = DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&parent)
-            .and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
-        match made {
-            Ok(()) => Ok(Files { directory }),
-            Err(source) => Err(Error::File { path: directory, source }),
+        // The node's directory goes with its last attempt, which may be just now.
+        for _ in 0..CREATE_TRIES {
+            let made = DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&parent)
+                .and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
+            match made {
+                Ok(()) => return Ok(Files { directory }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(Error::File { path: directory, source }),
+            }
         }
+        Err(Error::File { path: directory, source: io::ErrorKind::NotFound.into() })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -93,6 +100,9 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
+        if let Some(parent) = self.directory.parent() {
+            let _ = fs::remove_dir(parent);
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Res
         }
         let _ = fs::remove_dir_all(&attempt);
     }
-    fs::remove_dir(&directory)?;
+    let _ = fs::remove_dir(&directory);
     Ok(ended)
 }
 
@@ -49,8 +49,10 @@ pub fn end_leftover(record: &ChildRecord, grace: Duration) -> bool {
     let leader = Process::read(record.pid)
         .filter(|process| process.start_time == record.start_time && process.carries(&record.token));
     // Without its leader a group cannot be told from another that got the same number since.
-    let trusted = ChildRecord { pgid: if leader.is_some() { record.pgid } else { 0 }, ..record.clone() };
-    let mut family = Family::new(trusted);
+    let mut family = match leader {
+        Some(_) => Family::new(record.clone()),
+        None => Family::without_group(record.clone()),
+    };
     let cgroup = record.cgroup.as_deref().filter(|group| cgroup::lives(group));
     if !family.lives(Scope::Everyone) && cgroup.is_none() {
         remove_cgroup(record);

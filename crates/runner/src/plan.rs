@@ -147,7 +147,6 @@ fn own(
     [
         ("BELFRY_RUN_ID", attempt.run.to_string().into()),
         ("BELFRY_ATTEMPT", attempt.attempt.to_string().into()),
-        ("BELFRY_TICK_AT", attempt.tick_at.map(|at| at.to_string()).unwrap_or_default().into()),
         ("BELFRY_AGENT", attempt.agent.to_string().into()),
         ("BELFRY_SCHEDULE", attempt.schedule.to_string().into()),
         ("BELFRY_COMMAND", attempt.command.clone().into()),
@@ -159,6 +158,7 @@ fn own(
         (TOKEN, OsString::from(token)),
     ]
     .into_iter()
+    .chain(attempt.tick_at.map(|at| ("BELFRY_TICK_AT", at.to_string().into())))
     .map(|(name, value)| (name.into(), value))
 }
 

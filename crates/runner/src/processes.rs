@@ -6,10 +6,13 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// The variable that marks every process of an attempt, unless it cleans its environment.
@@ -82,26 +85,56 @@ impl Process {
         let (head, tail) = stat.rsplit_once(')')?;
         let pid = head.split_once(' ')?.0.parse().ok()?;
         let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+        // A process whose first thread has ended looks like a zombie while its others go on.
+        let threads: i32 = fields.get(17)?.parse().ok()?;
         Some(Process {
             pid,
-            lives: !matches!(*fields.first()?, "Z" | "X" | "x"),
+            lives: threads > 1 || !matches!(*fields.first()?, "Z" | "X" | "x"),
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             start_time: fields.get(19)?.parse().ok()?,
         })
     }
 
-    fn all() -> Vec<Process> {
-        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-        let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.filter_map(Process::read).collect()
-    }
-
     /// Whether it was started with this token in its environment.
     pub(crate) fn carries(&self, token: &str) -> bool {
-        let wanted = format!("{TOKEN}={token}");
-        fs::read(format!("/proc/{}/environ", self.pid))
-            .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+        self.token().is_some_and(|own| own == token)
+    }
+
+    fn token(&self) -> Option<String> {
+        let environ = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
+        let mut entries = environ.split(|byte| *byte == 0);
+        let value = entries.find_map(|entry| entry.strip_prefix(TOKEN.as_bytes())?.strip_prefix(b"="))?;
+        String::from_utf8(value.to_vec()).ok()
+    }
+}
+
+/// All processes at one moment. Their tokens are read when someone asks: a token that matches is ours, whenever it was read.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    started_at: Instant,
+    processes: Vec<(Process, OnceLock<Option<String>>)>,
+}
+
+impl Snapshot {
+    pub(crate) fn take() -> Snapshot {
+        let started_at = Instant::now();
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let processes = pids.filter_map(Process::read).map(|process| (process, OnceLock::new())).collect();
+        Snapshot { started_at, processes }
+    }
+
+    /// A snapshot that was started after this was called. Whoever waits meanwhile gets the same one, so that a hundred
+    /// attempts that end at once do not look a hundred times.
+    pub(crate) fn shared() -> Arc<Snapshot> {
+        static LAST: Mutex<Option<Arc<Snapshot>>> = Mutex::new(None);
+        let called_at = Instant::now();
+        let mut last = LAST.lock();
+        match &*last {
+            Some(snapshot) if snapshot.started_at > called_at => snapshot.clone(),
+            _ => last.insert(Arc::new(Snapshot::take())).clone(),
+        }
     }
 }
 
@@ -119,12 +152,21 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 pub(crate) struct Family {
     record: ChildRecord,
+    /// Whether the group and the leader are surely those of the record.
+    group: bool,
     seen: HashSet<(i32, u64)>,
+    /// Whether someone was seen outside the group.
+    strays: bool,
 }
 
 impl Family {
     pub(crate) fn new(record: ChildRecord) -> Family {
-        Family { record, seen: HashSet::new() }
+        Family { record, group: true, seen: HashSet::new(), strays: false }
+    }
+
+    /// Of a record whose leader was not found, so that its group's number may be someone else's by now.
+    pub(crate) fn without_group(record: ChildRecord) -> Family {
+        Family { group: false, ..Family::new(record) }
     }
 
     pub(crate) fn record(&self) -> &ChildRecord {
@@ -137,8 +179,14 @@ impl Family {
         if scope == Scope::Group && group_is_empty(self.record.pgid) {
             return false;
         }
+        // Reading `/proc` takes time, in which one who forks could slip past; not twice.
+        self.lives_in(&Snapshot::shared(), scope)
+            || (self.strays && self.lives_in(&Snapshot::shared(), scope))
+    }
+
+    pub(crate) fn lives_in(&mut self, snapshot: &Snapshot, scope: Scope) -> bool {
         if cfg!(target_os = "linux") {
-            !self.members(scope).is_empty()
+            !self.members(snapshot, scope).is_empty()
         } else {
             !group_is_empty(self.record.pgid)
         }
@@ -146,50 +194,70 @@ impl Family {
 
     /// Signals all of them. Whoever is gone meanwhile is no error.
     pub(crate) fn signal(&mut self, signal: Signal, scope: Scope) {
-        let members = self.members(scope);
-        if self.group_is_ours() {
-            let _ = killpg(Pid::from_raw(self.record.pgid), signal);
-        }
-        for process in members.iter().filter(|process| process.group != self.record.pgid) {
-            let _ = kill(Pid::from_raw(process.pid), signal);
-        }
+        self.signal_in(&Snapshot::shared(), signal, scope);
+    }
+
+    pub(crate) fn signal_in(&mut self, snapshot: &Snapshot, signal: Signal, scope: Scope) {
+        let members = self.members(snapshot, scope);
+        let ours = self.group_is_ours();
         // A stopped process takes notice of TERM only when it goes on.
-        if signal == Signal::SIGTERM && self.group_is_ours() {
-            let _ = killpg(Pid::from_raw(self.record.pgid), Signal::SIGCONT);
+        let also = (signal == Signal::SIGTERM).then_some(Signal::SIGCONT);
+        for signal in std::iter::once(signal).chain(also) {
+            if ours {
+                signal_group(self.record.pgid, signal);
+            }
+            for process in members.iter().filter(|process| !ours || process.group != self.record.pgid) {
+                let _ = kill(Pid::from_raw(process.pid), signal);
+            }
         }
     }
 
     /// The leader's number may have been given to another process after our group had ended.
     fn group_is_ours(&self) -> bool {
-        Process::read(self.record.pid).is_none_or(|process| process.start_time == self.record.start_time)
+        self.group
+            && Process::read(self.record.pid)
+                .is_none_or(|process| process.start_time == self.record.start_time)
     }
 
-    fn members(&mut self, scope: Scope) -> Vec<Process> {
+    fn members(&mut self, snapshot: &Snapshot, scope: Scope) -> Vec<Process> {
         let ours = self.group_is_ours();
         let own = std::process::id() as i32;
-        // Whoever started before our child is not of its family.
-        let all: Vec<Process> = Process::all()
-            .into_iter()
-            .filter(|process| process.start_time >= self.record.start_time && process.pid != own)
-            .collect();
         let mut members: HashSet<i32> = HashSet::new();
-        for process in &all {
-            let in_group = ours && process.group == self.record.pgid;
-            let known = scope == Scope::Everyone && self.seen.contains(&(process.pid, process.start_time));
-            if in_group || known || (scope == Scope::Everyone && process.carries(&self.record.token)) {
+        if ours && scope == Scope::Everyone {
+            members.insert(self.record.pid);
+        }
+        // Whoever started before our child is not of its family.
+        let all: Vec<_> = snapshot
+            .processes
+            .iter()
+            .filter(|(process, _)| process.start_time >= self.record.start_time && process.pid != own)
+            .collect();
+        for (process, token) in &all {
+            let carries = || token.get_or_init(|| process.token()).as_ref() == Some(&self.record.token);
+            if (ours && process.group == self.record.pgid)
+                || (scope == Scope::Everyone
+                    && (self.seen.contains(&(process.pid, process.start_time)) || carries()))
+            {
                 members.insert(process.pid);
             }
         }
-        if scope == Scope::Everyone {
-            if ours {
-                members.insert(self.record.pid);
-            }
-            while all.iter().any(|process| members.contains(&process.parent) && members.insert(process.pid)) {
-            }
+        let is_child = |process: &Process, members: &HashSet<i32>| members.contains(&process.parent);
+        while scope == Scope::Everyone
+            && all.iter().any(|(process, _)| is_child(process, &members) && members.insert(process.pid))
+        {
         }
-        let found: Vec<Process> = all.into_iter().filter(|process| members.contains(&process.pid)).collect();
+        let found = all.iter().map(|(process, _)| *process).filter(|process| members.contains(&process.pid));
+        let found: Vec<Process> = found.collect();
+        self.strays |= found.iter().any(|process| process.group != self.record.pgid);
         self.seen.extend(found.iter().map(|process| (process.pid, process.start_time)));
         found.into_iter().filter(|process| process.lives).collect()
+    }
+}
+
+/// Signals a group, never our own and never all.
+pub(crate) fn signal_group(pgid: i32, signal: Signal) {
+    if pgid > 1 {
+        let _ = killpg(Pid::from_raw(pgid), signal);
     }
 }
 
@@ -208,5 +276,23 @@ mod tests {
         let process = Process::parse(stat).unwrap();
         let wanted = Process { pid: 42, parent: 7, group: 41, start_time: 9876, lives: true };
         assert_eq!(process, wanted);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_still_lives() {
+        let stat = |threads: u8| {
+            let text = format!("42 (a) Z 7 41 41 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 9876 1 1");
+            Process::parse(text.as_bytes()).unwrap().lives
+        };
+        assert!(stat(2));
+        assert!(!stat(1));
+    }
+
+    #[test]
+    fn a_shared_snapshot_is_not_older_than_the_question() {
+        let first = Snapshot::shared();
+        let asked_at = Instant::now();
+        assert!(Snapshot::shared().started_at >= asked_at);
+        assert!(first.started_at < asked_at);
     }
 }

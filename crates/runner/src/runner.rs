@@ -1,7 +1,7 @@
 //! The way of one attempt, from plan to report.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,7 @@ use std::time::Duration;
 use belfry_core::model::Reason;
 use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -24,7 +23,7 @@ use crate::files::{Found, clean};
 use crate::keeper::KeeperHandle;
 use crate::output::{self, Pump};
 use crate::plan::{self, Plan};
-use crate::processes::{ChildRecord, Family, Scope};
+use crate::processes::{ChildRecord, Family, Scope, signal_group};
 use crate::spawn::{self, Started};
 
 /// How long pipes may stay open after the process group is gone, before we look who holds them.
@@ -62,6 +61,7 @@ struct Inner {
 enum End {
     NotStarted(Error),
     Exited(ExitStatus),
+    LeaseLost,
     Stopped(Stop),
     TimedOut,
 }
@@ -101,32 +101,25 @@ impl Runner {
         }
         let work = attempt.work.clone();
         let inner = self.inner.clone();
-        let planned = tokio::task::spawn_blocking(move || {
-            plan::plan(&attempt, &inner.options.state_dir, &inner.environment).map(Box::new)
-        });
-        let plan = match planned.await {
-            Ok(Ok(plan)) => plan,
-            Ok(Err(error)) => return not_started(&error),
-            Err(error) => return not_started(&Error::Action(error.to_string())),
-        };
-        let keeper = self.inner.options.keeper.as_ref();
-        let parent = self.inner.options.cgroup.as_deref();
-        match start(&plan, keeper, parent) {
-            Ok((started, guard)) => see_through(plan, started, guard, &work, &mut cancel, output).await,
-            Err(error) => not_started(&error),
+        match tokio::task::spawn_blocking(move || inner.start(&attempt)).await {
+            Ok(Ok((plan, started, guard))) => {
+                see_through(plan, started, guard, &work, &mut cancel, output).await
+            }
+            Ok(Err(error)) => not_started(&error),
+            Err(error) => not_started(&Error::Action(error.to_string())),
         }
     }
 }
 
-fn start(
-    plan: &Plan,
-    keeper: Option<&KeeperHandle>,
-    parent: Option<&Path>,
-) -> Result<(Started, Guard), Error> {
-    let started = spawn::start(plan, keeper, parent)?;
-    let guard = Guard { record: started.record.clone(), keeper: keeper.cloned(), gone: false };
-    plan.files.write_record(&started.record)?;
-    Ok((started, guard))
+impl Inner {
+    fn start(&self, attempt: &Attempt) -> Result<(Box<Plan>, Started, Guard), Error> {
+        let RunnerOptions { keeper, state_dir, cgroup } = &self.options;
+        let plan = Box::new(plan::plan(attempt, state_dir, &self.environment)?);
+        let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
+        let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
+        plan.files.write_record(&started.record)?;
+        Ok((plan, started, guard))
+    }
 }
 
 async fn see_through(
@@ -141,11 +134,15 @@ async fn see_through(
     let pump =
         output::start(child.stdout.take(), child.stderr.take(), &plan.secrets, work.output_bytes, output);
     let members = Members::new(Family::new(started.record.clone()));
-    let end = wait(&plan, &mut started, &guard, work, cancel).await;
+    let mut end = wait(&plan, &mut started, &guard, work, cancel).await;
+    // However it took its end: it was not its own.
+    if matches!(end, End::Exited(_)) && guard.lost_its_lease().await {
+        end = End::LeaseLost;
+    }
     let child = &mut started.child;
     let grace = Duration::from_millis(work.grace_ms);
     let stopped = match end {
-        End::Exited(_) | End::NotStarted(_) => None,
+        End::Exited(_) | End::LeaseLost | End::NotStarted(_) => None,
         End::TimedOut | End::Stopped(Stop::Cancel(_) | Stop::Shutdown) => Some(Some(grace)),
         End::Stopped(Stop::ShutdownNow) => Some(None),
     };
@@ -259,6 +256,10 @@ fn report(end: End, work: &Work, found: Found) -> Report {
                 ..ended(Outcome::Failed { reason: Reason::Timeout, retryable: true })
             }
         }
+        End::LeaseLost => Report {
+            error: Some("ended by the keeper: the node's lease was about to end".into()),
+            ..ended(Outcome::Failed { reason: Reason::Orphaned, retryable: true })
+        },
         End::Exited(status) => judge(status, work),
     };
     report.summary = found.summary;
@@ -318,6 +319,13 @@ impl Guard {
         }
     }
 
+    async fn lost_its_lease(&self) -> bool {
+        match &self.keeper {
+            Some(keeper) => keeper.has_ended(&self.record.token).await,
+            None => false,
+        }
+    }
+
     /// Nothing is left that would have to be ended.
     fn all_gone(&mut self) {
         self.gone = true;
@@ -335,7 +343,7 @@ impl Drop for Guard {
         if self.gone {
             return;
         }
-        let _ = killpg(Pid::from_raw(self.record.pgid), Signal::SIGKILL);
+        signal_group(self.record.pgid, Signal::SIGKILL);
         if let Some(group) = &self.record.cgroup {
             cgroup::kill(group);
         }

@@ -335,10 +335,10 @@ async fn a_bad_result_file_is_no_failure(rig: Rig) {
 }
 
 async fn the_private_directory_is_private_and_goes_away(rig: Rig) {
-    let line = "D=$(dirname $BELFRY_PAYLOAD_FILE); stat -c %a $D $(dirname $D) $D/../.. $D/*";
+    let line =
+        "D=$(dirname $BELFRY_PAYLOAD_FILE); stat -c %a $D $(dirname $D) $D/../.. $D/payload.json $D/stdin";
     let work = Work { stdin: Stdin::Prompt, ..shell(line) };
     let done = rig.run(work).await;
-    assert_eq!(done.stdout, "700\n700\n700\n600\n600\n600\n", "{done:?}");
-    let node = rig.path("state/attempts").join(rig.node.to_string());
-    assert_eq!(std::fs::read_dir(node).unwrap().count(), 0);
+    assert_eq!(done.stdout, "700\n700\n700\n600\n600\n", "{done:?}");
+    assert_eq!(std::fs::read_dir(rig.path("state/attempts")).unwrap().count(), 0);
 }

@@ -5,6 +5,7 @@
 //! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
 //! and `views.rs`.
 
+mod any;
 mod error;
 pub mod memory;
 pub mod postgres;
@@ -14,6 +15,7 @@ pub mod sqlite;
 mod store;
 mod views;
 
+pub use any::AnyStore;
 pub use error::Error;
 pub use shapes::*;
 pub use store::Store;

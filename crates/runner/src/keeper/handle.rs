@@ -1,6 +1,6 @@
 //! The node's side of the keeper: starts it, tells it what it must know, and starts another if it dies.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -19,6 +19,8 @@ use crate::processes::ChildRecord;
 
 /// How long a keeper may take to answer before it is replaced.
 const ANSWER: Duration = Duration::from_secs(5);
+/// For how long after a lease came close to its end we ask the keeper what it has done.
+const DOUBT_MS: u64 = 5_000;
 /// How long we wait before we start another one: at first, and at most.
 const START_AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -33,6 +35,18 @@ pub struct KeeperOptions {
     pub kill_before: Duration,
     /// How long they have between the two when the node is gone.
     pub gone_grace: Duration,
+}
+
+impl KeeperOptions {
+    /// Margins that suit a lease: a third and a sixth of it, at most 10 s and 5 s.
+    pub fn for_lease(lease: Duration) -> KeeperOptions {
+        let options = KeeperOptions::default();
+        KeeperOptions {
+            term_before: options.term_before.min(lease / 3),
+            kill_before: options.kill_before.min(lease / 6),
+            ..options
+        }
+    }
 }
 
 impl Default for KeeperOptions {
@@ -71,6 +85,9 @@ struct State {
     /// Bounded by what lives: one lease, and at most two messages per child.
     unsaid: VecDeque<ToKeeper>,
     waiting: HashMap<u64, oneshot::Sender<bool>>,
+    /// Of those that live, whom a keeper has ended.
+    ended: HashSet<String>,
+    doubt_until_ms: u64,
     last_number: u64,
     pid: Option<u32>,
     starts: u64,
@@ -104,6 +121,7 @@ impl KeeperHandle {
         let left = lease.saturating_sub(asked_at.elapsed());
         let until_ms = now_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         let mut state = self.inner.state.lock();
+        self.inner.doubts(&mut state);
         state.lease_until_ms = Some(until_ms);
         state.unsaid.retain(|message| !matches!(message, ToKeeper::Lease { .. }));
         state.unsaid.push_back(ToKeeper::Lease { until_ms });
@@ -148,15 +166,42 @@ impl KeeperHandle {
         }
     }
 
+    /// Whether the keeper has ended a child that is still registered, because the lease was about to end.
+    pub(crate) async fn has_ended(&self, token: &str) -> bool {
+        let answer = {
+            let mut state = self.inner.state.lock();
+            self.inner.doubts(&mut state).then(|| {
+                let (number, answer) = state.next_answer();
+                state.unsaid.push_back(ToKeeper::Ping { number });
+                answer
+            })
+        };
+        if let Some(answer) = answer {
+            self.inner.changed.notify_one();
+            let _ = timeout(ANSWER, answer).await;
+        }
+        self.inner.state.lock().ended.contains(token)
+    }
+
     /// None of the child's processes lives.
     pub(crate) fn remove(&self, token: &str) {
         let mut state = self.inner.state.lock();
         if let Some((number, _)) = state.live.remove(token) {
             state.waiting.remove(&number);
+            state.ended.remove(token);
             state.unsaid.push_back(ToKeeper::Remove { token: token.to_owned() });
         }
         drop(state);
         self.inner.changed.notify_one();
+    }
+}
+
+impl State {
+    fn next_answer(&mut self) -> (u64, oneshot::Receiver<bool>) {
+        let (sender, receiver) = oneshot::channel();
+        self.last_number += 1;
+        self.waiting.insert(self.last_number, sender);
+        (self.last_number, receiver)
     }
 }
 
@@ -168,11 +213,8 @@ struct Running {
 
 impl Inner {
     fn add(&self, record: ChildRecord) -> oneshot::Receiver<bool> {
-        let (sender, receiver) = oneshot::channel();
         let mut state = self.state.lock();
-        state.last_number += 1;
-        let number = state.last_number;
-        state.waiting.insert(number, sender);
+        let (number, receiver) = state.next_answer();
         state.live.insert(record.token.clone(), (number, record.clone()));
         state.unsaid.push_back(ToKeeper::Add { number, record });
         drop(state);
@@ -187,6 +229,16 @@ impl Inner {
             state.waiting.insert(number, sender);
         }
         receiver
+    }
+
+    /// Whether the keeper may have ended children whose end we do not know it has a hand in.
+    fn doubts(&self, state: &mut State) -> bool {
+        let now_ms = now_ms();
+        let margin_ms = millis(self.options.term_before) + 1_000;
+        if state.lease_until_ms.is_some_and(|until_ms| now_ms + margin_ms >= until_ms) {
+            state.doubt_until_ms = now_ms + DOUBT_MS;
+        }
+        now_ms < state.doubt_until_ms
     }
 
     fn replace(&self) {
@@ -306,6 +358,13 @@ impl Inner {
         let (number, known) = match serde_json::from_str(line) {
             Ok(FromKeeper::Added { number }) => (number, true),
             Ok(FromKeeper::Refused { number }) => (number, false),
+            Ok(FromKeeper::Ending { token }) => {
+                let mut state = self.state.lock();
+                if state.live.contains_key(&token) {
+                    state.ended.insert(token);
+                }
+                return;
+            }
             _ => return,
         };
         if let Some(waiting) = self.state.lock().waiting.remove(&number) {

@@ -18,18 +18,22 @@ pub(super) enum ToKeeper {
     Add { number: u64, record: ChildRecord },
     /// None of a child's processes lives.
     Remove { token: String },
+    /// Asks for an answer, which comes after all that was said before.
+    Ping { number: u64 },
 }
 
 /// From the keeper.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromKeeper {
     /// The answer to the hello.
     Ready,
-    /// A child is known.
+    /// A child is known; or just an answer.
     Added { number: u64 },
     /// The lease is too short for a new child.
     Refused { number: u64 },
+    /// A child is about to be ended, because the lease is.
+    Ending { token: String },
 }
 
 /// When the keeper acts.

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use super::protocol::{FromKeeper, Margins, ToKeeper, now_ms};
 use crate::cgroup;
-use crate::processes::{Family, Scope};
+use crate::processes::{Family, Scope, Snapshot};
 
 /// The longest sleep: the clock goes on while the machine sleeps, and we notice within this.
 const LONGEST_SLEEP_MS: u64 = 1_000;
@@ -60,7 +60,8 @@ impl Default for Keeper {
 struct Child {
     family: Family,
     asked: bool,
-    gone: bool,
+    /// How often in a row nobody was found.
+    empty_looks: u8,
 }
 
 #[derive(PartialEq, PartialOrd)]
@@ -95,13 +96,14 @@ impl Keeper {
             // Known in any case, so that even a child that is refused is ended; it has not been told to go.
             ToKeeper::Add { number, record } => {
                 let good = matches!(self.lease(), Lease::Good { .. });
-                let child = Child { family: Family::new(record.clone()), asked: false, gone: false };
+                let child = Child { family: Family::new(record.clone()), asked: false, empty_looks: 0 };
                 self.children.insert(record.token, child);
                 say(if good { FromKeeper::Added { number } } else { FromKeeper::Refused { number } });
             }
             ToKeeper::Remove { token } => {
                 self.children.remove(&token);
             }
+            ToKeeper::Ping { number } => say(FromKeeper::Added { number }),
         }
     }
 
@@ -132,24 +134,34 @@ impl Keeper {
 
     /// TERM, once each.
     fn ask_all(&mut self) {
-        for child in self.children.values_mut().filter(|child| !child.asked) {
+        let mut snapshot = None;
+        for (token, child) in self.children.iter_mut().filter(|(_, child)| !child.asked) {
             child.asked = true;
-            child.family.signal(Signal::SIGTERM, Scope::Everyone);
+            say(FromKeeper::Ending { token: token.clone() });
+            let snapshot = snapshot.get_or_insert_with(Snapshot::take);
+            child.family.signal_in(snapshot, Signal::SIGTERM, Scope::Everyone);
         }
     }
 
     /// KILL. Says whether anyone may be left.
     fn kill_all(&mut self) -> bool {
-        let mut left = false;
-        for child in self.children.values_mut().filter(|child| !child.gone) {
+        // A machine that was asleep can wake up after the time for asking.
+        self.ask_all();
+        if self.children.values().all(Child::is_gone) {
+            return false;
+        }
+        let snapshot = Snapshot::take();
+        for child in self.children.values_mut().filter(|child| !child.is_gone()) {
             if let Some(group) = &child.family.record().cgroup {
                 cgroup::kill(group);
             }
-            child.family.signal(Signal::SIGKILL, Scope::Everyone);
-            child.gone = !lives(&mut child.family);
-            left |= !child.gone;
+            child.family.signal_in(&snapshot, Signal::SIGKILL, Scope::Everyone);
         }
-        left
+        let snapshot = Snapshot::take();
+        for child in self.children.values_mut().filter(|child| !child.is_gone()) {
+            child.look(&snapshot);
+        }
+        !self.children.values().all(Child::is_gone)
     }
 
     /// The node is gone.
@@ -158,7 +170,9 @@ impl Keeper {
         self.children.values_mut().for_each(|child| child.asked = false);
         self.ask_all();
         loop {
-            self.children.retain(|_, child| lives(&mut child.family));
+            let snapshot = Snapshot::take();
+            self.children.values_mut().for_each(|child| child.look(&snapshot));
+            self.children.retain(|_, child| !child.is_gone());
             let for_ms = now_ms().saturating_sub(started_ms);
             if self.children.is_empty() || for_ms > GIVE_UP_MS {
                 return;
@@ -171,9 +185,17 @@ impl Keeper {
     }
 }
 
-fn lives(family: &mut Family) -> bool {
-    let cgroup = family.record().cgroup.clone();
-    family.lives(Scope::Everyone) || cgroup.is_some_and(|group| cgroup::lives(&group))
+impl Child {
+    fn look(&mut self, snapshot: &Snapshot) {
+        let lives = self.family.lives_in(snapshot, Scope::Everyone)
+            || self.family.record().cgroup.as_deref().is_some_and(cgroup::lives);
+        self.empty_looks = if lives { 0 } else { self.empty_looks.saturating_add(1) };
+    }
+
+    /// Looking takes time, in which one who forks could slip past; not twice.
+    fn is_gone(&self) -> bool {
+        self.empty_looks >= 2
+    }
 }
 
 /// A node that does not listen is about to be noticed elsewhere.
