@@ -191,13 +191,11 @@ impl Verb<'_> {
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
         let live =
             if filter.wants_live() { scan("live", &live_query(condition))? } else { (Vec::new(), None) };
-        let ended = format!(
-            "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
+        let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
                join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
              where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
-               and (?5 >> h.state) & 1 order by h.id desc limit ?6"
-        );
-        let ended = if filter.wants_ended() { scan("history", &ended)? } else { (Vec::new(), None) };
+               and (?5 >> h.state) & 1 order by h.id desc limit ?6";
+        let ended = if filter.wants_ended() { scan("history", ended)? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))
     }
 
