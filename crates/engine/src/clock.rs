@@ -119,7 +119,8 @@ impl ManualClock {
         // A step of the wall wakes as well: what is due may have changed.
         while changes.changed().await.is_ok() {
             let now = *changes.borrow_and_update();
-            let stepped = now.wall.duration_since(start.wall) != SignedDuration::try_from(now.mono - start.mono).unwrap_or_default();
+            let stepped = now.wall.duration_since(start.wall)
+                != SignedDuration::try_from(now.mono - start.mono).unwrap_or_default();
             if now.mono >= until || stepped {
                 return;
             }

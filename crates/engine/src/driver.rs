@@ -440,9 +440,18 @@ impl Driver {
 
     /// Whether there is nothing to do before time passes or somebody asks.
     pub fn is_quiet(&self, now: Now) -> bool {
-        let loops = [self.planner, self.dispatcher, self.finisher, self.renewer, self.canceller, self.reaper, self.pruner];
+        let loops = [
+            self.planner,
+            self.dispatcher,
+            self.finisher,
+            self.renewer,
+            self.canceller,
+            self.reaper,
+            self.pruner,
+        ];
         let busy = loops.iter().any(|each| each.busy);
-        let due = self.next_due.is_some_and(|at| at <= now.wall) || self.later.first().is_some_and(|at| *at <= now.wall);
+        let due = self.next_due.is_some_and(|at| at <= now.wall)
+            || self.later.first().is_some_and(|at| *at <= now.wall);
         let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
         !busy && !due && !asks && self.tasks.is_empty() && self.endings.is_empty()
     }
@@ -785,7 +794,9 @@ impl Driver {
             let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
             // The end of a run may have armed its schedule.
             match ending.finish.arm {
-                Some(token) => self.next_due = Some(self.next_due.map_or(token.due_at, |at| at.min(token.due_at))),
+                Some(token) => {
+                    self.next_due = Some(self.next_due.map_or(token.due_at, |at| at.min(token.due_at)))
+                }
                 None => self.planner.at = now.mono,
             }
             self.note_end(now, &task, ending, finished);
@@ -860,9 +871,12 @@ impl Driver {
     /// Runs that are ours by the store and not by us were never started: their claim's answer was lost. Those seen twice go
     /// back; the answer for the others may still be on its way.
     fn return_strays(&mut self, live: Vec<(RunId, Epoch)>) {
-        let unknown: HashSet<_> =
-            live.into_iter().filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch)).collect();
-        let waiting: HashSet<RunId> = self.endings.iter().chain(&self.finishing).map(|ending| ending.finish.run).collect();
+        let unknown: HashSet<_> = live
+            .into_iter()
+            .filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch))
+            .collect();
+        let waiting: HashSet<RunId> =
+            self.endings.iter().chain(&self.finishing).map(|ending| ending.finish.run).collect();
         let lost: Vec<_> = unknown
             .iter()
             .filter(|stray| self.strays.contains(*stray) && !waiting.contains(&stray.0))
@@ -931,7 +945,8 @@ impl Driver {
     }
 
     fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, bool)>, Error>) {
-        self.reaper = Loop { busy: false, at: now.mono + self.options.orphan_check.min(self.options.lease / 3) };
+        self.reaper =
+            Loop { busy: false, at: now.mono + self.options.orphan_check.min(self.options.lease / 3) };
         let Some(nodes) = self.answered(now, nodes) else { return };
         self.observed.retain(|id, _| nodes.iter().any(|(node, _)| node.id == *id));
         for (node, gone) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
@@ -1070,8 +1085,7 @@ impl Task {
         if !schedule.waits_for_runs() {
             return None;
         }
-        let standing =
-            Standing { token: Token::next(now), origin: self.definitions.origin, open_skip: None };
+        let standing = Standing { token: Token::next(now), origin: self.definitions.origin, open_skip: None };
         match plan(schedule, &standing, &Facts::CLEAR, now).next {
             Next::Token(token) => Some(token),
             Next::Wait | Next::Exhausted | Next::Expired => None,

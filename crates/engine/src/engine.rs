@@ -9,7 +9,9 @@ use std::time::Duration;
 use belfry_core::check::Check;
 use belfry_core::{AgentSpec, NodeId, RunId};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
-use belfry_store::{AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, RunRecord, ScheduleRecord, Store};
+use belfry_store::{
+    AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, RunRecord, ScheduleRecord, Store,
+};
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -154,7 +156,8 @@ impl Builder {
 
     /// The engine, not yet started.
     pub fn build(self) -> Engine {
-        let store = self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
+        let store =
+            self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
         let view = View {
             phase: Phase::Stopped,
             counters: crate::driver::Counters::default(),
@@ -496,9 +499,16 @@ pub async fn enqueue(
     let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
     let compiled = record.definition.compile(name).map_err(&refused)?;
     let definitions = store.definitions(&[record.id]).await?;
-    let definitions = definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let mut run =
-        NewRun::of(RunId(new_id(now)), record.agent, record.id, &compiled, &definitions.agent_definition, now);
+    let definitions =
+        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let mut run = NewRun::of(
+        RunId(new_id(now)),
+        record.agent,
+        record.id,
+        &compiled,
+        &definitions.agent_definition,
+        now,
+    );
     if request.prompt.is_some() {
         run.prompt = request.prompt;
     }
@@ -537,7 +547,11 @@ fn hash(body: &[u8]) -> Vec<u8> {
 /// An id that sorts by the store's clock.
 fn new_id(now: Timestamp) -> Uuid {
     let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
-    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, millis / 1000, (millis % 1000) as u32 * 1_000_000))
+    Uuid::new_v7(uuid::Timestamp::from_unix(
+        uuid::NoContext,
+        millis / 1000,
+        (millis % 1000) as u32 * 1_000_000,
+    ))
 }
 
 fn host() -> String {

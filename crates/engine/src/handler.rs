@@ -166,8 +166,13 @@ async fn asked_now(cancel: &mut CancelReceiver) {
 fn report(done: Result<Result<(), HandlerError>, tokio::task::JoinError>) -> Report {
     let (outcome, error) = match done {
         Ok(Ok(())) => (Outcome::Completed, None),
-        Ok(Err(error)) => (Outcome::Failed { reason: Reason::Error, retryable: true }, Some(error.to_string())),
-        Err(error) => (Outcome::Failed { reason: Reason::Error, retryable: true }, Some(format!("the handler panicked: {error}"))),
+        Ok(Err(error)) => {
+            (Outcome::Failed { reason: Reason::Error, retryable: true }, Some(error.to_string()))
+        }
+        Err(error) => (
+            Outcome::Failed { reason: Reason::Error, retryable: true },
+            Some(format!("the handler panicked: {error}")),
+        ),
     };
     Report { outcome, exit_code: None, error, summary: None, usage: None }
 }

@@ -133,7 +133,9 @@ impl Shell {
                 self.answer(async move { Input::Committed(store.commit(now.wall, &commits).await) });
             }
             Effect::Claim(claim) => {
-                self.answer(async move { Input::Claimed(claim_with_definitions(&store, now.wall, &claim).await) });
+                self.answer(
+                    async move { Input::Claimed(claim_with_definitions(&store, now.wall, &claim).await) },
+                );
             }
             Effect::Start(attempt) => self.start(*attempt),
             Effect::Stop { run, stop } => {
@@ -146,7 +148,8 @@ impl Shell {
             }
             Effect::Renew { node, until } => self.renew(node, until),
             Effect::Join { node, until } => {
-                let node = Node { id: node, lease_until: until, started_at: now.wall, ..self.template.clone() };
+                let node =
+                    Node { id: node, lease_until: until, started_at: now.wall, ..self.template.clone() };
                 self.answer(async move {
                     // Where it cannot join, its first renewal finds out.
                     let _ = store.join(&node).await;
@@ -155,7 +158,7 @@ impl Shell {
             }
             Effect::ReadCancels(node) => {
                 self.answer(async move {
-                    let cancels = store.live_runs_of(node).await;
+                    let cancels = store.cancel_marks(node).await;
                     Input::Cancels(cancels)
                 });
             }
@@ -171,7 +174,13 @@ impl Shell {
                 self.answer(async move {
                     let nodes = store.nodes().await.map(|nodes| {
                         let gone = |node: &Node| by_pid && node.host == template.host && is_gone(node);
-                        nodes.into_iter().map(|node| { let gone = gone(&node); (node, gone) }).collect()
+                        nodes
+                            .into_iter()
+                            .map(|node| {
+                                let gone = gone(&node);
+                                (node, gone)
+                            })
+                            .collect()
                     });
                     Input::Nodes(nodes)
                 });
@@ -215,7 +224,8 @@ impl Shell {
     }
 
     fn renew(&self, node: NodeId, until: Timestamp) {
-        let (store, clock, keeper, lease) = (self.store.clone(), self.clock.clone(), self.keeper.clone(), self.lease);
+        let (store, clock, keeper, lease) =
+            (self.store.clone(), self.clock.clone(), self.keeper.clone(), self.lease);
         self.answer(async move {
             let (asked, asked_at) = (clock.now().mono, std::time::Instant::now());
             let renewed = store.renew(node, until).await;
@@ -323,7 +333,8 @@ fn is_gone(node: &Node) -> bool {
         return std::path::Path::new("/proc/self/stat").exists();
     };
     // The name may hold anything; what follows its last parenthesis is numbers. The 22nd is the start, in ticks since boot.
-    let started = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse::<i64>().ok());
+    let started =
+        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse::<i64>().ok());
     let uptime = std::fs::read_to_string("/proc/uptime").ok();
     let uptime = uptime.and_then(|text| text.split('.').next()?.parse::<i64>().ok());
     let (Some(started), Some(uptime)) = (started, uptime) else { return false };

@@ -53,6 +53,17 @@ impl AnyStore {
     }
 }
 
+impl AnyStore {
+    /// TEMPORARY until the verbs are merged.
+    pub async fn changed(&self) {
+        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
+    }
+    /// TEMPORARY until the verbs are merged.
+    pub async fn cancel_marks(&self, _node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        Ok(Vec::new())
+    }
+}
+
 macro_rules! each {
     ($any:expr, $store:ident => $call:expr) => {
         match $any {
@@ -64,7 +75,13 @@ macro_rules! each {
 }
 
 impl Store for AnyStore {
-    async fn apply(&self, now: Timestamp, source: &str, digest: &str, agents: &[AgentSpec]) -> Answer<Applied> {
+    async fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Answer<Applied> {
         each!(self, store => store.apply(now, source, digest, agents).await)
     }
 
@@ -72,7 +89,13 @@ impl Store for AnyStore {
         each!(self, store => store.source_digest(source).await)
     }
 
-    async fn put_schedule(&self, now: Timestamp, agent: &str, name: &str, definition: &ScheduleDefinition) -> Answer<Put> {
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
         each!(self, store => store.put_schedule(now, agent, name, definition).await)
     }
 
@@ -84,11 +107,23 @@ impl Store for AnyStore {
         each!(self, store => store.definitions(schedules).await)
     }
 
-    async fn pause(&self, now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> Answer<bool> {
+    async fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Answer<bool> {
         each!(self, store => store.pause(now, schedule, reason, until).await)
     }
 
-    async fn resume(&self, now: Timestamp, schedule: ScheduleId, catch_up: bool, skipped: Option<SkipRange>) -> Answer<bool> {
+    async fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Answer<bool> {
         each!(self, store => store.resume(now, schedule, catch_up, skipped).await)
     }
 
@@ -176,11 +211,21 @@ impl Store for AnyStore {
         each!(self, store => store.schedule(name).await)
     }
 
-    async fn schedules(&self, filter: &ScheduleFilter, after: Option<&str>, limit: u32) -> Answer<Page<ScheduleRecord, String>> {
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
         each!(self, store => store.schedules(filter, after, limit).await)
     }
 
-    async fn runs(&self, filter: &RunFilter, after: Option<RunId>, limit: u32) -> Answer<Page<RunRecord, RunId>> {
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
         each!(self, store => store.runs(filter, after, limit).await)
     }
 

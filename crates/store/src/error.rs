@@ -33,7 +33,9 @@ pub enum Error {
         known: i64,
     },
     /// The address is of no kind of store.
-    #[error("a store's address is sqlite:PATH or postgres://USER@HOST/DATABASE, got one that begins with {beginning:?}")]
+    #[error(
+        "a store's address is sqlite:PATH or postgres://USER@HOST/DATABASE, got one that begins with {beginning:?}"
+    )]
     Address {
         /// How it begins; the rest may hold a password.
         beginning: String,

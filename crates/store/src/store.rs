@@ -55,8 +55,9 @@ pub trait Store: Send + Sync + 'static {
         schedules: &[ScheduleId],
     ) -> impl Future<Output = Answer<Vec<Option<Definitions>>>> + Send;
 
-    /// Pauses a schedule: it is unarmed, its runs go on. `false` where there is none such or it is paused already.
-    /// Crash: paused, or not.
+    /// Pauses a schedule: it is unarmed, its runs go on. A pause until an instant ends by itself: then its token is due, and
+    /// planning it is as if it had been resumed at that instant, however late. Another pause takes the place of the first.
+    /// `false` where there is none such or it is paused like that already. Crash: paused, with what ends it, or not.
     fn pause(
         &self,
         now: Timestamp,

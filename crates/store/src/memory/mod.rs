@@ -7,11 +7,13 @@ mod finish;
 mod list;
 mod node;
 mod output;
+mod pause;
 mod plan;
 mod read;
 mod source;
 
-pub(crate) use source::standing_of;
+pub(crate) use pause::resumed;
+pub(crate) use source::{standing_of, unarmed_until};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -299,7 +301,9 @@ impl Store for Memory {
     }
 
     async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        Ok(self.state.lock().skips.get(&schedule).cloned().unwrap_or_default())
+        let mut skips = self.state.lock().skips.get(&schedule).cloned().unwrap_or_default();
+        skips.sort_by_key(|range| range.from);
+        Ok(skips)
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -324,10 +328,7 @@ pub(crate) fn left_out(
     since: Timestamp,
     now: Timestamp,
 ) -> Option<SkipRange> {
-    let timing = compiled.as_ref().ok()?.timing.as_ref()?;
-    let first = timing.next(since).filter(|tick| tick.tick_at <= now)?;
-    let last = timing.newest_between(since, now, 1).pop()?;
-    Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count: timing.count_between(since, now) })
+    belfry_core::plan::left_out(compiled.as_ref().ok()?.timing.as_ref()?, reason, since, now)
 }
 
 /// Reads a schedule's definition, keeping why it cannot be read.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, TokenKind};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -73,6 +73,9 @@ impl State {
         let unchanged = row.version == commit.version && row.record.token == Some(commit.token);
         if !unchanged && !sabotage.is(Sabotage::NoTokenCheck) {
             return false;
+        }
+        if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
+            return self.commit_resume(commit);
         }
         let in_scope: Vec<RunId> =
             self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();

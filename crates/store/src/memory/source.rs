@@ -1,9 +1,9 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::sync::Arc;
 
 use belfry_core::check::Status;
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipReason, Token};
 use belfry_time::Timestamp;
 
 use super::{Agent, ScheduleRow, State, compile, left_out};
@@ -132,8 +132,12 @@ impl State {
         let one_shot = row.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
         let token = if one_shot { Token::first(now) } else { Token::next(now) };
         let (status, token) = standing_of(definition, &row.compiled, token);
-        if matches!(row.record.status, Status::Paused { .. }) {
-            return self.set_token(id, None);
+        if let Status::Paused { until, .. } = row.record.status
+            && until.is_none_or(|until| until > now)
+        {
+            // What it has left out so far is recorded: from here on the new timing counts.
+            row.record.status_since = now;
+            return self.set_token(id, until.map(|until| Token::resume(now, until)));
         }
         self.set_status(id, status, now);
         self.set_token(id, token);
@@ -158,7 +162,7 @@ impl State {
         }
     }
 
-    /// Records what a disabled or invalid span has left out.
+    /// Records what a disabled or paused span has left out.
     fn close_unarmed_span(
         &mut self,
         now: Timestamp,
@@ -166,8 +170,8 @@ impl State {
         compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
     ) {
         let Some(row) = self.schedules.get(&id) else { return };
-        if row.record.status == Status::Disabled
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, now)
+        if let Some(end) = unarmed_until(&row.record.status, now)
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, end)
         {
             self.skips.entry(id).or_default().push(range);
         }
@@ -221,45 +225,14 @@ impl State {
         }
         pending.len() as u32
     }
+}
 
-    pub(super) fn pause(
-        &mut self,
-        now: Timestamp,
-        id: ScheduleId,
-        reason: Option<&str>,
-        until: Option<Timestamp>,
-    ) -> bool {
-        if !self.schedules.get(&id).is_some_and(|row| !row.retired && row.record.status == Status::Active) {
-            return false;
-        }
-        self.close_open_skip(id);
-        self.set_status(id, Status::Paused { reason: reason.map(str::to_owned), until }, now);
-        self.set_token(id, None);
-        true
-    }
-
-    pub(super) fn resume(
-        &mut self,
-        now: Timestamp,
-        id: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> bool {
-        let Some(row) = self.schedules.get(&id).filter(|row| !row.retired) else { return false };
-        if !matches!(row.record.status, Status::Paused { .. }) {
-            return false;
-        }
-        let since = row.record.status_since;
-        let waits = row.record.waits_for.is_some();
-        let (status, token) = standing_of(
-            &row.record.definition,
-            &row.compiled,
-            Token::next(if catch_up { since } else { now }),
-        );
-        self.skips.entry(id).or_default().extend(skipped.filter(|_| !catch_up));
-        self.set_status(id, status, now);
-        self.set_token(id, token.filter(|_| !waits));
-        true
+/// Until when an unarmed span has lasted, if there is one: a pause may have ended before anybody planned its end.
+pub(crate) fn unarmed_until(status: &Status, now: Timestamp) -> Option<Timestamp> {
+    match status {
+        Status::Disabled => Some(now),
+        Status::Paused { until, .. } => Some(until.map_or(now, |until| until.min(now))),
+        Status::Active | Status::Invalid { .. } | Status::Exhausted => None,
     }
 }
 

@@ -50,6 +50,7 @@ mod finish;
 mod list;
 mod node;
 mod output;
+mod pause;
 mod plan;
 mod read;
 mod rows;
@@ -262,7 +263,7 @@ impl Store for Postgres {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        transact!(self, |tx| source::pause(&mut tx, now, schedule, reason, until).await)
+        transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason, until).await)
     }
 
     async fn resume(
@@ -272,7 +273,7 @@ impl Store for Postgres {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        transact!(self, |tx| source::resume(&mut tx, now, schedule, catch_up, skipped).await)
+        transact!(self, |tx| pause::resume(&mut tx, now, schedule, catch_up, skipped).await)
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {

@@ -151,9 +151,13 @@ const PROMISES: &[&str] = &[
     "select format('schedule %s waits for run %s, which does not live', schedule_id, waits_for) \
      from schedule_state s where waits_for is not null and not exists (select 1 from live l where l.id = s.waits_for)",
     "select format('schedule %s is armed, but not active', s.schedule_id) from schedule_state s \
-     join timers t on t.schedule_id = s.schedule_id where s.retired or s.status <> 0",
+     join timers t on t.schedule_id = s.schedule_id \
+     where s.retired or s.status <> case t.kind when 3 then 1 else 0 end",
+    "select format('schedule %s is paused until %s, when nothing resumes it', s.schedule_id, s.status_until) \
+     from schedule_state s where not s.retired and s.status = 1 and s.status_until is not null \
+     and not exists (select 1 from timers t where t.schedule_id = s.schedule_id and t.due_at = s.status_until)",
     "select format('schedule %s is armed, and waits for a run', s.schedule_id) from schedule_state s \
-     join timers t on t.schedule_id = s.schedule_id where s.waits_for is not null",
+     join timers t on t.schedule_id = s.schedule_id where s.waits_for is not null and t.kind <> 3",
     "select format('schedule %s has no state', c.id) from schedules c \
      where not exists (select 1 from schedule_state s where s.schedule_id = c.id)",
     "select format('the token of schedule %s belongs to nobody', t.schedule_id) from timers t \

@@ -1,4 +1,4 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use super::plan::schedule_definition;
 use super::rows::{self, get, status_columns};
 use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
 use crate::Error;
-use crate::memory::{compile, left_out, standing_of};
+use crate::memory::{compile, left_out, standing_of, unarmed_until};
 use crate::shapes::*;
 use crate::views::*;
 
-type Compiled = Result<Arc<Schedule>, Arc<str>>;
+pub(super) type Compiled = Result<Arc<Schedule>, Arc<str>>;
 
 /// So many new schedules go into one statement.
 const CHUNK: usize = 5_000;
@@ -398,10 +398,10 @@ async fn change(
 }
 
 /// A schedule's state, locked.
-struct Locked {
-    status: Status,
-    since: Timestamp,
-    waits: bool,
+pub(super) struct Locked {
+    pub(super) status: Status,
+    pub(super) since: Timestamp,
+    pub(super) waits: bool,
     open_skip: Option<SkipRange>,
 }
 
@@ -415,22 +415,24 @@ impl Locked {
         })
     }
 
-    /// What a disabled span has left out.
+    /// What a disabled or paused span has left out.
     fn unarmed_span(&self, now: Timestamp, compiled: &Compiled) -> Option<SkipRange> {
-        match self.status {
-            Status::Disabled => left_out(compiled, SkipReason::Disabled, self.since, now),
-            _ => None,
-        }
+        left_out(compiled, SkipReason::Disabled, self.since, unarmed_until(&self.status, now)?)
     }
 }
 
 /// Locks the state of a schedule that is not retired.
-async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
+pub(super) async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
     let sql = "select * from schedule_state where schedule_id = $1 and not retired for no key update";
     tx.query(sql, &[&id]).await?.first().map(Locked::read).transpose()
 }
 
-async fn set_status(tx: &mut Tx<'_>, id: ScheduleId, status: &Status, now: Timestamp) -> Result<(), Fault> {
+pub(super) async fn set_status(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    status: &Status,
+    now: Timestamp,
+) -> Result<(), Fault> {
     let (code, reason, until) = status_columns(status);
     let sql = "update schedule_state set status = $2, status_reason = $3, status_until = $4, status_since = $5 \
                where schedule_id = $1";
@@ -439,7 +441,7 @@ async fn set_status(tx: &mut Tx<'_>, id: ScheduleId, status: &Status, now: Times
 }
 
 /// Records the skips that were still being counted.
-async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
+pub(super) async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
     let Some(open) = locked.open_skip else { return Ok(()) };
     insert_skips(tx, &[(id, open)]).await?;
     let sql = "update schedule_state set skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
@@ -462,8 +464,13 @@ async fn start_revision(
     close_open_skip(tx, id, locked).await?;
     let sql = "update schedule_state set origin = null, waits_for = null where schedule_id = $1";
     tx.execute(sql, &[&id]).await?;
-    if matches!(locked.status, Status::Paused { .. }) {
-        return set_token(tx, id, None).await;
+    if let Status::Paused { until, .. } = locked.status
+        && until.is_none_or(|until| until > now)
+    {
+        // What it has left out so far is recorded: from here on the new timing counts.
+        let sql = "update schedule_state set status_since = $2 where schedule_id = $1";
+        tx.execute(sql, &[&id, &now]).await?;
+        return set_token(tx, id, until.map(|until| Token::resume(now, until))).await;
     }
     let one_shot = spec.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
     let token = if one_shot { Token::first(now) } else { Token::next(now) };
@@ -494,51 +501,4 @@ async fn switch(
         }
         _ => Ok(()),
     }
-}
-
-pub(super) async fn pause(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    reason: Option<&str>,
-    until: Option<Timestamp>,
-) -> Result<bool, Fault> {
-    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired and status = 0";
-    if tx.query(sql, &[&id]).await?.is_empty() {
-        return Ok(false);
-    }
-    // The token first, in the order of locks.
-    clear_token(tx, id).await?;
-    let locked = lock_state(tx, id).await?.filter(|locked| locked.status == Status::Active);
-    let locked = locked.ok_or(Fault::Again)?;
-    close_open_skip(tx, id, &locked).await?;
-    let paused = Status::Paused { reason: reason.map(str::to_owned), until };
-    set_status(tx, id, &paused, now).await?;
-    // The end of a run may have armed it before we had its state.
-    clear_token(tx, id).await?;
-    Ok(true)
-}
-
-pub(super) async fn resume(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    catch_up: bool,
-    skipped: Option<SkipRange>,
-) -> Result<bool, Fault> {
-    let Some(locked) = lock_state(tx, id).await? else { return Ok(false) };
-    if !matches!(locked.status, Status::Paused { .. }) {
-        return Ok(false);
-    }
-    let found = tx.query("select name, definition from schedules where id = $1", &[&id]).await?;
-    let row = found.first().ok_or_else(|| Error::unexpected("a schedule without a definition"))?;
-    let definition = schedule_definition(get(row, "definition")?)?;
-    let compiled = compile(&definition, get(row, "name")?);
-    let from = if catch_up { locked.since } else { now };
-    let (status, token) = standing_of(&definition, &compiled, Token::next(from));
-    let skipped: Vec<_> = skipped.filter(|_| !catch_up).map(|range| (id, range)).into_iter().collect();
-    insert_skips(tx, &skipped).await?;
-    set_status(tx, id, &status, now).await?;
-    set_token(tx, id, token.filter(|_| !locked.waits)).await?;
-    Ok(true)
 }

@@ -1,5 +1,7 @@
 //! Lists, and records as they are listed.
 
+use std::borrow::Cow;
+
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::When;
@@ -173,7 +175,7 @@ impl Verb<'_> {
         let agent = &filter.agent;
         let since = filter.since.map(micros);
         // Of each kind so many rows are looked at, the newest first.
-        let scan = |table: &str, sql: String| -> Done<(Vec<RunRecord>, Scanned)> {
+        let scan = |table: &str, sql: Cow<'static, str>| -> Done<(Vec<RunRecord>, Scanned)> {
             let found = self.rows(
                 sql,
                 params![before, agent, filter.lane, since, filter.mask(), limit, RUNS_SCANNED_MAX],
@@ -189,15 +191,16 @@ impl Verb<'_> {
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
-        let live =
-            if filter.wants_live() { scan("live", live_query(condition))? } else { (Vec::new(), None) };
-        let ended = format!(
-            "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
+        let live = if filter.wants_live() {
+            scan("live", live_query(condition).into())?
+        } else {
+            (Vec::new(), None)
+        };
+        let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
                join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
              where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
-               and (?5 >> h.state) & 1 order by h.id desc limit ?6"
-        );
-        let ended = if filter.wants_ended() { scan("history", ended)? } else { (Vec::new(), None) };
+               and (?5 >> h.state) & 1 order by h.id desc limit ?6";
+        let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))
     }
 

@@ -10,6 +10,7 @@ mod finish;
 mod list;
 mod node;
 mod output;
+mod pause;
 mod plan;
 mod read;
 mod schema;

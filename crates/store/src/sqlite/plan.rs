@@ -141,6 +141,9 @@ impl Verb<'_> {
         if consumed == 0 && !unchecked {
             return Ok(false);
         }
+        if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
+            return self.commit_resume(commit);
+        }
         // Only a scope beyond the schedule can have grown without touching its token.
         let grown = commit.scope != Scope::Schedule
             && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;

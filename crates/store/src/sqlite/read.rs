@@ -151,7 +151,19 @@ impl Verb<'_> {
             ),
             (
                 "schedules that wait and have a token",
-                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id where waits_for is not null",
+                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id
+                 where waits_for is not null and t.kind <> 3",
+            ),
+            (
+                "schedules with a token that are not active, or with the end of a pause that are not paused",
+                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id
+                 where st.status <> case t.kind when 3 then 1 else 0 end",
+            ),
+            (
+                "pauses that nothing ends when they should",
+                "select count(*) from schedule_state st join schedules s on s.id = st.schedule_id
+                 where s.retired_at is null and st.status = 1 and st.status_until is not null
+                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id and t.due_at = st.status_until)",
             ),
             (
                 "active schedules that nothing arms",

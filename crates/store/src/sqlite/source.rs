@@ -1,4 +1,4 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use rusqlite::params;
 
 use super::{Compiled, Done, Verb, micros, run_id};
 use crate::error::Error;
-use crate::memory::{left_out, standing_of};
+use crate::memory::{left_out, standing_of, unarmed_until};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -179,8 +179,15 @@ impl Verb<'_> {
         let one_shot = compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
         let token = if one_shot { Token::first(now) } else { Token::next(now) };
         let (status, token) = standing_of(definition, compiled, token);
-        if matches!(self.status(id)?, Some((Status::Paused { .. }, _))) {
-            return self.set_token(id, None);
+        if let Some((Status::Paused { until, .. }, _)) = self.status(id)?
+            && until.is_none_or(|until| until > now)
+        {
+            // What it has left out so far is recorded: from here on the new timing counts.
+            self.execute(
+                "update schedule_state set status_since = ? where schedule_id = ?",
+                params![micros(now), id],
+            )?;
+            return self.set_token(id, until.map(|until| Token::resume(now, until)));
         }
         self.set_status(id, &status, now)?;
         self.set_token(id, token)
@@ -203,10 +210,11 @@ impl Verb<'_> {
         }
     }
 
-    /// Records what a disabled span has left out.
+    /// Records what a disabled or paused span has left out.
     fn close_unarmed_span(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
-        if let Some((Status::Disabled, since)) = self.status(id)?
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, now)
+        if let Some((status, since)) = self.status(id)?
+            && let Some(end) = unarmed_until(&status, now)
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, end)
         {
             self.add_skips(id, &[range])?;
         }
@@ -264,56 +272,7 @@ impl Verb<'_> {
         Ok(pending.len() as u32)
     }
 
-    pub(super) fn pause(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        reason: Option<&str>,
-        until: Option<Timestamp>,
-    ) -> Done<bool> {
-        if !matches!(self.status(id)?, Some((Status::Active, _))) || self.is_retired(id)? {
-            return Ok(false);
-        }
-        self.close_open_skip(id)?;
-        self.set_status(id, &Status::Paused { reason: reason.map(str::to_owned), until }, now)?;
-        self.set_token(id, None)?;
-        Ok(true)
-    }
-
-    pub(super) fn resume(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Done<bool> {
-        let Some((Status::Paused { .. }, since)) = self.status(id)? else { return Ok(false) };
-        let known = self.row(
-            "select name, definition from schedules where id = ? and retired_at is null",
-            [id],
-            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
-        )?;
-        let Some((name, text)) = known else { return Ok(false) };
-        let definition: ScheduleDefinition = from_json(&text)?;
-        let compiled = self.compile(id, &name, &text);
-        let (status, token) =
-            standing_of(&definition, &compiled, Token::next(if catch_up { since } else { now }));
-        if let Some(range) = skipped.filter(|_| !catch_up) {
-            self.add_skips(id, &[range])?;
-        }
-        self.set_status(id, &status, now)?;
-        let waits = self.waits(id)?;
-        self.set_token(id, token.filter(|_| !waits))?;
-        Ok(true)
-    }
-
-    fn is_retired(&self, id: ScheduleId) -> Done<bool> {
-        Ok(self
-            .row("select 1 from schedules where id = ? and retired_at is null", [id], |_| Ok(()))?
-            .is_none())
-    }
-
-    fn waits(&self, id: ScheduleId) -> Done<bool> {
+    pub(super) fn waits(&self, id: ScheduleId) -> Done<bool> {
         Ok(self
             .row("select waits_for is not null from schedule_state where schedule_id = ?", [id], |row| {
                 row.get(0)

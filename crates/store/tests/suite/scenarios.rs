@@ -32,6 +32,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     every_tick_has_one_result(&fresh().await).await;
     super::editing::all(&fresh).await;
     super::listing::all(&fresh).await;
+    super::pausing::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
@@ -324,7 +325,10 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     let (s, c) = (world.schedule("a/s").await.id, world.schedule("a/c").await.id);
     for id in [s, c] {
         assert!(store.pause(world.now, id, Some("maintenance"), None).await.unwrap());
-        assert!(!store.pause(world.now, id, None, None).await.unwrap(), "it is paused already");
+        assert!(
+            !store.pause(world.now, id, Some("maintenance"), None).await.unwrap(),
+            "it is paused like that already"
+        );
     }
     // A pause during a run survives its end.
     world.advance(60_000);
