@@ -15,7 +15,7 @@ use belfry_store::{
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use crate::clock::Clock;
@@ -23,7 +23,7 @@ use crate::driver::{Driver, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
-use crate::shell::{INPUTS_MAX, OnTrigger, Shell, View};
+use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS_MAX: usize = 4096;
@@ -162,7 +162,6 @@ impl Builder {
             phase: Phase::Stopped,
             counters: crate::driver::Counters::default(),
             running: HashMap::new(),
-            quiet_at: None,
             overrun: 0,
             node: NodeId(Uuid::nil()),
         };
@@ -226,7 +225,7 @@ struct Inner {
 #[derive(Clone)]
 struct Started {
     at: Timestamp,
-    inputs: mpsc::Sender<Input>,
+    messages: mpsc::Sender<Message>,
 }
 
 impl Engine {
@@ -250,15 +249,14 @@ impl Engine {
             inner.store.apply(clock.now().wall, source, digest, &agents).await?;
         }
         let node = self.join(&clock).await?;
-        let (send, inputs) = mpsc::channel(INPUTS_MAX);
+        let (send, messages) = mpsc::channel(MESSAGES_MAX);
         let now = clock.now();
         let driver = Driver::new(inner.options.clone(), node.id, now, node.lease_until, Box::new(new_id));
-        let started = Started { at: now.wall, inputs: send.clone() };
+        let started = Started { at: now.wall, messages: send.clone() };
         *inner.started.lock() = Some(started);
         inner.view.send_modify(|view| {
             view.phase = Phase::Running;
             view.node = node.id;
-            view.quiet_at = None;
         });
         let event = Event::new(now.wall, Level::Info, Name::NodeStarted);
         self.tell(Event { node: Some(node.id), ..event });
@@ -278,11 +276,12 @@ impl Engine {
             state_dir: inner.state_dir.clone(),
             template: node,
             lease: inner.options.lease,
-            inputs,
+            messages,
             send: send.clone(),
             events: inner.events.clone(),
             view: inner.view.clone(),
             attempts: HashMap::new(),
+            waiting: Vec::new(),
         };
         tokio::spawn(shell.run());
         tokio::spawn(pass_hints(inner.store.clone(), send));
@@ -327,7 +326,7 @@ impl Engine {
         let Some(started) = self.inner.started.lock().clone() else { return Ok(()) };
         let timeout = if options.wait { options.timeout } else { Duration::ZERO };
         // An engine that has stopped by itself takes nothing in.
-        let _ = started.inputs.send(Input::Stop { timeout }).await;
+        let _ = started.messages.send(Message::Input(Input::Stop { timeout })).await;
         self.stopped().await;
         let (overrun, node) = {
             let view = self.inner.view.borrow();
@@ -422,7 +421,7 @@ impl Engine {
     pub async fn hint(&self) {
         let started = self.inner.started.lock().clone();
         if let Some(started) = started {
-            let _ = started.inputs.send(Input::Hint).await;
+            let _ = started.messages.send(Message::Input(Input::Hint)).await;
         }
     }
 
@@ -430,17 +429,12 @@ impl Engine {
     /// hand.
     pub async fn quiet(&self) {
         self.hint().await;
-        let mut view = self.inner.view.subscribe();
-        view.mark_changed();
-        let clock = self.inner.clock.lock().clone();
-        let Some(clock) = clock else { return };
-        // The first sight of quiet may be older than the hint.
-        let _ = view.changed().await;
-        let _ = view
-            .wait_for(|view| {
-                view.phase == Phase::Stopped || view.quiet_at.is_some_and(|at| at.wall == clock.now().wall)
-            })
-            .await;
+        let Some(started) = self.inner.started.lock().clone() else { return };
+        let (send, quiet) = oneshot::channel();
+        if started.messages.send(Message::Quiet(send)).await.is_ok() {
+            // An engine that has stopped is quiet, too.
+            let _ = quiet.await;
+        }
     }
 
     /// A schedule as it stands.
@@ -563,12 +557,12 @@ fn host() -> String {
 }
 
 /// Wakes the engine when the store says that there may be work.
-async fn pass_hints(store: Arc<AnyStore>, inputs: mpsc::Sender<Input>) {
+async fn pass_hints(store: Arc<AnyStore>, messages: mpsc::Sender<Message>) {
     loop {
         tokio::select! {
-            () = inputs.closed() => return,
+            () = messages.closed() => return,
             () = store.changed() => {
-                if inputs.send(Input::Hint).await.is_err() {
+                if messages.send(Message::Input(Input::Hint)).await.is_err() {
                     return;
                 }
             }

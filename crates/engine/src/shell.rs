@@ -14,7 +14,7 @@ use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
 use belfry_store::{AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Store, Stream};
 use belfry_time::Timestamp;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::driver::{Driver, Effect, Input, Phase};
@@ -22,7 +22,7 @@ use crate::event::Event;
 use crate::handler::Handler;
 
 /// Answers and ends that wait to be taken in: one for each effect under way.
-pub(crate) const INPUTS_MAX: usize = 4096;
+pub(crate) const MESSAGES_MAX: usize = 4096;
 /// Chunks of one attempt that wait to be stored; a child that writes faster waits.
 const CHUNKS_MAX: usize = 16;
 /// What is collected of an attempt's output before it is stored.
@@ -36,9 +36,16 @@ pub(crate) struct View {
     pub phase: Phase,
     pub counters: crate::driver::Counters,
     pub running: HashMap<String, usize>,
-    pub quiet_at: Option<crate::driver::Now>,
     pub overrun: usize,
     pub node: NodeId,
+}
+
+/// What reaches the shell.
+pub(crate) enum Message {
+    /// For the driver.
+    Input(Input),
+    /// Somebody wants to know when there is nothing to do before time passes.
+    Quiet(oneshot::Sender<()>),
 }
 
 pub(crate) type OnTrigger = Arc<dyn Fn(&Attempt) + Send + Sync>;
@@ -54,11 +61,12 @@ pub(crate) struct Shell {
     pub state_dir: PathBuf,
     pub template: Node,
     pub lease: Duration,
-    pub inputs: mpsc::Receiver<Input>,
-    pub send: mpsc::Sender<Input>,
+    pub messages: mpsc::Receiver<Message>,
+    pub send: mpsc::Sender<Message>,
     pub events: broadcast::Sender<Arc<Event>>,
     pub view: watch::Sender<View>,
     pub attempts: HashMap<RunId, CancelSender>,
+    pub waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl Shell {
@@ -77,16 +85,26 @@ impl Shell {
                 return;
             }
             let wait = self.driver.wait(self.clock.now());
-            input = tokio::select! {
+            let message = tokio::select! {
                 biased;
-                input = self.inputs.recv() => input.unwrap_or(Input::Woken),
-                () = self.clock.sleep(wait) => Input::Woken,
+                message = self.messages.recv() => message,
+                () = self.clock.sleep(wait) => None,
+            };
+            input = match message {
+                Some(Message::Input(input)) => input,
+                Some(Message::Quiet(waiting)) => {
+                    self.waiting.push(waiting);
+                    Input::Woken
+                }
+                None => Input::Woken,
             };
         }
     }
 
-    fn show(&self) {
-        let now = self.clock.now();
+    fn show(&mut self) {
+        if self.messages.is_empty() && self.driver.is_quiet(self.clock.now()) {
+            self.waiting.drain(..).for_each(|waiting| drop(waiting.send(())));
+        }
         self.view.send_modify(|view| {
             view.phase = self.driver.phase();
             view.counters = self.driver.counters();
@@ -95,7 +113,6 @@ impl Shell {
             for agent in self.driver.running() {
                 *view.running.entry(agent.to_owned()).or_default() += 1;
             }
-            view.quiet_at = self.driver.is_quiet(now).then_some(now);
         });
     }
 
@@ -105,7 +122,7 @@ impl Shell {
         tokio::spawn(async move {
             let input = work.await;
             // Once the engine has stopped nobody needs the answer.
-            let _ = send.send(input).await;
+            let _ = send.send(Message::Input(input)).await;
         });
     }
 
