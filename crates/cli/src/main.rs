@@ -3,14 +3,18 @@
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
 mod failure;
+mod lines;
 mod next;
 mod output;
+mod place;
 mod timing;
+mod up;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use output::Output;
+use place::Place;
 
 /// Decides when work runs, how much of it at once, and what happens when it goes wrong.
 #[derive(Debug, Parser)]
@@ -22,19 +26,28 @@ struct Cli {
     #[command(flatten)]
     output: Output,
 
+    #[command(flatten)]
+    place: Place,
+
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Up(up::Up),
     Next(next::Next),
 }
 
 fn main() -> ExitCode {
+    // The same binary is also the keeper of a node's children, and what they start as.
+    if let Some(code) = belfry_runner::keeper::main_if_asked() {
+        return code;
+    }
     let cli = Cli::parse();
     cli.output.set_colours();
     let result = match &cli.command {
+        Command::Up(up) => up.run(&cli.place, &cli.output),
         Command::Next(next) => next.run(&cli.output),
     };
     match result {

@@ -87,7 +87,6 @@ pub struct Builder {
     store: Option<Arc<AnyStore>>,
     clock: Option<Clock>,
     agents: Vec<AgentSpec>,
-    source: Option<(String, String)>,
     handlers: HashMap<String, Handler>,
     on_trigger: Option<OnTrigger>,
     options: Options,
@@ -111,12 +110,6 @@ impl Builder {
     /// The agents to begin with.
     pub fn agents(mut self, agents: impl IntoIterator<Item = AgentSpec>) -> Builder {
         self.agents.extend(agents);
-        self
-    }
-
-    /// The name under which the agents are kept, and a digest of them: a source that has not changed is not applied again.
-    pub fn source(mut self, name: impl Into<String>, digest: impl Into<String>) -> Builder {
-        self.source = Some((name.into(), digest.into()));
         self
     }
 
@@ -170,7 +163,6 @@ impl Builder {
                 store,
                 clock: Mutex::new(self.clock),
                 agents: Mutex::new(self.agents),
-                source: self.source.unwrap_or_else(|| ("engine".into(), String::new())),
                 handlers: Arc::new(self.handlers),
                 on_trigger: self.on_trigger,
                 options: self.options,
@@ -211,7 +203,6 @@ struct Inner {
     store: Arc<AnyStore>,
     clock: Mutex<Option<Clock>>,
     agents: Mutex<Vec<AgentSpec>>,
-    source: (String, String),
     handlers: Arc<HashMap<String, Handler>>,
     on_trigger: Option<OnTrigger>,
     options: Options,
@@ -242,11 +233,8 @@ impl Engine {
         }
         let clock = self.clock_of_store().await?;
         let agents = inner.agents.lock().clone();
-        let (source, digest) = &inner.source;
-        if digest.is_empty() && !agents.is_empty() {
+        if !agents.is_empty() {
             self.set_agents(agents).await?;
-        } else if !digest.is_empty() && inner.store.source_digest(source).await?.as_deref() != Some(digest) {
-            inner.store.apply(clock.now().wall, source, digest, &agents).await?;
         }
         let node = self.join(&clock).await?;
         let (send, messages) = mpsc::channel(MESSAGES_MAX);
@@ -411,10 +399,31 @@ impl Engine {
     /// Makes the agents what they are here; also while it runs. Schedules whose timing stays go on as if nothing had happened.
     pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
         let clock = self.clock_of_store().await?;
-        let applied = self.inner.store.apply(clock.now().wall, &self.inner.source.0, "", &agents).await?;
+        let applied = self.inner.store.apply(clock.now().wall, "engine", "", &agents).await?;
         *self.inner.agents.lock() = agents;
         self.hint().await;
         Ok(applied)
+    }
+
+    /// Makes a source's agents what they are here; also while it runs. A source that has not changed is left as it is.
+    pub async fn apply(&self, source: &str, digest: &str, agents: &[AgentSpec]) -> Result<Applied, Error> {
+        let clock = self.clock_of_store().await?;
+        if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
+            return Ok(Applied::default());
+        }
+        let applied = self.inner.store.apply(clock.now().wall, source, digest, agents).await?;
+        let event = Event::new(clock.now().wall, Level::Info, Name::ConfigLoaded);
+        let detail =
+            format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
+        self.tell(Event { detail: Some(detail), ..event });
+        self.hint().await;
+        Ok(applied)
+    }
+
+    /// Tells listeners what happened outside the engine.
+    pub fn tell(&self, event: Event) {
+        // Nobody may be listening.
+        let _ = self.inner.events.send(Arc::new(event));
     }
 
     /// Lets the engine look at once whether there is something to do.
@@ -471,11 +480,6 @@ impl Engine {
         let run = enqueue(&self.inner.store, &self.inner.options, clock.now().wall, name, request).await?;
         self.hint().await;
         Ok(run)
-    }
-
-    fn tell(&self, event: Event) {
-        // Nobody may be listening.
-        let _ = self.inner.events.send(Arc::new(event));
     }
 }
 

@@ -103,7 +103,10 @@ impl Shell {
 
     fn show(&mut self) {
         if self.messages.is_empty() && self.driver.is_quiet(self.clock.now()) {
-            self.waiting.drain(..).for_each(|waiting| drop(waiting.send(())));
+            for waiting in self.waiting.drain(..) {
+                // Whoever no longer waits does not need to know.
+                let _ = waiting.send(());
+            }
         }
         self.view.send_modify(|view| {
             view.phase = self.driver.phase();
