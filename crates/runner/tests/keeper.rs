@@ -22,8 +22,10 @@ use nix::unistd::{Pid, getsid};
 use support::{DEADLINE, Rig, argv, is_gone, lives, pid_in, shell, signal};
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some("node") {
-        return node_main();
+    match std::env::args().nth(1).as_deref() {
+        Some("node") => return node_main(),
+        Some("limited") => return limited_main(),
+        _ => {}
     }
     support::main(tests![
         a_killed_node_leaves_no_child,
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         leftovers_are_ended_only_if_everything_matches,
         leftovers_without_their_leader_are_found_by_token,
         a_control_group_holds_who_hides,
+        a_node_without_files_to_open_says_so_and_goes_on,
     ])
 }
 
@@ -412,4 +415,36 @@ async fn a_control_group_holds_who_hides() {
     assert!(!lives(hidden));
     let left = std::fs::read_dir(&parent).unwrap().flatten();
     assert!(!left.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("belfry-")));
+}
+
+async fn a_node_without_files_to_open_says_so_and_goes_on() {
+    let status = std::process::Command::new("/bin/sh")
+        .args(["-c", "ulimit -n 48; exec \"$0\" limited", std::env::current_exe().unwrap().to_str().unwrap()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// Starts more than it has files for.
+fn limited_main() -> ExitCode {
+    support::block_on(async {
+        let rig = Rig::new(true).await;
+        let lives: Vec<_> = (0..40).map(|_| rig.start(argv(&["sleep", "0.3"]))).collect();
+        let mut refused = 0;
+        for live in lives {
+            let report = live.done().await.report;
+            if report.outcome != Outcome::Completed {
+                let retryable = true;
+                assert_eq!(
+                    report.outcome,
+                    Outcome::Failed { reason: Reason::SpawnFailed, retryable },
+                    "{report:?}"
+                );
+                refused += 1;
+            }
+        }
+        assert!(refused > 0 && refused < 40, "{refused}");
+        assert_eq!(rig.run(argv(&["true"])).await.report.outcome, Outcome::Completed);
+        assert_eq!(rig.keeper.as_ref().unwrap().starts(), 1);
+    });
+    ExitCode::SUCCESS
 }
