@@ -342,21 +342,30 @@ async fn a_child_that_is_never_told_to_go_does_nothing() {
     }
 }
 
-/// The node's id and the record of its one attempt, from its state directory.
-fn only_record(state: &Path) -> (NodeId, PathBuf, ChildRecord) {
+/// The node's id and the record of its one attempt, from its state directory. Without a keeper the record is written only
+/// after the child has been started.
+async fn only_record(state: &Path) -> (NodeId, PathBuf, ChildRecord) {
     let only = |path: &Path| std::fs::read_dir(path).unwrap().next().unwrap().unwrap().path();
     let node = only(&state.join("attempts"));
     let attempt = only(&node);
-    let record = serde_json::from_slice(&std::fs::read(attempt.join("child.json")).unwrap()).unwrap();
-    (NodeId(node.file_name().unwrap().to_str().unwrap().parse().unwrap()), attempt, record)
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let bytes = std::fs::read(attempt.join("child.json")).unwrap_or_default();
+        if let Ok(record) = serde_json::from_slice(&bytes) {
+            let id = node.file_name().unwrap().to_str().unwrap().parse().unwrap();
+            return (NodeId(id), attempt, record);
+        }
+        assert!(Instant::now() < until, "no record was written");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 async fn leftovers_are_ended_only_if_everything_matches() {
     let mut node = Node::start(false, 0, 1, STUBBORN);
     let children = node.children().await;
-    node.kill();
     let state = node.dir.path().join("state");
-    let (id, attempt, record) = only_record(&state);
+    let (id, attempt, record) = only_record(&state).await;
+    node.kill();
     assert_eq!(record.pid, children[0]);
     let grace = Duration::from_millis(50);
     for other in [
@@ -379,12 +388,12 @@ async fn leftovers_are_ended_only_if_everything_matches() {
 async fn leftovers_without_their_leader_are_found_by_token() {
     let mut node = Node::start(false, 0, 1, STUBBORN);
     let [leader, child, daemon] = node.children().await;
+    let (_, _, record) = only_record(&node.dir.path().join("state")).await;
     // Frozen first, or it would see the leader go, and end the others itself.
     signal(node.pid(), Signal::SIGSTOP);
     signal(leader, Signal::SIGKILL);
     node.kill();
     is_gone(leader, DEADLINE).await;
-    let (_, _, record) = only_record(&node.dir.path().join("state"));
     assert!(end_leftover(&record, Duration::from_millis(50)));
     assert!(!lives(child) && !lives(daemon));
 }
