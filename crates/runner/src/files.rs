@@ -20,6 +20,8 @@ use crate::processes::ChildRecord;
 const RESULT_BYTES: u64 = 64 << 10;
 /// How much of a summary is kept.
 const SUMMARY_CHARS: usize = 4_000;
+/// How much of an error is kept.
+const ERROR_CHARS: usize = 4_000;
 /// How often the directory of an attempt is tried to be made.
 const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
@@ -148,6 +150,15 @@ fn read_result(path: &Path) -> Result<Found, String> {
         summary: result.summary.map(|summary| clean(&summary, SUMMARY_CHARS)),
         usage: (usage != Usage::default()).then_some(usage),
     })
+}
+
+/// A message that stays one line, whatever went into it.
+pub(crate) fn one_line(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { escaped.extend(c.escape_default()) } else { escaped.push(c) }
+    }
+    clean(&escaped, ERROR_CHARS)
 }
 
 /// Text that every store can hold: no NUL, not longer than `chars`.

@@ -19,7 +19,7 @@ use crate::cgroup;
 use crate::ending::{self, Ending, Members};
 use crate::environment::Variables;
 use crate::error::Error;
-use crate::files::{Found, clean};
+use crate::files::{Found, one_line};
 use crate::keeper::KeeperHandle;
 use crate::output::{self, Pump};
 use crate::plan::{self, Plan};
@@ -30,15 +30,13 @@ use crate::spawn::{self, Started};
 const DRAIN: Duration = Duration::from_millis(200);
 /// What those who hold them are given between TERM and KILL, at most.
 const HOLDER_GRACE: Duration = Duration::from_secs(1);
-/// How much of an error is kept.
-const ERROR_CHARS: usize = 4_000;
 
 /// How a node runs attempts.
 #[derive(Debug, Clone, Default)]
 pub struct RunnerOptions {
     /// The process that ends children if this one no longer can. Without it a killed node leaves its children behind.
     pub keeper: Option<KeeperHandle>,
-    /// Where attempts have their private directories.
+    /// Where attempts have their private directories; made where it does not exist. Must be given.
     pub state_dir: PathBuf,
     /// Below which control group each child gets its own, see [`crate::delegated_cgroup`]. Needs a keeper.
     pub cgroup: Option<PathBuf>,
@@ -163,7 +161,7 @@ async fn see_through(
     // The kept output is with the engine before it hears of the end.
     let _ = pump.task.await;
     let mut report = report(end, work, found);
-    report.error = report.error.map(|text| clean(&plan.mask_text(&text), ERROR_CHARS));
+    report.error = report.error.map(|text| one_line(&plan.mask_text(&text)));
     report.summary = report.summary.map(|text| plan.mask_text(&text));
     report
 }
@@ -301,7 +299,7 @@ fn ended(outcome: Outcome) -> Report {
 
 fn not_started(error: &Error) -> Report {
     let outcome = Outcome::Failed { reason: Reason::SpawnFailed, retryable: error.is_retryable() };
-    Report { error: Some(clean(&error.chain(), ERROR_CHARS)), ..ended(outcome) }
+    Report { error: Some(one_line(&error.chain())), ..ended(outcome) }
 }
 
 /// Kills the group if we no longer look after it, because our future was dropped.

@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         a_child_that_forks_and_forks_is_ended,
         a_child_in_another_group_is_ended,
         a_stopped_child_is_ended,
+        a_process_whose_first_thread_has_ended_is_ended,
+        a_hundred_that_ignore_term_are_ended_at_once,
         closed_pipes_are_not_the_end,
         output_without_a_line_end_is_passed_on_while_it_runs,
         output_is_bytes_and_nothing_is_read_into_it,
@@ -256,6 +258,49 @@ async fn a_stopped_child_is_ended(rig: Rig) {
     pid_in(&pid).await;
     live.stop(Stop::Cancel(Reason::Requested));
     assert_eq!(live.done().await.stdout, "bye\n");
+}
+
+async fn a_process_whose_first_thread_has_ended_is_ended(rig: Rig) {
+    // It looks like a zombie. Python is the shortest way to one.
+    let code = "import ctypes, threading, time, os, signal, sys\n\
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)\n\
+                os.setsid()\n\
+                open(sys.argv[1], 'w').write(f'{os.getpid()}\\n')\n\
+                threading.Thread(target=lambda: time.sleep(1000)).start()\n\
+                ctypes.CDLL(None).pthread_exit(None)";
+    if std::process::Command::new("python3").arg("-V").output().is_err() {
+        println!("skipped: no python3");
+        return;
+    }
+    let line =
+        "python3 -c \"$CODE\" $B >/dev/null 2>&1 & echo $$ > $A; trap '' TERM; while :; do sleep 1; done";
+    let (a, b) = (rig.path("a"), rig.path("b"));
+    let mut work = Work { grace_ms: 100, ..shell(&format!("A={}; B={}; {line}", a.display(), b.display())) };
+    work.env.insert("CODE".into(), code.into());
+    let live = rig.start(work);
+    let (leader, hidden) = (pid_in(&a).await, pid_in(&b).await);
+    live.stop(Stop::Cancel(Reason::Requested));
+    live.done().await;
+    assert!(!lives(leader));
+    let threads = std::fs::read_dir(format!("/proc/{hidden}/task")).map_or(0, Iterator::count);
+    assert!(!lives(hidden) && threads <= 1, "{threads} threads");
+}
+
+async fn a_hundred_that_ignore_term_are_ended_at_once(rig: Rig) {
+    let pids = rig.path("pids");
+    std::fs::create_dir(&pids).unwrap();
+    let line = format!("trap '' TERM; echo > {}/$$; while :; do sleep 1; done", pids.display());
+    let all: Vec<_> = (0..100).map(|_| rig.start(Work { grace_ms: 100, ..shell(&line) })).collect();
+    while std::fs::read_dir(&pids).unwrap().count() < 100 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    all.iter().for_each(|live| live.stop(Stop::Shutdown));
+    for live in all {
+        assert_eq!(live.done().await.report.outcome, Outcome::Shutdown);
+    }
+    for pid in std::fs::read_dir(&pids).unwrap().flatten() {
+        assert!(!lives(pid.file_name().to_str().unwrap().parse().unwrap()));
+    }
 }
 
 async fn closed_pipes_are_not_the_end(rig: Rig) {

@@ -22,8 +22,10 @@ use nix::unistd::{Pid, getsid};
 use support::{DEADLINE, Rig, argv, is_gone, lives, pid_in, shell, signal};
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some("node") {
-        return node_main();
+    match std::env::args().nth(1).as_deref() {
+        Some("node") => return node_main(),
+        Some("limited") => return limited_main(),
+        _ => {}
     }
     support::main(tests![
         a_killed_node_leaves_no_child,
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         leftovers_are_ended_only_if_everything_matches,
         leftovers_without_their_leader_are_found_by_token,
         a_control_group_holds_who_hides,
+        a_node_without_files_to_open_says_so_and_goes_on,
     ])
 }
 
@@ -339,21 +342,30 @@ async fn a_child_that_is_never_told_to_go_does_nothing() {
     }
 }
 
-/// The node's id and the record of its one attempt, from its state directory.
-fn only_record(state: &Path) -> (NodeId, PathBuf, ChildRecord) {
+/// The node's id and the record of its one attempt, from its state directory. Without a keeper the record is written only
+/// after the child has been started.
+async fn only_record(state: &Path) -> (NodeId, PathBuf, ChildRecord) {
     let only = |path: &Path| std::fs::read_dir(path).unwrap().next().unwrap().unwrap().path();
     let node = only(&state.join("attempts"));
     let attempt = only(&node);
-    let record = serde_json::from_slice(&std::fs::read(attempt.join("child.json")).unwrap()).unwrap();
-    (NodeId(node.file_name().unwrap().to_str().unwrap().parse().unwrap()), attempt, record)
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let bytes = std::fs::read(attempt.join("child.json")).unwrap_or_default();
+        if let Ok(record) = serde_json::from_slice(&bytes) {
+            let id = node.file_name().unwrap().to_str().unwrap().parse().unwrap();
+            return (NodeId(id), attempt, record);
+        }
+        assert!(Instant::now() < until, "no record was written");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 async fn leftovers_are_ended_only_if_everything_matches() {
     let mut node = Node::start(false, 0, 1, STUBBORN);
     let children = node.children().await;
-    node.kill();
     let state = node.dir.path().join("state");
-    let (id, attempt, record) = only_record(&state);
+    let (id, attempt, record) = only_record(&state).await;
+    node.kill();
     assert_eq!(record.pid, children[0]);
     let grace = Duration::from_millis(50);
     for other in [
@@ -376,12 +388,12 @@ async fn leftovers_are_ended_only_if_everything_matches() {
 async fn leftovers_without_their_leader_are_found_by_token() {
     let mut node = Node::start(false, 0, 1, STUBBORN);
     let [leader, child, daemon] = node.children().await;
+    let (_, _, record) = only_record(&node.dir.path().join("state")).await;
     // Frozen first, or it would see the leader go, and end the others itself.
     signal(node.pid(), Signal::SIGSTOP);
     signal(leader, Signal::SIGKILL);
     node.kill();
     is_gone(leader, DEADLINE).await;
-    let (_, _, record) = only_record(&node.dir.path().join("state"));
     assert!(end_leftover(&record, Duration::from_millis(50)));
     assert!(!lives(child) && !lives(daemon));
 }
@@ -412,4 +424,36 @@ async fn a_control_group_holds_who_hides() {
     assert!(!lives(hidden));
     let left = std::fs::read_dir(&parent).unwrap().flatten();
     assert!(!left.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with("belfry-")));
+}
+
+async fn a_node_without_files_to_open_says_so_and_goes_on() {
+    let status = std::process::Command::new("/bin/sh")
+        .args(["-c", "ulimit -n 48; exec \"$0\" limited", std::env::current_exe().unwrap().to_str().unwrap()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// Starts more than it has files for.
+fn limited_main() -> ExitCode {
+    support::block_on(async {
+        let rig = Rig::new(true).await;
+        let lives: Vec<_> = (0..40).map(|_| rig.start(argv(&["sleep", "0.3"]))).collect();
+        let mut refused = 0;
+        for live in lives {
+            let report = live.done().await.report;
+            if report.outcome != Outcome::Completed {
+                let retryable = true;
+                assert_eq!(
+                    report.outcome,
+                    Outcome::Failed { reason: Reason::SpawnFailed, retryable },
+                    "{report:?}"
+                );
+                refused += 1;
+            }
+        }
+        assert!(refused > 0 && refused < 40, "{refused}");
+        assert_eq!(rig.run(argv(&["true"])).await.report.outcome, Outcome::Completed);
+        assert_eq!(rig.keeper.as_ref().unwrap().starts(), 1);
+    });
+    ExitCode::SUCCESS
 }

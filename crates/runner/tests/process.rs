@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         arguments_are_templates_and_never_split,
         a_shell_line_cannot_be_broken_out_of,
         a_prompt_is_a_template_and_a_payload_is_not,
+        an_error_is_one_line,
         a_command_can_be_another_program,
         the_environment_is_an_allow_list,
         a_reference_that_is_not_set_is_named,
@@ -100,6 +101,16 @@ async fn a_prompt_is_a_template_and_a_payload_is_not(rig: Rig) {
     assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
     let error = report.error.unwrap();
     assert!(error.starts_with("template of prompt: undefined value"), "{error}");
+}
+
+async fn an_error_is_one_line(rig: Rig) {
+    let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x | int }}", "{{ nope\n\n }}"]));
+    attempt.payload = json!({"x": "1\n2026-01-01 ERROR event=fake\u{1b}[31m"});
+    let error = rig.run_attempt(attempt.clone()).await.report.error.unwrap();
+    assert!(error.contains("run[1]") && !error.contains(char::is_control), "{error:?}");
+    attempt.payload = json!({"x": "1"});
+    let error = rig.run_attempt(attempt).await.report.error.unwrap();
+    assert!(error.contains("run[2]") && !error.contains(char::is_control), "{error:?}");
 }
 
 async fn a_command_can_be_another_program(rig: Rig) {

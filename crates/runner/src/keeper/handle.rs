@@ -150,19 +150,18 @@ impl KeeperHandle {
     pub(crate) async fn register(&self, record: ChildRecord) -> Result<(), Error> {
         let token = record.token.clone();
         let answer = self.inner.add(record);
-        let known = match timeout(ANSWER, answer).await {
-            Ok(known) => known,
-            Err(_) => {
-                self.inner.replace();
-                // A new one is told of every child that lives, and answers for each.
-                let answer = self.inner.wait_for(&token);
-                timeout(ANSWER, answer).await.unwrap_or(Ok(false))
-            }
-        };
+        let mut known = timeout(ANSWER, answer).await;
+        if known.is_err() {
+            self.inner.replace();
+            // A new one is told of every child that lives, and answers for each.
+            known = timeout(ANSWER, self.inner.wait_for(&token)).await;
+        }
         match known {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Error::Keeper("does not take new children: the lease is about to end".into())),
-            Err(_) => Err(Error::Keeper("does not answer".into())),
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => {
+                Err(Error::Keeper("does not take new children: the lease is about to end".into()))
+            }
+            _ => Err(Error::Keeper("does not answer".into())),
         }
     }
 

@@ -172,7 +172,12 @@ impl Keeper {
         loop {
             let snapshot = Snapshot::take();
             self.children.values_mut().for_each(|child| child.look(&snapshot));
-            self.children.retain(|_, child| !child.is_gone());
+            self.children.retain(|_, child| {
+                if let (true, Some(group)) = (child.is_gone(), &child.family.record().cgroup) {
+                    cgroup::remove(group);
+                }
+                !child.is_gone()
+            });
             let for_ms = now_ms().saturating_sub(started_ms);
             if self.children.is_empty() || for_ms > GIVE_UP_MS {
                 return;
