@@ -213,8 +213,25 @@ pub trait Store: Send + Sync + 'static {
     /// All breakers that have counted or changed, by name of agent and command.
     fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
 
-    /// Complete ranges of skips and misses of a schedule, oldest first.
-    fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant.
+    fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+
+    /// What became of a tick of a schedule, within what is kept. Whether the instant is a tick at all, its definition of
+    /// that time tells: see `revision_at`. Looks at what has happened to the schedule since, and at nothing else.
+    fn tick(&self, schedule: ScheduleId, tick_at: Timestamp)
+    -> impl Future<Output = Answer<TickFate>> + Send;
+
+    /// The revision of a schedule at an instant, with its definition when that began.
+    fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> impl Future<Output = Answer<Option<(i64, ScheduleDefinition)>>> + Send;
 
     /// A breaker.
     fn breaker(&self, agent: AgentId, command: &str) -> impl Future<Output = Answer<BreakerRecord>> + Send;

@@ -11,6 +11,7 @@ mod pause;
 mod plan;
 mod read;
 mod source;
+mod why;
 
 pub(crate) use pause::resumed;
 pub(crate) use source::{standing_of, unarmed_until};
@@ -50,6 +51,8 @@ struct State {
     /// Runs in the order in which they ended.
     ended_order: Vec<RunId>,
     skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
+    /// What schedules were, by the instants of their edits.
+    revisions: BTreeMap<ScheduleId, Vec<(i64, Timestamp, ScheduleDefinition)>>,
     nodes: BTreeMap<NodeId, Node>,
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
@@ -300,10 +303,25 @@ impl Store for Memory {
         Ok(self.state.lock().list_breakers())
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        let mut skips = self.state.lock().skips.get(&schedule).cloned().unwrap_or_default();
-        skips.sort_by_key(|range| range.from);
-        Ok(skips)
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        Ok(self.state.lock().list_skips(schedule, after, limit))
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        Ok(self.state.lock().tick(schedule, tick_at))
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        Ok(self.state.lock().revision_at(schedule, at))
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {

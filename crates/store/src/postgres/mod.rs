@@ -56,6 +56,7 @@ mod read;
 mod rows;
 mod schema;
 mod source;
+mod why;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -391,8 +392,25 @@ impl Store for Postgres {
         look!(self, |tx| list::breakers(&mut tx).await)
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        look!(self, |tx| read::skips(&mut tx, schedule).await)
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        look!(self, |tx| why::skips(&mut tx, schedule, after, limit).await)
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        look!(self, |tx| why::tick(&mut tx, schedule, tick_at).await)
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        look!(self, |tx| why::revision_at(&mut tx, schedule, at).await)
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {

@@ -15,6 +15,7 @@ mod plan;
 mod read;
 mod schema;
 mod source;
+mod why;
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -544,8 +545,25 @@ impl Store for Sqlite {
         self.read(|verb| verb.list_breakers()).await
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        self.read(move |verb| verb.skips(schedule)).await
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        self.read(move |verb| verb.skips(schedule, after, limit)).await
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        self.read(move |verb| verb.tick(schedule, tick_at)).await
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        self.read(move |verb| verb.revision_at(schedule, at)).await
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {

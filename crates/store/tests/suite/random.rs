@@ -6,7 +6,7 @@ use belfry_core::retry::Outcome;
 use belfry_core::{Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
-use belfry_time::SignedDuration;
+use belfry_time::{SignedDuration, Timestamp};
 
 use super::Random;
 use super::listing::{all_runs, all_schedules};
@@ -361,7 +361,7 @@ impl<'a, S: Store> Side<'a, S> {
                 let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
                 format!("{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?}")
             }));
-            words.push(format!("{name} {:?}", store.skips(id).await.unwrap()));
+            words.push(format!("{name} {:?}", store.skips(id, None, 1000).await.unwrap()));
             words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
             words.push(format!(
                 "{name} {:?}",
@@ -370,6 +370,14 @@ impl<'a, S: Store> Side<'a, S> {
             if lists {
                 let of = RunFilter { schedule: Some(name.into()), ..RunFilter::default() };
                 words.extend(all_runs(store, &of, 40).await.into_iter().map(|run| self.run_words(run)));
+                let minute = self.world.now.as_second() / 60 * 60;
+                for tick in (0..60).filter_map(|n| Timestamp::from_second(minute - n * 60).ok()) {
+                    words.push(match store.tick(id, tick).await.unwrap() {
+                        TickFate::Run(run) => self.run_words(*run),
+                        other => format!("{name} {tick} {other:?}"),
+                    });
+                    words.push(format!("{:?}", store.revision_at(id, tick).await.unwrap()));
+                }
             }
         }
         if !lists {
