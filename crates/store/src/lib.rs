@@ -6,6 +6,7 @@
 //! and `views.rs`.
 
 mod error;
+mod hint;
 pub mod memory;
 pub mod postgres;
 pub mod sabotage;

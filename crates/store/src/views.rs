@@ -54,6 +54,12 @@ pub enum Put {
     OwnedBy(String),
 }
 
+impl Put {
+    pub(crate) fn is_news(&self) -> bool {
+        matches!(self, Put::Added(_) | Put::Changed(_))
+    }
+}
+
 /// What became of a schedule that was to be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {

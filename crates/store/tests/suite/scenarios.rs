@@ -34,6 +34,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     super::listing::all(&fresh).await;
     super::pausing::all(&fresh).await;
     super::why::all(&fresh).await;
+    super::nodes::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
