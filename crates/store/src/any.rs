@@ -4,6 +4,7 @@ use std::path::Path;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
+use serde_json::Value;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -50,17 +51,6 @@ impl AnyStore {
             AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
             AnyStore::Postgres(store) => store.clock().await.map(Some),
         }
-    }
-}
-
-impl AnyStore {
-    /// TEMPORARY until the verbs are merged.
-    pub async fn changed(&self) {
-        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
-    }
-    /// TEMPORARY until the verbs are merged.
-    pub async fn cancel_marks(&self, _node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        Ok(Vec::new())
     }
 }
 
@@ -175,6 +165,18 @@ impl Store for AnyStore {
         each!(self, store => store.renew(node, lease_until).await)
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        each!(self, store => store.cancel_marks(node).await)
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        each!(self, store => store.record_child(run, epoch, record).await)
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        each!(self, store => store.children_of(node).await)
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         each!(self, store => store.nodes().await)
     }
@@ -237,8 +239,25 @@ impl Store for AnyStore {
         each!(self, store => store.breakers().await)
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        each!(self, store => store.skips(schedule).await)
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        each!(self, store => store.skips(schedule, after, limit).await)
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        each!(self, store => store.tick(schedule, tick_at).await)
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        each!(self, store => store.revision_at(schedule, at).await)
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -247,6 +266,10 @@ impl Store for AnyStore {
 
     async fn counts(&self) -> Answer<Counts> {
         each!(self, store => store.counts().await)
+    }
+
+    async fn changed(&self) {
+        each!(self, store => store.changed().await)
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

@@ -7,6 +7,7 @@
 
 mod any;
 mod error;
+mod hint;
 pub mod memory;
 pub mod postgres;
 pub mod sabotage;

@@ -4,6 +4,7 @@ use std::future::Future;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
+use serde_json::Value;
 
 use crate::error::Error;
 use crate::shapes::*;
@@ -145,6 +146,22 @@ pub trait Store: Send + Sync + 'static {
     /// Extends a node's lease, unless it was fenced.
     fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
 
+    /// Runs under a node that are to be ended. Reads only, little enough to be asked each second.
+    fn cancel_marks(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Epoch, Reason)>>> + Send;
+
+    /// Keeps what it takes to find an attempt's process should its node be lost; `false` where the claim no longer holds.
+    /// It goes with the claim. Crash: kept, or not: start the process after the answer.
+    fn record_child(
+        &self,
+        run: RunId,
+        epoch: Epoch,
+        record: &Value,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// What was kept of the processes of a node's claims, for whoever ends what is left of them before he fences the node:
+    /// `fence` gives the claims up. Reads only.
+    fn children_of(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Value)>>> + Send;
+
     /// All nodes that were not fenced.
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;
 
@@ -213,14 +230,36 @@ pub trait Store: Send + Sync + 'static {
     /// All breakers that have counted or changed, by name of agent and command.
     fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
 
-    /// Complete ranges of skips and misses of a schedule, oldest first.
-    fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant.
+    fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+
+    /// What became of a tick of a schedule, within what is kept. Whether the instant is a tick at all, its definition of
+    /// that time tells: see `revision_at`. Looks at what has happened to the schedule since, and at nothing else.
+    fn tick(&self, schedule: ScheduleId, tick_at: Timestamp)
+    -> impl Future<Output = Answer<TickFate>> + Send;
+
+    /// The revision of a schedule at an instant, with its definition when that began.
+    fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> impl Future<Output = Answer<Option<(i64, ScheduleDefinition)>>> + Send;
 
     /// A breaker.
     fn breaker(&self, agent: AgentId, command: &str) -> impl Future<Output = Answer<BreakerRecord>> + Send;
 
     /// How many runs there are.
     fn counts(&self) -> impl Future<Output = Answer<Counts>> + Send;
+
+    /// Waits until there may be work that was not there at the last call: tokens, waiting runs, cancel marks. Only a hint: it
+    /// may come without reason, and may be lost where a process dies; who waits looks from time to time anyway. For one
+    /// task of a process: two that wait take hints from each other.
+    fn changed(&self) -> impl Future<Output = ()> + Send;
 
     /// Looks for damage and for broken promises among the rows; empty where all is well.
     fn integrity(&self) -> impl Future<Output = Answer<Vec<String>>> + Send;

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
-use belfry_core::{AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleId};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleId, SkipRange, SkipReason,
+};
 use belfry_time::{SignedDuration, Timestamp};
 
+use crate::memory::{left_out, unarmed_until};
 use crate::shapes::{RunRecord, ScheduleRecord};
 
 /// The source of what was made through the API or the command line. Files never touch it, nor it what files own.
@@ -49,6 +52,12 @@ pub enum Put {
     NoAgent,
     /// It belongs to this source, which alone may change it.
     OwnedBy(String),
+}
+
+impl Put {
+    pub(crate) fn is_news(&self) -> bool {
+        matches!(self, Put::Added(_) | Put::Changed(_))
+    }
 }
 
 /// What became of a schedule that was to be removed.
@@ -293,4 +302,46 @@ pub struct BreakerEntry {
     pub command: String,
     /// Where it stands.
     pub breaker: Breaker,
+}
+
+/// What became of a tick, as far as it is still known.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TickFate {
+    /// It made this run.
+    Run(Box<RunRecord>),
+    /// It was skipped or missed with others, and the range is complete.
+    Skipped(SkipRange),
+    /// It was skipped with others, and the range is still being counted; also a pause that lasts.
+    Open(SkipRange),
+    /// Not planned yet, no tick at all, or too long ago.
+    Unknown,
+}
+
+/// Ranges of skips before an instant that are looked at for it; they hardly ever overlap.
+pub(crate) const RANGES_MAX: i64 = 16;
+
+impl TickFate {
+    /// What a schedule's own state says of a tick that made no run: is it among those that are still being counted, or in a
+    /// span without planning that lasts?
+    pub(crate) fn of_state(
+        status: &Status,
+        since: Timestamp,
+        open_skip: Option<SkipRange>,
+        compiled: &Result<Arc<Schedule>, Arc<str>>,
+        tick_at: Timestamp,
+    ) -> TickFate {
+        if let Some(open) = open_skip.filter(|open| open.from <= tick_at && tick_at <= open.to) {
+            return TickFate::Open(open);
+        }
+        let span = match status {
+            _ if tick_at <= since => None,
+            Status::Invalid { .. } => {
+                Some(SkipRange { from: since, to: tick_at, ..SkipRange::one(SkipReason::Invalid, tick_at) })
+            }
+            _ => unarmed_until(status, tick_at)
+                .filter(|end| *end == tick_at)
+                .and_then(|end| left_out(compiled, SkipReason::Disabled, since, end)),
+        };
+        span.map_or(TickFate::Unknown, TickFate::Open)
+    }
 }

@@ -11,6 +11,7 @@ mod pause;
 mod plan;
 mod read;
 mod source;
+mod why;
 
 pub(crate) use pause::resumed;
 pub(crate) use source::{standing_of, unarmed_until};
@@ -26,7 +27,9 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
+use serde_json::Value;
 
+use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
@@ -36,6 +39,7 @@ use crate::views::*;
 #[derive(Default)]
 pub struct Memory {
     state: Mutex<State>,
+    hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -50,6 +54,8 @@ struct State {
     /// Runs in the order in which they ended.
     ended_order: Vec<RunId>,
     skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
+    /// What schedules were, by the instants of their edits.
+    revisions: BTreeMap<ScheduleId, Vec<(i64, Timestamp, ScheduleDefinition)>>,
     nodes: BTreeMap<NodeId, Node>,
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
@@ -87,6 +93,7 @@ struct Live {
     cancel: Option<Reason>,
     exit_code: Option<i32>,
     error: Option<String>,
+    child: Option<(Epoch, Value)>,
 }
 
 impl Memory {
@@ -133,7 +140,7 @@ impl Store for Memory {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
-        Ok(self.state.lock().apply(now, source, digest, agents))
+        self.hint.after(Ok(self.state.lock().apply(now, source, digest, agents)), |_| true)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -147,11 +154,12 @@ impl Store for Memory {
         name: &str,
         definition: &ScheduleDefinition,
     ) -> Answer<Put> {
-        Ok(self.state.lock().put_by_api(now, agent, name, definition))
+        let put = self.state.lock().put_by_api(now, agent, name, definition);
+        self.hint.after(Ok(put), Put::is_news)
     }
 
     async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        Ok(self.state.lock().remove_by_api(now, schedule))
+        self.hint.after(Ok(self.state.lock().remove_by_api(now, schedule)), |_| true)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
@@ -166,7 +174,7 @@ impl Store for Memory {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        Ok(self.state.lock().pause(now, schedule, reason, until))
+        self.hint.after(Ok(self.state.lock().pause(now, schedule, reason, until)), |paused| *paused)
     }
 
     async fn resume(
@@ -176,7 +184,8 @@ impl Store for Memory {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        Ok(self.state.lock().resume(now, schedule, catch_up, skipped))
+        let resumed = self.state.lock().resume(now, schedule, catch_up, skipped);
+        self.hint.after(Ok(resumed), |resumed| *resumed)
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -190,11 +199,12 @@ impl Store for Memory {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
         let mut state = self.state.lock();
-        Ok(commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect())
+        let held = commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect();
+        self.hint.after(Ok(held), |held: &Vec<bool>| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        Ok(self.state.lock().enqueue(now, request))
+        self.hint.after(Ok(self.state.lock().enqueue(now, request)), hint::made)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -203,15 +213,16 @@ impl Store for Memory {
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let mut state = self.state.lock();
-        Ok(finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect())
+        let finished = finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect();
+        self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        Ok(self.state.lock().cancel(now, run, reason))
+        self.hint.after(Ok(self.state.lock().cancel(now, run, reason)), hint::cancelled)
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
-        Ok(self.state.lock().give_back(now, node, runs))
+        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| *given > 0)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -231,12 +242,24 @@ impl Store for Memory {
         Ok(self.state.lock().renew(node, lease_until))
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        Ok(self.state.lock().cancel_marks(node))
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        Ok(self.state.lock().record_child(run, epoch, record))
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        Ok(self.state.lock().children_of(node))
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         Ok(self.state.lock().nodes.values().filter(|node| !node.fenced).cloned().collect())
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        Ok(self.state.lock().fence(now, node, lease_seen))
+        self.hint.after(Ok(self.state.lock().fence(now, node, lease_seen)), Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -300,10 +323,25 @@ impl Store for Memory {
         Ok(self.state.lock().list_breakers())
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        let mut skips = self.state.lock().skips.get(&schedule).cloned().unwrap_or_default();
-        skips.sort_by_key(|range| range.from);
-        Ok(skips)
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        Ok(self.state.lock().list_skips(schedule, after, limit))
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        Ok(self.state.lock().tick(schedule, tick_at))
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        Ok(self.state.lock().revision_at(schedule, at))
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -314,6 +352,10 @@ impl Store for Memory {
         let state = self.state.lock();
         let running = state.live.values().filter(|live| live.running.is_some()).count() as u64;
         Ok(Counts { pending: state.live.len() as u64 - running, running, ended: state.ended.len() as u64 })
+    }
+
+    async fn changed(&self) {
+        self.hint.given().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

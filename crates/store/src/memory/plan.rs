@@ -141,6 +141,7 @@ impl State {
             cancel: None,
             exit_code: None,
             error: None,
+            child: None,
         };
         self.live.insert(new.id, live);
     }

@@ -92,6 +92,7 @@ impl State {
             };
             let row = ScheduleRow { record, compiled, version: 0, fired_at: None, retired: false };
             self.schedules.insert(id, row);
+            self.add_revision(now, id);
             self.set_token(id, token);
             return Put::Added(id);
         };
@@ -129,6 +130,8 @@ impl State {
         row.record.revision += 1;
         row.record.origin = None;
         row.record.waits_for = None;
+        self.add_revision(now, id);
+        let Some(row) = self.schedules.get_mut(&id) else { return };
         let one_shot = row.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
         let token = if one_shot { Token::first(now) } else { Token::next(now) };
         let (status, token) = standing_of(definition, &row.compiled, token);

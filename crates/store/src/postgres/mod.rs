@@ -49,6 +49,7 @@ mod edit;
 mod finish;
 mod list;
 mod node;
+mod notify;
 mod output;
 mod pause;
 mod plan;
@@ -56,6 +57,7 @@ mod read;
 mod rows;
 mod schema;
 mod source;
+mod why;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -69,13 +71,15 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
+use serde_json::Value;
 
 use self::connection::{Fault, Pool, Tx, error_of};
-use crate::Error;
+use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
 use crate::views::*;
+use crate::{Error, hint};
 
 /// A verb that takes longer has failed, whatever the server does.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -88,6 +92,7 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
+    hints: Hints,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -145,7 +150,7 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), sabotage: Switch::default() })
+        Ok(Postgres { pool, cache: Mutex::default(), hints: Hints::default(), sabotage: Switch::default() })
     }
 }
 
@@ -220,9 +225,10 @@ impl Store for Postgres {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         let specs = source::compile_all(agents);
-        verb!(self, LONG_DEADLINE, transaction, |tx| self
+        let answer = verb!(self, LONG_DEADLINE, transaction, |tx| self
             .apply_in(&mut tx, now, source, digest, &specs)
-            .await)
+            .await);
+        self.tell(answer, |_| true).await
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -242,11 +248,13 @@ impl Store for Postgres {
             schedules: vec![(name.to_owned(), definition.clone())],
         }];
         let specs = source::compile_all(&spec);
-        transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0]).await)
+        let answer = transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0]).await);
+        self.tell(answer, Put::is_news).await
     }
 
     async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule).await)
+        let answer = transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule).await);
+        self.tell(answer, |_| true).await
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
@@ -263,7 +271,8 @@ impl Store for Postgres {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason, until).await)
+        let answer = transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason, until).await);
+        self.tell(answer, |paused| *paused).await
     }
 
     async fn resume(
@@ -273,7 +282,8 @@ impl Store for Postgres {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        transact!(self, |tx| pause::resume(&mut tx, now, schedule, catch_up, skipped).await)
+        let answer = transact!(self, |tx| pause::resume(&mut tx, now, schedule, catch_up, skipped).await);
+        self.tell(answer, |resumed| *resumed).await
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -290,12 +300,14 @@ impl Store for Postgres {
         }
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
-        transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await)
+        let answer = transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await);
+        self.hint(answer, |held| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await)
+        let answer = transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await);
+        self.tell(answer, hint::made).await
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -306,18 +318,21 @@ impl Store for Postgres {
         if finishes.is_empty() {
             return Ok(Vec::new());
         }
-        transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await)
+        let answer = transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await);
+        self.hint(answer, |finished| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await)
+        let answer = transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await);
+        self.tell(answer, hint::cancelled).await
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         if runs.is_empty() {
             return Ok(0);
         }
-        transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await)
+        let answer = transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await);
+        self.hint(answer, |given| *given > 0)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -336,12 +351,26 @@ impl Store for Postgres {
         transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        look!(self, |tx| node::cancel_marks(&mut tx, node).await)
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        let record = record.to_string();
+        transact!(self, |tx| node::record_child(&mut tx, run, epoch, &record).await)
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        look!(self, |tx| node::children_of(&mut tx, node).await)
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         look!(self, |tx| node::nodes(&mut tx).await)
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await)
+        let answer = transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await);
+        self.hint(answer, Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -398,8 +427,25 @@ impl Store for Postgres {
         look!(self, |tx| list::breakers(&mut tx).await)
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        look!(self, |tx| read::skips(&mut tx, schedule).await)
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        look!(self, |tx| why::skips(&mut tx, schedule, after, limit).await)
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        look!(self, |tx| why::tick(&mut tx, schedule, tick_at).await)
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        look!(self, |tx| why::revision_at(&mut tx, schedule, at).await)
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -408,6 +454,10 @@ impl Store for Postgres {
 
     async fn counts(&self) -> Answer<Counts> {
         look!(self, |tx| read::counts(&mut tx).await)
+    }
+
+    async fn changed(&self) {
+        self.hinted().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

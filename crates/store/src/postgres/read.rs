@@ -1,7 +1,7 @@
 //! Reading, and removing what is old.
 
 use belfry_core::breaker::Transition;
-use belfry_core::{AgentId, RunId, ScheduleId, SkipRange, Token, TokenKind};
+use belfry_core::{AgentId, RunId, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
@@ -45,19 +45,6 @@ pub(super) async fn ended_runs(
     );
     let found = tx.query(sql, &[&vec![schedule], &i64::from(limit)]).await?;
     found.iter().map(rows::ended).collect()
-}
-
-pub(super) async fn skips(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<Vec<SkipRange>, Fault> {
-    let sql = "select reason, from_at, to_at, count from skips where schedule_id = $1 order by from_at, id";
-    let range = |row: &tokio_postgres::Row| {
-        Ok(SkipRange {
-            reason: rows::skip_reason(get(row, "reason")?)?,
-            from: get(row, "from_at")?,
-            to: get(row, "to_at")?,
-            count: get::<i64>(row, "count")?.unsigned_abs(),
-        })
-    };
-    tx.query(sql, &[&schedule]).await?.iter().map(range).collect()
 }
 
 pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {

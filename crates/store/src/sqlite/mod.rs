@@ -9,6 +9,7 @@ mod edit;
 mod finish;
 mod list;
 mod node;
+mod notify;
 mod output;
 mod pause;
 mod plan;
@@ -16,6 +17,7 @@ mod read;
 mod schema;
 mod source;
 mod statements;
+mod why;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -23,6 +25,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
 use belfry_core::{
@@ -32,9 +35,11 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
+use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
@@ -70,6 +75,9 @@ impl Drop for Sqlite {
 struct Shared {
     path: PathBuf,
     sabotage: Switch,
+    hint: Hint,
+    /// What the file's counter of others' writes was when it was looked at last.
+    seen_version: AtomicI64,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
     /// The same for agents, by revision.
@@ -113,6 +121,8 @@ impl Sqlite {
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             sabotage: Switch::default(),
+            hint: Hint::default(),
+            seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
             agents: Mutex::default(),
         });
@@ -377,7 +387,8 @@ impl Store for Sqlite {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         let (source, digest, agents) = (source.to_owned(), digest.to_owned(), agents.to_vec());
-        self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await
+        let answer = self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await;
+        self.shared.hint.after(answer, |_| true)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -396,11 +407,13 @@ impl Store for Sqlite {
         definition: &ScheduleDefinition,
     ) -> Answer<Put> {
         let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
-        self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await
+        let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await;
+        self.shared.hint.after(answer, Put::is_news)
     }
 
     async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        self.write(move |verb| verb.remove_by_api(now, schedule)).await
+        let answer = self.write(move |verb| verb.remove_by_api(now, schedule)).await;
+        self.shared.hint.after(answer, |_| true)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
@@ -416,7 +429,8 @@ impl Store for Sqlite {
         until: Option<Timestamp>,
     ) -> Answer<bool> {
         let reason = reason.map(str::to_owned);
-        self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await
+        let answer = self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await;
+        self.shared.hint.after(answer, |paused| *paused)
     }
 
     async fn resume(
@@ -426,7 +440,8 @@ impl Store for Sqlite {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await
+        let answer = self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await;
+        self.shared.hint.after(answer, |resumed| *resumed)
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -441,13 +456,15 @@ impl Store for Sqlite {
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
-        let commits = commits.to_vec();
-        self.write(move |verb| commits.iter().map(|commit| verb.commit(now, commit)).collect()).await
+        let own = commits.to_vec();
+        let held = self.write(move |verb| own.iter().map(|commit| verb.commit(now, commit)).collect()).await;
+        self.shared.hint.after(held, |held: &Vec<bool>| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = request.clone();
-        self.write(move |verb| verb.enqueue(now, &request)).await
+        let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
+        self.shared.hint.after(answer, hint::made)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -457,16 +474,20 @@ impl Store for Sqlite {
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let finishes = finishes.to_vec();
-        self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await
+        let answer =
+            self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await;
+        self.shared.hint.after(answer, |finished| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        self.write(move |verb| verb.cancel(now, run, reason)).await
+        let answer = self.write(move |verb| verb.cancel(now, run, reason)).await;
+        self.shared.hint.after(answer, hint::cancelled)
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         let runs = runs.to_vec();
-        self.write(move |verb| verb.give_back(now, node, &runs)).await
+        let answer = self.write(move |verb| verb.give_back(now, node, &runs)).await;
+        self.shared.hint.after(answer, |given| *given > 0)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -490,12 +511,26 @@ impl Store for Sqlite {
         self.read(move |verb| verb.held(node)).await
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        self.read(move |verb| verb.cancel_marks(node)).await
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        let record = record.to_string();
+        self.write(move |verb| verb.record_child(run, epoch, &record)).await
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        self.read(move |verb| verb.children_of(node)).await
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         self.read(|verb| verb.nodes()).await
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        self.write(move |verb| verb.fence(now, node, lease_seen)).await
+        let answer = self.write(move |verb| verb.fence(now, node, lease_seen)).await;
+        self.shared.hint.after(answer, Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -562,8 +597,25 @@ impl Store for Sqlite {
         self.read(|verb| verb.list_breakers()).await
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        self.read(move |verb| verb.skips(schedule)).await
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        self.read(move |verb| verb.skips(schedule, after, limit)).await
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        self.read(move |verb| verb.tick(schedule, tick_at)).await
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        self.read(move |verb| verb.revision_at(schedule, at)).await
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -573,6 +625,10 @@ impl Store for Sqlite {
 
     async fn counts(&self) -> Answer<Counts> {
         self.read(|verb| verb.counts()).await
+    }
+
+    async fn changed(&self) {
+        self.hinted().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

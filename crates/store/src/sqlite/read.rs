@@ -1,12 +1,12 @@
 //! Reading, looking for damage, and removing what is old.
 
-use belfry_core::{AgentId, RunId, RunState, ScheduleId, SkipRange, SkipReason};
+use belfry_core::{AgentId, RunId, RunState, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::list::{ENDED, live_query, record};
 use super::source::from_json;
-use super::{Done, Verb, bytes, instant, maybe_instant, micros};
+use super::{Done, Verb, bytes, maybe_instant, micros};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -49,21 +49,6 @@ impl Verb<'_> {
             heads[later] = next(previous)?;
         }
         Ok(runs)
-    }
-
-    pub(super) fn skips(&self, schedule: ScheduleId) -> Done<Vec<SkipRange>> {
-        self.rows(
-            "select reason, from_tick, to_tick, count from skips where schedule_id = ? order by from_tick, number",
-            [schedule],
-            |row| {
-                Ok(SkipRange {
-                    reason: SkipReason::from_code(row.get(0)?).unwrap_or(SkipReason::Disabled),
-                    from: instant(row, "from_tick")?,
-                    to: instant(row, "to_tick")?,
-                    count: row.get::<_, i64>(3)? as u64,
-                })
-            },
-        )
     }
 
     pub(super) fn breaker_record(&self, agent: AgentId, command: &str) -> Done<BreakerRecord> {

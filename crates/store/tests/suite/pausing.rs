@@ -46,7 +46,7 @@ async fn a_pause_ends_at_its_instant(store: &impl Store) {
     let record = world.schedule("a/s").await;
     assert_eq!((&record.status, record.status_since), (&Status::Active, world.now));
     assert_eq!(record.token.unwrap().tick_at, start() + SignedDuration::from_mins(15));
-    assert_eq!(store.skips(record.id).await.unwrap(), [disabled(5, 10, 2)]);
+    assert_eq!(store.skips(record.id, None, 1000).await.unwrap(), [disabled(5, 10, 2)]);
     world.advance(15 * 60_000 - 754_567);
     assert_eq!(world.plan_all().await, 1);
     world.assert_whole().await;
@@ -60,7 +60,7 @@ async fn a_pause_that_ends_in_downtime_ends_at_its_instant(store: &impl Store) {
     assert_eq!(record.status, Status::Active);
     let missed = SkipRange::one(SkipReason::MissedSkip, start() + SignedDuration::from_mins(15));
     assert_eq!(
-        store.skips(record.id).await.unwrap(),
+        store.skips(record.id, None, 1000).await.unwrap(),
         [disabled(5, 10, 2), missed],
         "downtime begins where the pause ended"
     );
@@ -91,7 +91,7 @@ async fn the_last_word_about_a_pause_counts(store: &impl Store) {
     world.plan_all().await;
     assert_eq!(world.schedule("a/s").await.token.unwrap().tick_at, start() + SignedDuration::from_mins(35));
     assert!(!store.resume(world.now, id, false, None).await.unwrap());
-    assert!(store.skips(id).await.unwrap().is_empty());
+    assert!(store.skips(id, None, 1000).await.unwrap().is_empty());
     world.assert_whole().await;
 }
 
@@ -102,7 +102,11 @@ async fn a_pause_outlives_an_edit(store: &impl Store) {
     world.apply(&[agent("a", unlimited(), &[("s", cron("*/7 * * * *"))])]).await;
     let record = world.schedule("a/s").await;
     assert_eq!(record.token, Some(Token::resume(world.now, until)), "and so does its end");
-    assert_eq!(store.skips(record.id).await.unwrap(), [disabled(5, 10, 2)], "by the old timing so far");
+    assert_eq!(
+        store.skips(record.id, None, 1000).await.unwrap(),
+        [disabled(5, 10, 2)],
+        "by the old timing so far"
+    );
     world.assert_whole().await;
     let off = schedule(When::Cron("*/7 * * * *".into()), Options { enabled: false, ..Options::default() });
     world.apply(&[agent("a", unlimited(), &[("s", off)])]).await;
@@ -111,7 +115,7 @@ async fn a_pause_outlives_an_edit(store: &impl Store) {
     let record = world.schedule("a/s").await;
     assert_eq!((record.status, record.token), (Status::Disabled, None), "a pause that ends enables nothing");
     assert_eq!(
-        store.skips(record.id).await.unwrap(),
+        store.skips(record.id, None, 1000).await.unwrap(),
         [disabled(5, 10, 2), disabled(14, 28, 3)],
         "and by the new timing since"
     );
@@ -127,7 +131,7 @@ async fn an_edit_after_the_end_of_a_pause_fires_nothing_before_it(store: &impl S
     let record = world.schedule("a/s").await;
     assert_eq!((record.status, record.revision), (Status::Active, 2));
     assert_eq!(record.token.unwrap().tick_at, start() + SignedDuration::from_mins(22));
-    assert_eq!(store.skips(record.id).await.unwrap(), [disabled(5, 10, 2)]);
+    assert_eq!(store.skips(record.id, None, 1000).await.unwrap(), [disabled(5, 10, 2)]);
     world.assert_whole().await;
 }
 

@@ -6,7 +6,7 @@ use belfry_core::retry::Outcome;
 use belfry_core::{Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
-use belfry_time::SignedDuration;
+use belfry_time::{SignedDuration, Timestamp};
 
 use super::Random;
 use super::listing::{all_runs, all_schedules};
@@ -242,10 +242,12 @@ impl<'a, S: Store> Side<'a, S> {
                 self.world.join(*node).await;
                 String::new()
             }
-            Operation::Renew(node) => format!(
-                "{:?}",
-                store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap()
-            ),
+            Operation::Renew(node) => {
+                let marks = store.cancel_marks(node_id(*node)).await.unwrap();
+                let children = store.children_of(node_id(*node)).await.unwrap();
+                let renewed = store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap();
+                format!("{marks:?} {children:?} {renewed:?}")
+            }
             Operation::Fence(node) => {
                 let nodes = store.nodes().await.unwrap();
                 let Some(node) = nodes.iter().find(|known| known.id == node_id(*node)) else {
@@ -306,7 +308,8 @@ impl<'a, S: Store> Side<'a, S> {
                 };
                 let epoch = claimed.epoch - i32::from(*stale);
                 let kept = store.append_output(claimed.run, epoch, &[chunk]).await.unwrap();
-                format!("{kept} {:?}", store.output(claimed.run, None, 5).await.unwrap())
+                let child = store.record_child(claimed.run, epoch, &serde_json::json!(which)).await.unwrap();
+                format!("{kept} {child} {:?}", store.output(claimed.run, None, 5).await.unwrap())
             }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
@@ -361,7 +364,7 @@ impl<'a, S: Store> Side<'a, S> {
                 let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
                 format!("{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?}")
             }));
-            words.push(format!("{name} {:?}", store.skips(id).await.unwrap()));
+            words.push(format!("{name} {:?}", store.skips(id, None, 1000).await.unwrap()));
             words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
             words.push(format!(
                 "{name} {:?}",
@@ -370,6 +373,14 @@ impl<'a, S: Store> Side<'a, S> {
             if lists {
                 let of = RunFilter { schedule: Some(name.into()), ..RunFilter::default() };
                 words.extend(all_runs(store, &of, 40).await.into_iter().map(|run| self.run_words(run)));
+                let minute = self.world.now.as_second() / 60 * 60;
+                for tick in (0..60).filter_map(|n| Timestamp::from_second(minute - n * 60).ok()) {
+                    words.push(match store.tick(id, tick).await.unwrap() {
+                        TickFate::Run(run) => self.run_words(*run),
+                        other => format!("{name} {tick} {other:?}"),
+                    });
+                    words.push(format!("{:?}", store.revision_at(id, tick).await.unwrap()));
+                }
             }
         }
         if !lists {

@@ -33,6 +33,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     super::editing::all(&fresh).await;
     super::listing::all(&fresh).await;
     super::pausing::all(&fresh).await;
+    super::why::all(&fresh).await;
+    super::nodes::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
@@ -349,7 +351,7 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     assert!(store.resume(world.now, s, false, Some(range)).await.unwrap());
     assert!(store.resume(world.now, c, true, None).await.unwrap());
     assert!(!store.resume(world.now, c, true, None).await.unwrap());
-    assert_eq!(store.skips(s).await.unwrap(), [range]);
+    assert_eq!(store.skips(s, None, 1000).await.unwrap(), [range]);
     assert_eq!(world.plan_all().await, 1, "only the one that was asked to catch up");
     assert!(world.schedule("a/s").await.token.unwrap().tick_at > world.now);
     world.assert_whole().await;
@@ -383,7 +385,7 @@ async fn an_edit_fires_nothing_before_it_and_nothing_again(store: &impl Store) {
     world.apply(&fleet("*/1 * * * *", true)).await;
     let record = world.schedule("a/s").await;
     assert_eq!((record.revision, record.status), (2, Status::Active));
-    let skips = store.skips(record.id).await.unwrap();
+    let skips = store.skips(record.id, None, 1000).await.unwrap();
     assert_eq!(skips.last().map(|range| (range.reason, range.count)), Some((SkipReason::Disabled, 10)));
     assert_eq!(world.plan_all().await, 0);
 }
@@ -548,7 +550,7 @@ async fn every_tick_has_one_result(store: &impl Store) {
             store.live_runs().await.unwrap().iter().filter(|run| run.schedule == record.id).count() as u64;
         let ended = store.ended_runs(record.id, 1000).await.unwrap().len() as u64;
         let skipped: u64 = store
-            .skips(record.id)
+            .skips(record.id, None, 1000)
             .await
             .unwrap()
             .iter()

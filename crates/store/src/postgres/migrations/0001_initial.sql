@@ -144,7 +144,10 @@ create table live (
     created_at timestamptz not null,
     started_at timestamptz,
     exit_code integer,
-    error text
+    error text,
+    -- How to find the process of this claim.
+    child text,
+    child_epoch integer
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
@@ -154,6 +157,7 @@ create index live_parked on live (parked_on, queue_id, rank, not_before, id) whe
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 create index live_node on live (node_id) where state = 2;
+create index live_cancelled on live (node_id) where cancel_reason is not null;
 
 -- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
 -- a schedule's runs are listed without an index by schedule.

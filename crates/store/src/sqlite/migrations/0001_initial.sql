@@ -126,12 +126,16 @@ create table live (
   created_at integer not null,
   started_at integer,
   exit_code integer,
-  error text
+  error text,
+  -- How to find the process of this claim.
+  child text,
+  child_epoch integer
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
+create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 
