@@ -438,8 +438,8 @@ impl Driver {
         self.tasks.values().filter(|task| !task.ended).map(|task| &*task.definitions.agent_name)
     }
 
-    /// Whether there is nothing to do before time passes or somebody asks.
-    pub fn is_quiet(&self, now: Now) -> bool {
+    /// Whether there is nothing to do before time passes, an attempt ends, or somebody asks.
+    pub fn is_idle(&self, now: Now) -> bool {
         let loops = [
             self.planner,
             self.dispatcher,
@@ -452,8 +452,14 @@ impl Driver {
         let busy = loops.iter().any(|each| each.busy);
         let due = self.next_due.is_some_and(|at| at <= now.wall)
             || self.later.first().is_some_and(|at| *at <= now.wall);
-        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
-        !busy && !due && !asks && self.tasks.is_empty() && self.endings.is_empty()
+        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
+            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
+        !busy && !due && !asks && self.endings.is_empty()
+    }
+
+    /// Whether nothing runs either.
+    pub fn is_quiet(&self, now: Now) -> bool {
+        self.is_idle(now) && self.tasks.is_empty()
     }
 
     /// Starts runs that were claimed for this node from outside the dispatcher.
@@ -566,6 +572,9 @@ impl Driver {
         }
         for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
             self.note_plan(now.wall, commit, name);
+            if commit.cancel_live {
+                self.canceller.at = now.mono;
+            }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);
             }
