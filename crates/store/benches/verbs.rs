@@ -34,24 +34,38 @@ fn main() {
         (number("BELFRY_RUNS", 20_000), number("BELFRY_SCHEDULES", 100_000), number("BELFRY_HISTORY", 0));
     println!("runs {runs}, schedules {schedules}, batch {BATCH}, history {history}");
     runtime.block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        let by_hand = sqlite_by_hand(&folder.path().join("hand.db"), runs);
-        let path = folder.path().join("belfry.db");
-        let store = Sqlite::serve(&path).unwrap();
-        if history > 0 {
-            fill_sqlite(&path, history);
+        // `cargo bench -p belfry-store -- postgres` measures only that.
+        let only = std::env::args().skip(1).find(|word| !word.starts_with('-')).unwrap_or_default();
+        if "sqlite".contains(&only) {
+            on_sqlite(runs, schedules, history).await;
         }
-        let verbs = measure("sqlite", &store, runs, schedules).await;
-        report("sqlite", by_hand, verbs, runs);
-        let (Some(by_hand_url), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
-        let by_hand = postgres_by_hand(&by_hand_url, runs).await;
-        let store = Postgres::open(&url).await.unwrap();
-        if history > 0 {
-            fill_postgres(&url, history).await;
+        if "postgres".contains(&only) {
+            on_postgres(runs, schedules, history).await;
         }
-        let verbs = measure("postgres", &store, runs, schedules).await;
-        report("postgres", by_hand, verbs, runs);
     });
+}
+
+async fn on_sqlite(runs: usize, schedules: usize, history: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let by_hand = sqlite_by_hand(&folder.path().join("hand.db"), runs);
+    let path = folder.path().join("belfry.db");
+    let store = Sqlite::serve(&path).unwrap();
+    if history > 0 {
+        fill_sqlite(&path, history);
+    }
+    let verbs = measure("sqlite", &store, runs, schedules).await;
+    report("sqlite", by_hand, verbs, runs);
+}
+
+async fn on_postgres(runs: usize, schedules: usize, history: usize) {
+    let (Some(by_hand_url), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
+    let by_hand = postgres_by_hand(&by_hand_url, runs).await;
+    let store = Postgres::open(&url).await.unwrap();
+    if history > 0 {
+        fill_postgres(&url, history).await;
+    }
+    let verbs = measure("postgres", &store, runs, schedules).await;
+    report("postgres", by_hand, verbs, runs);
 }
 
 fn report(name: &str, by_hand: Duration, (free, gated): (Duration, Duration), runs: usize) {

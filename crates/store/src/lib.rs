@@ -5,6 +5,7 @@
 //! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
 //! and `views.rs`.
 
+mod any;
 mod error;
 mod hint;
 pub mod memory;
@@ -15,6 +16,7 @@ pub mod sqlite;
 mod store;
 mod views;
 
+pub use any::AnyStore;
 pub use error::Error;
 pub use shapes::*;
 pub use store::Store;

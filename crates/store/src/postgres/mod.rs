@@ -154,6 +154,13 @@ impl Postgres {
     }
 }
 
+impl Postgres {
+    /// What time it is there.
+    pub async fn clock(&self) -> Answer<Timestamp> {
+        look!(self, |tx| read::clock(&mut tx).await)
+    }
+}
+
 /// Replaces or removes a schedule's token. Whoever planned on the old one has lost.
 async fn set_token(tx: &mut Tx<'_>, schedule: ScheduleId, token: Option<Token>) -> Result<(), Fault> {
     match token {

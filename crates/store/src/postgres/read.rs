@@ -12,6 +12,11 @@ use super::{Postgres, finish, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
+pub(super) async fn clock(tx: &mut Tx<'_>) -> Result<Timestamp, Fault> {
+    let rows = tx.query("select clock_timestamp() as now", &[]).await?;
+    rows.first().map_or(Ok(Timestamp::UNIX_EPOCH), |row| get(row, "now"))
+}
+
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {
     let sql = concat!(live_query!(), " where l.id = $1");
     // It may end between the two looks, but never come back.

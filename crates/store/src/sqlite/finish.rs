@@ -1,5 +1,7 @@
 //! The end of an attempt, and all that hangs on it.
 
+use std::rc::Rc;
+
 use belfry_core::check::Status;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, budget};
@@ -14,6 +16,7 @@ use crate::shapes::*;
 /// A live run, as far as ending it needs to know it.
 struct Ending {
     run: RunId,
+    standing: Standing,
     ours: bool,
     cancel: Option<Reason>,
     agent: AgentId,
@@ -65,57 +68,49 @@ struct Result<'a> {
 impl Verb<'_> {
     fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
         self.row(
-            "select state, epoch, cancel_reason, agent_id, schedule_id, command, tick_at, agent_gate, turn_gate, exit_code, error,
-                    trigger, queue_id, not_before, attempt, max_attempts, node_id, trace_id, created_at, started_at,
-                    due_at, prompt, nullif(payload, '{}')
-             from live where id = ?",
+            "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
+                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.command, l.tick_at, l.agent_gate, l.turn_gate, l.exit_code, l.error,
+                    l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at,
+                    l.due_at, l.prompt, nullif(l.payload, '{}')
+             from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
-                let rest = Rest {
-                    trigger: row.get(11)?,
-                    queue: row.get(12)?,
-                    not_before: row.get(13)?,
-                    attempt: row.get(14)?,
-                    max_attempts: row.get(15)?,
-                    epoch: row.get(1)?,
-                    node: row.get(16)?,
-                    trace: row.get(17)?,
-                    created_at: row.get(18)?,
-                    started_at: row.get(19)?,
-                    due_at: row.get(20)?,
-                    prompt: row.get(21)?,
-                    payload: row.get(22)?,
-                };
-                Ok(Ending {
-                    run,
-                    ours: row.get::<_, i64>(0)? == 2 && Some(rest.epoch) == epoch,
-                    cancel: row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
-                    agent: row.get(3)?,
-                    schedule: row.get(4)?,
-                    command: row.get(5)?,
-                    tick_at: row.get(6)?,
-                    gates: [row.get(7)?, row.get(8)?],
-                    exit_code: row.get(9)?,
-                    error: row.get(10)?,
-                    rest,
-                })
-            },
-        )
-    }
-
-    fn standing(&self, schedule: ScheduleId) -> Done<Option<Standing>> {
-        self.row(
-            "select status, status_reason, status_until, waits_for, delete_after_run, ended, last_failed, last_other
-             from schedule_state where schedule_id = ?",
-            [schedule],
-            |row| {
-                Ok(Standing {
+                let standing = Standing {
                     status: status_of(row)?,
                     waits_for: row.get::<_, Option<[u8; 16]>>(3)?.map(run_id),
                     delete_after_run: row.get(4)?,
                     ended: row.get(5)?,
                     last_failed: row.get(6)?,
                     last_other: row.get(7)?,
+                };
+                let rest = Rest {
+                    trigger: row.get(19)?,
+                    queue: row.get(20)?,
+                    not_before: row.get(21)?,
+                    attempt: row.get(22)?,
+                    max_attempts: row.get(23)?,
+                    epoch: row.get(8)?,
+                    node: row.get(24)?,
+                    trace: row.get(25)?,
+                    created_at: row.get(26)?,
+                    started_at: row.get(27)?,
+                    due_at: row.get(28)?,
+                    prompt: row.get(29)?,
+                    payload: row.get(30)?,
+                };
+                Ok(Ending {
+                    run,
+                    standing,
+                    ours: row.get::<_, i64>(9)? == 2 && Some(rest.epoch) == epoch,
+                    cancel: row.get::<_, Option<i16>>(10)?.and_then(Reason::from_code),
+                    agent: row.get(11)?,
+                    schedule: row.get(12)?,
+                    command: row.get(13)?,
+                    tick_at: row.get(14)?,
+                    gates: [row.get(15)?, row.get(16)?],
+                    exit_code: row.get(17)?,
+                    error: row.get(18)?,
+                    rest,
                 })
             },
         )
@@ -205,13 +200,13 @@ impl Verb<'_> {
         result: &Result<'_>,
     ) -> Done<()> {
         let (run, agent, rest) = (ending.run, ending.agent, &ending.rest);
-        let Some(standing) = self.standing(ending.schedule)? else { return Ok(()) };
+        let standing = &ending.standing;
         let previous = if state == RunState::Failed { standing.last_failed } else { standing.last_other };
         self.execute(
             "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
                                   max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at,
                                   due_at, prompt, payload)
-             values (?, ?, ?, ?, ?, ?, ?, ?, (select lane from queues where id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 bytes(run),
                 standing.ended + 1,
@@ -221,7 +216,7 @@ impl Verb<'_> {
                 agent,
                 ending.command,
                 rest.trigger,
-                rest.queue,
+                self.lane(rest.queue)?,
                 rest.not_before,
                 state.code(),
                 reason.map(Reason::code),
@@ -243,7 +238,7 @@ impl Verb<'_> {
         )?;
         self.execute("delete from live where id = ?", [bytes(run)])?;
         self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
-        self.end_of_schedule(now, ending, &standing, state, reason, result)?;
+        self.end_of_schedule(now, ending, state, reason, result)?;
         let (breaker_policy, has_budget) = self.policies(agent)?;
         if let Some(policy) = breaker_policy {
             let breaker = self.breaker_of(agent, &ending.command)?;
@@ -256,6 +251,18 @@ impl Verb<'_> {
             self.execute("delete from budgets where agent_id = ?", [agent])?;
         }
         Ok(())
+    }
+
+    /// The lane of a queue; a queue never changes.
+    fn lane(&self, queue: i64) -> Done<Rc<str>> {
+        if let Some(lane) = self.lanes.borrow().get(&queue) {
+            return Ok(lane.clone());
+        }
+        let lane =
+            self.row("select lane from queues where id = ?", [queue], |row| row.get::<_, Rc<str>>(0))?;
+        let lane = lane.unwrap_or_else(|| Rc::from(""));
+        self.lanes.borrow_mut().insert(queue, lane.clone());
+        Ok(lane)
     }
 
     /// An agent's breaker policy, as stored, and whether it has a budget; read once per verb.
@@ -276,12 +283,11 @@ impl Verb<'_> {
         &self,
         now: Timestamp,
         ending: &Ending,
-        standing: &Standing,
         state: RunState,
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let (run, schedule) = (ending.run, ending.schedule);
+        let (run, schedule, standing) = (ending.run, ending.schedule, &ending.standing);
         let error = (state == RunState::Failed)
             .then(|| result.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str)));
         let update = match state {
@@ -294,7 +300,6 @@ impl Verb<'_> {
             params![bytes(run), state.code(), ending.tick_at, micros(now), error, schedule],
         )?;
         if standing.waits_for == Some(run) {
-            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
             if standing.status == Status::Active {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
@@ -316,7 +321,7 @@ impl Verb<'_> {
 macro_rules! end_of_schedule {
     ($more:literal) => {
         concat!(
-            "update schedule_state set ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
+            "update schedule_state set waits_for = nullif(waits_for, ?1), ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
              fired_at = max(ifnull(fired_at, ?3), ifnull(?3, fired_at)), last_finished_at = ?4, ",
             $more,
             " where schedule_id = ?6"

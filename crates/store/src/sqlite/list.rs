@@ -1,5 +1,7 @@
 //! Lists, and records as they are listed.
 
+use std::borrow::Cow;
+
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::When;
@@ -133,7 +135,7 @@ fn with_definition((record, text): (ScheduleRecord, String)) -> Done<ScheduleRec
 impl Verb<'_> {
     pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
         let sql = format!("{SCHEDULES} where s.name = ? and s.retired_at is null");
-        self.row(&sql, [name], schedule_record)?.map(with_definition).transpose()
+        self.row(sql, [name], schedule_record)?.map(with_definition).transpose()
     }
 
     pub(super) fn list_schedules(
@@ -153,7 +155,7 @@ impl Verb<'_> {
                and (?3 >> st.status) & 1 and (?4 is null or s.source = ?4) order by s.name limit ?5"
         );
         let found =
-            self.rows(&sql, params![from, to, filter.mask(), filter.source, limit], schedule_record)?;
+            self.rows(sql, params![from, to, filter.mask(), filter.source, limit], schedule_record)?;
         let items: Vec<ScheduleRecord> = found.into_iter().map(with_definition).collect::<Done<_>>()?;
         let is_full = items.len() == limit as usize;
         let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
@@ -173,7 +175,7 @@ impl Verb<'_> {
         let agent = &filter.agent;
         let since = filter.since.map(micros);
         // Of each kind so many rows are looked at, the newest first.
-        let scan = |table: &str, sql: &str| -> Done<(Vec<RunRecord>, Scanned)> {
+        let scan = |table: &str, sql: Cow<'static, str>| -> Done<(Vec<RunRecord>, Scanned)> {
             let found = self.rows(
                 sql,
                 params![before, agent, filter.lane, since, filter.mask(), limit, RUNS_SCANNED_MAX],
@@ -181,7 +183,7 @@ impl Verb<'_> {
             )?;
             let last =
                 format!("select id, created_at from {table} where id < ? order by id desc limit 1 offset ?");
-            let last = self.row(&last, params![before, RUNS_SCANNED_MAX - 1], |row| {
+            let last = self.row(last, params![before, RUNS_SCANNED_MAX - 1], |row| {
                 Ok((run_id(row.get(0)?), instant(row, "created_at")?))
             })?;
             Ok((found, last))
@@ -189,13 +191,16 @@ impl Verb<'_> {
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
-        let live =
-            if filter.wants_live() { scan("live", &live_query(condition))? } else { (Vec::new(), None) };
+        let live = if filter.wants_live() {
+            scan("live", live_query(condition).into())?
+        } else {
+            (Vec::new(), None)
+        };
         let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
                join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
              where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
                and (?5 >> h.state) & 1 order by h.id desc limit ?6";
-        let ended = if filter.wants_ended() { scan("history", ended)? } else { (Vec::new(), None) };
+        let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))
     }
 
@@ -212,7 +217,7 @@ impl Verb<'_> {
         let (mut live, mut ended) = (Vec::new(), Vec::new());
         for id in ids {
             live.extend(self.rows(
-                &live_query("l.schedule_id = ? and l.id < ?"),
+                live_query("l.schedule_id = ? and l.id < ?"),
                 params![id, before],
                 record,
             )?);
@@ -234,7 +239,7 @@ impl Verb<'_> {
             if records.len() == limit as usize {
                 break;
             }
-            let found = self.row(&format!("{ENDED} where h.id = ?"), [id], record)?;
+            let found = self.row(format!("{ENDED} where h.id = ?"), [id], record)?;
             records.extend(found.filter(|run| filter.takes(run)));
         }
         Ok(Page::of_runs(filter, (live, None), (records, None), limit))

@@ -16,11 +16,14 @@ mod plan;
 mod read;
 mod schema;
 mod source;
+mod statements;
 mod why;
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
@@ -41,6 +44,7 @@ use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
 use crate::views::*;
+use statements::Statements;
 
 /// A store in one SQLite file.
 pub struct Sqlite {
@@ -148,7 +152,7 @@ impl Sqlite {
     pub async fn limit_pages(&self, pages: Option<u32>) -> Answer<()> {
         self.write(move |verb| {
             let set = format!("pragma max_page_count = {}", pages.unwrap_or(u32::MAX - 1));
-            verb.row(&set, [], |_| Ok(())).map(drop)
+            verb.connection.query_row(&set, [], |_| Ok(())).map_err(|error| verb.failure(&error))
         })
         .await
     }
@@ -199,6 +203,8 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         lost: RefCell::default(),
         freed: RefCell::default(),
         policies: RefCell::default(),
+        lanes: RefCell::default(),
+        statements: Statements::default(),
     };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
@@ -235,6 +241,8 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         lost: RefCell::default(),
         freed: RefCell::default(),
         policies: RefCell::default(),
+        lanes: RefCell::default(),
+        statements: Statements::default(),
     };
     loop {
         let job = questions.lock().blocking_recv();
@@ -253,6 +261,9 @@ struct Verb<'a> {
     freed: RefCell<BTreeSet<i64>>,
     /// Policies of agents that this verb has asked for.
     policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
+    /// Lanes of queues that this verb has asked for.
+    lanes: RefCell<HashMap<i64, Rc<str>>>,
+    statements: Statements<'a>,
 }
 
 /// What a step inside a verb gives back.
@@ -264,6 +275,7 @@ impl Verb<'_> {
         savepoint("savepoint verb")?;
         self.freed.take();
         self.policies.take();
+        self.lanes.take();
         let done = verb(self).and_then(|done| self.release_freed().map(|()| done));
         if let Err(error) = &done
             && self.connection.is_autocommit()
@@ -280,34 +292,37 @@ impl Verb<'_> {
     }
 
     /// Runs a statement; gives the number of rows changed.
-    fn execute(&self, sql: &str, parameters: impl rusqlite::Params) -> Done<usize> {
-        let run = || self.connection.prepare_cached(sql)?.execute(parameters);
-        run().map_err(|error| self.failure(&error))
+    fn execute(&self, sql: impl Into<Cow<'static, str>>, parameters: impl rusqlite::Params) -> Done<usize> {
+        self.prepared(sql, |statement| statement.execute(parameters))
     }
 
     /// All rows of a query.
     fn rows<T>(
         &self,
-        sql: &str,
+        sql: impl Into<Cow<'static, str>>,
         parameters: impl rusqlite::Params,
         map: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
     ) -> Done<Vec<T>> {
-        let query = || {
-            self.connection.prepare_cached(sql)?.query_map(parameters, map)?.collect::<rusqlite::Result<_>>()
-        };
-        query().map_err(|error| self.failure(&error))
+        self.prepared(sql, |statement| statement.query_map(parameters, map)?.collect())
     }
 
     /// The first row of a query, if there is one.
     fn row<T>(
         &self,
-        sql: &str,
+        sql: impl Into<Cow<'static, str>>,
         parameters: impl rusqlite::Params,
         map: impl FnOnce(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
     ) -> Done<Option<T>> {
         use rusqlite::OptionalExtension;
-        let query = || self.connection.prepare_cached(sql)?.query_row(parameters, map).optional();
-        query().map_err(|error: rusqlite::Error| self.failure(&error))
+        self.prepared(sql, |statement| statement.query_row(parameters, map).optional())
+    }
+
+    fn prepared<T>(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        run: impl FnOnce(&mut rusqlite::Statement<'_>) -> rusqlite::Result<T>,
+    ) -> Done<T> {
+        self.statements.with(self.connection, sql.into(), run).map_err(|error| self.failure(&error))
     }
 
     /// Reads a schedule's definition, once for each text.
@@ -490,7 +505,10 @@ impl Store for Sqlite {
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        self.write(move |verb| verb.renew(node, lease_until)).await
+        if !self.write(move |verb| verb.renew(node, lease_until)).await? {
+            return Ok(Renewed::Fenced);
+        }
+        self.read(move |verb| verb.held(node)).await
     }
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {

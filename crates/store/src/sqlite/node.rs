@@ -26,14 +26,18 @@ impl Verb<'_> {
         .map(drop)
     }
 
-    pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<Renewed> {
+    /// Extends a lease; `false` where it was fenced.
+    pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<bool> {
         let renewed = self.execute(
             "update nodes set lease_until = max(lease_until, ?) where id = ? and not fenced",
             params![micros(lease_until), node_bytes(id)],
         )?;
-        if renewed == 0 {
-            return Ok(Renewed::Fenced);
-        }
+        Ok(renewed > 0)
+    }
+
+    /// What runs under a node. It looks at all live runs, because an index by node would cost every start and every end
+    /// more than this costs every few seconds: so it is for a reader, never for the writer.
+    pub(super) fn held(&self, id: NodeId) -> Done<Renewed> {
         let own = self.rows(
             "select id, epoch, cancel_reason from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],

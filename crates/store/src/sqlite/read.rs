@@ -12,15 +12,15 @@ use crate::shapes::*;
 
 impl Verb<'_> {
     pub(super) fn run(&self, run: RunId) -> Done<Option<RunRecord>> {
-        let live = self.row(&live_query("l.id = ?"), [bytes(run)], record)?;
+        let live = self.row(live_query("l.id = ?"), [bytes(run)], record)?;
         match live {
             Some(live) => Ok(Some(live)),
-            None => self.row(&format!("{ENDED} where h.id = ?"), [bytes(run)], record),
+            None => self.row(format!("{ENDED} where h.id = ?"), [bytes(run)], record),
         }
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(&live_query("true order by l.rank, l.not_before, l.id"), [], record)
+        self.rows(live_query("true order by l.rank, l.not_before, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.
@@ -31,7 +31,7 @@ impl Verb<'_> {
             |row| Ok([row.get::<_, Option<[u8; 16]>>(0)?, row.get(1)?]),
         )?;
         let next = |id: Option<[u8; 16]>| match id {
-            Some(id) => self.row(&format!("{ENDED} where h.id = ?"), [id], |row| {
+            Some(id) => self.row(format!("{ENDED} where h.id = ?"), [id], |row| {
                 Ok((row.get::<_, i64>("place")?, record(row)?, row.get::<_, Option<[u8; 16]>>("previous")?))
             }),
             None => Ok(None),

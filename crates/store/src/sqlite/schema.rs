@@ -36,7 +36,8 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "full")?;
-        connection.pragma_update(None, "cache_size", -65_536)?;
+        // Small, because each commit that has rebalanced a tree walks all of it; the system caches the file as well.
+        connection.pragma_update(None, "cache_size", -8_192)?;
         connection.pragma_update(None, "temp_store", "memory")?;
         // A page that changes often is copied back once per 40 MB of log rather than once per 4.
         connection.pragma_update(None, "wal_autocheckpoint", 10_000)?;

@@ -31,7 +31,7 @@ impl Verb<'_> {
 
     pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> Done<TickFate> {
         let at = micros(tick_at);
-        let live = self.row(&live_query("l.schedule_id = ? and l.tick_at = ?"), params![id, at], record)?;
+        let live = self.row(live_query("l.schedule_id = ? and l.tick_at = ?"), params![id, at], record)?;
         if let Some(run) = live {
             return Ok(TickFate::Run(Box::new(run)));
         }
@@ -47,7 +47,7 @@ impl Verb<'_> {
             |row| row.get::<_, [u8; 16]>(0),
         )?;
         if let Some(run) = ended
-            && let Some(run) = self.row(&format!("{ENDED} where h.id = ?"), [run], record)?
+            && let Some(run) = self.row(format!("{ENDED} where h.id = ?"), [run], record)?
         {
             return Ok(TickFate::Run(Box::new(run)));
         }

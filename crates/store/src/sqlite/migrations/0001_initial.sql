@@ -135,7 +135,6 @@ create table live (
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
-create index live_node on live (node_id) where state = 2;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
