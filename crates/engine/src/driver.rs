@@ -987,7 +987,10 @@ impl Driver {
             self.effects.push(Effect::Prune(Retention {
                 runs_before: before(keep.runs),
                 failures_before: before(keep.failures),
+                runs_per_schedule: None,
+                after: None,
                 skips_before: before(keep.skips),
+                output_before: Timestamp::MIN,
                 batch: PRUNE_BATCH,
             }));
         }
