@@ -30,6 +30,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
+    super::cases::all(&fresh).await;
     super::editing::all(&fresh).await;
     super::listing::all(&fresh).await;
     super::pausing::all(&fresh).await;
