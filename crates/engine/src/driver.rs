@@ -64,6 +64,10 @@ pub struct Keep {
     pub runs: Option<Duration>,
     /// Failed runs.
     pub failures: Option<Duration>,
+    /// Of a schedule's runs that failed so many, and as many of the others.
+    pub runs_per_schedule: Option<u32>,
+    /// What runs have written.
+    pub output: Option<Duration>,
     /// Skips and misses.
     pub skips: Option<Duration>,
 }
@@ -80,7 +84,13 @@ impl Default for Options {
             lease: Duration::from_secs(30),
             orphan_check: Duration::from_secs(10),
             spread: Spread::default(),
-            keep: Keep { runs: Some(30 * day), failures: Some(90 * day), skips: Some(30 * day) },
+            keep: Keep {
+                runs: Some(30 * day),
+                failures: Some(90 * day),
+                runs_per_schedule: Some(200),
+                output: Some(7 * day),
+                skips: Some(30 * day),
+            },
             batch: 1000,
             serves: true,
         }
@@ -304,6 +314,8 @@ pub struct Driver {
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
+    /// Where looking for runs beyond their number goes on.
+    prune_after: Option<RunId>,
     failures: u32,
     counters: Counters,
     effects: Vec<Effect>,
@@ -353,6 +365,7 @@ impl Driver {
             reaper: Loop { busy: false, at: now.mono },
             observed: HashMap::new(),
             pruner: Loop { busy: false, at: now.mono + PRUNE_EVERY },
+            prune_after: None,
             failures: 0,
             counters: Counters::default(),
             effects: Vec::new(),
@@ -996,7 +1009,10 @@ impl Driver {
             self.effects.push(Effect::Prune(Retention {
                 runs_before: before(keep.runs),
                 failures_before: before(keep.failures),
+                runs_per_schedule: keep.runs_per_schedule,
+                after: self.prune_after,
                 skips_before: before(keep.skips),
+                output_before: before(keep.output),
                 batch: PRUNE_BATCH,
             }));
         }
@@ -1004,11 +1020,13 @@ impl Driver {
 
     fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner = Loop { busy: false, at: now.mono + PRUNE_EVERY };
-        if let Some(pruned) = self.answered(now, pruned)
-            && pruned.runs + pruned.skips + pruned.keys >= PRUNE_BATCH
-        {
-            // There is more; others go first.
+        let Some(pruned) = self.answered(now, pruned) else { return };
+        self.prune_after = pruned.next;
+        // Where there is more, others go first.
+        if pruned.runs + pruned.skips + pruned.keys + pruned.output >= PRUNE_BATCH {
             self.pruner.at = now.mono + Duration::from_millis(50);
+        } else if pruned.next.is_some() {
+            self.pruner.at = now.mono + Duration::from_millis(500);
         }
     }
 

@@ -92,7 +92,7 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
-    hints: Hints,
+    hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -150,7 +150,7 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), hints: Hints::default(), sabotage: Switch::default() })
+        Ok(Postgres { pool, cache: Mutex::default(), hints: Box::default(), sabotage: Switch::default() })
     }
 }
 
