@@ -2,13 +2,18 @@
 //!
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
+mod cancel;
 mod failure;
 mod lines;
 mod next;
 mod output;
 mod place;
+mod reach;
+mod retry;
+mod run;
 mod timing;
 mod up;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -36,6 +41,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Up),
+    Run(run::Run),
+    Cancel(cancel::Cancel),
+    Retry(retry::Retry),
     Next(next::Next),
 }
 
@@ -48,6 +56,9 @@ fn main() -> ExitCode {
     cli.output.set_colours();
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
+        Command::Run(run) => run.run(&cli.place, &cli.output),
+        Command::Cancel(cancel) => cancel.run(&cli.place, &cli.output),
+        Command::Retry(retry) => retry.run(&cli.place, &cli.output),
         Command::Next(next) => next.run(&cli.output),
     };
     match result {
