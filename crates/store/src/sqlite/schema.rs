@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
@@ -20,6 +21,10 @@ const CHECKED_BYTES_MAX: u64 = 64 << 20;
 const ASKERS_MAX: u32 = 5;
 /// … after so long, before it counts as held by a server.
 const ASKING: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// How long a second server waits for the first to be gone.
+const TAKE_OVER: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
@@ -95,17 +100,22 @@ impl ServerLock {
             .truncate(false)
             .open(&lock_path)
             .map_err(unavailable)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).map_err(unavailable)?;
-                return Err(Error::InUse {
-                    place: path.display().to_string(),
-                    pid: pid.trim().parse().unwrap_or(0),
-                });
+        // A server that was just killed lets go of the file a moment later.
+        let give_up = Instant::now() + TAKE_OVER;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => {
+                    let mut pid = String::new();
+                    file.read_to_string(&mut pid).map_err(unavailable)?;
+                    return Err(Error::InUse {
+                        place: path.display().to_string(),
+                        pid: pid.trim().parse().unwrap_or(0),
+                    });
+                }
+                Err(TryLockError::Error(error)) => return Err(unavailable(error)),
             }
-            Err(TryLockError::Error(error)) => return Err(unavailable(error)),
         }
         let write = |file: &mut File| -> std::io::Result<()> {
             file.set_len(0)?;
