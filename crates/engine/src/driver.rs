@@ -55,7 +55,13 @@ pub struct Options {
     pub batch: u32,
     /// Plans, claims and looks after others; a short-lived node does none of that but what it is told.
     pub serves: bool,
+    /// A guest: a node that is there for this run alone. It plans nothing and claims nothing else, but it does look for
+    /// nodes that are gone: they may hold the limit that its run waits at.
+    pub only: Option<RunId>,
 }
+
+/// The label by which a guest is known among the nodes. No agent can need it: it is no name.
+pub const GUEST: &str = "(guest)";
 
 /// How long ended things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +99,7 @@ impl Default for Options {
             },
             batch: 1000,
             serves: true,
+            only: None,
         }
     }
 }
@@ -378,11 +385,15 @@ impl Driver {
         self.take_in(now, input);
         self.finish_maybe(now);
         self.renew_maybe(now);
-        if self.phase == Phase::Running && self.options.serves {
+        let serves = self.options.serves && self.options.only.is_none();
+        if self.phase == Phase::Running && serves {
             self.plan_maybe(now);
             self.claim_maybe(now);
             self.reap_maybe(now);
             self.prune_maybe(now);
+        } else if self.phase == Phase::Running && self.options.only.is_some() {
+            self.claim_maybe(now);
+            self.reap_maybe(now);
         }
         self.cancels_maybe(now);
         self.stop_maybe(now);
@@ -397,11 +408,12 @@ impl Driver {
         let until = |at: Duration| at.saturating_sub(now.mono);
         let mut wait = self.options.check_interval;
         let mut at_most = |time: Duration| wait = wait.min(time);
-        let serves = self.phase == Phase::Running && self.options.serves;
+        let is_guest = self.phase == Phase::Running && self.options.only.is_some();
+        let serves = self.phase == Phase::Running && self.options.serves && !is_guest;
         for (each, wanted) in [
             (self.planner, serves),
-            (self.dispatcher, serves),
-            (self.reaper, serves),
+            (self.dispatcher, serves || is_guest),
+            (self.reaper, serves || is_guest),
             (self.pruner, serves),
             (self.renewer, true),
             (self.finisher, !self.endings.is_empty()),
@@ -417,7 +429,7 @@ impl Driver {
         if serves && answers && !self.planner.busy {
             self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
         }
-        if serves && answers && !self.dispatcher.busy {
+        if (serves || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
         if let Phase::Draining { until: at } = self.phase {
@@ -648,8 +660,10 @@ impl Driver {
         if !wanted || self.dispatcher.busy {
             return;
         }
-        let lanes = self.free_slots();
-        if lanes.is_empty() {
+        let only = self.options.only;
+        let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
+        let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
+        if !has_room {
             // The end of an attempt makes room, and asks again.
             self.dispatcher.at = now.mono + self.options.poll_interval;
             return;
@@ -660,6 +674,7 @@ impl Driver {
             node: self.node,
             lanes,
             labels: self.options.labels.clone(),
+            only,
         }));
     }
 

@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use uuid::{ContextV7, Uuid};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Input, Options, Phase};
+use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
@@ -290,6 +290,7 @@ impl Engine {
         let now = clock.now().wall;
         let lease = SignedDuration::try_from(self.inner.options.lease).unwrap_or(SignedDuration::MAX);
         let mut labels = self.inner.options.labels.clone();
+        labels.extend(self.inner.options.only.map(|_| GUEST.to_owned()));
         labels.sort();
         let node = Node {
             id: NodeId(new_id(now)),
@@ -491,6 +492,32 @@ impl Engine {
     }
 }
 
+/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once. What it lacks or what is different
+/// about it, the caller says.
+pub async fn prepare(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    name: &str,
+) -> Result<NewRun, Error> {
+    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
+    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let compiled = record.definition.compile(name).map_err(&refused)?;
+    let definitions = store.definitions(&[record.id]).await?;
+    let definitions =
+        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let mut run =
+        NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
+    options.to_known_lane(&mut run.lane);
+    Ok(run)
+}
+
+/// An id for a new run, which sorts by the store's clock.
+pub fn new_run_id(now: Timestamp) -> RunId {
+    RunId(new_id(now))
+}
+
 /// Makes a run of a schedule, to be started by whoever claims it.
 pub async fn enqueue(
     store: &AnyStore,
@@ -502,19 +529,7 @@ pub async fn enqueue(
     const KEPT: SignedDuration = SignedDuration::from_hours(24);
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
-    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let compiled = record.definition.compile(name).map_err(&refused)?;
-    let definitions = store.definitions(&[record.id]).await?;
-    let definitions =
-        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let mut run = NewRun::of(
-        RunId(new_id(now)),
-        record.agent,
-        record.id,
-        &compiled,
-        &definitions.agent_definition,
-        now,
-    );
+    let mut run = prepare(store, options, now, name).await?;
     if request.prompt.is_some() {
         run.prompt = request.prompt;
     }
@@ -522,7 +537,6 @@ pub async fn enqueue(
         payload.extend(request.payload);
     }
     run.trace_id = request.trace_id;
-    options.to_known_lane(&mut run.lane);
     let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
     let key = request.key.map(|key| Key {
         key,

@@ -293,7 +293,7 @@ pub struct Key {
 pub enum Enqueued {
     /// It was made.
     Made,
-    /// It was made before, with the same key.
+    /// It was made before: with the same key, or for the same tick, and then it lives.
     Repeat(RunId),
     /// The key was used with another body.
     KeyReused(RunId),
@@ -310,6 +310,9 @@ pub struct Claim {
     pub lanes: Vec<(String, u32)>,
     /// Labels of the node, sorted.
     pub labels: Vec<String>,
+    /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
+    /// but no limit: where a gate is full it stays as it is.
+    pub only: Option<RunId>,
 }
 
 /// A run that is now running under the claiming node.

@@ -44,6 +44,7 @@ macro_rules! look {
 }
 
 mod claim;
+mod claim_one;
 mod connection;
 mod edit;
 mod finish;
@@ -311,7 +312,10 @@ impl Store for Postgres {
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        self.claim_until_settled(now, claim).await
+        match claim.only {
+            Some(run) => transact!(self, |tx| claim_one::claim_one(&mut tx, now, claim, run).await),
+            None => self.claim_until_settled(now, claim).await,
+        }
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {

@@ -117,6 +117,11 @@ impl Sqlite {
         Sqlite::start(path, Some(lock))
     }
 
+    /// The process that serves a file, if one does. Reads only.
+    pub fn server(path: &Path) -> Option<u32> {
+        schema::ServerLock::holder(path)
+    }
+
     fn start(path: &Path, lock: Option<schema::ServerLock>) -> Result<Sqlite, Error> {
         let shared = Arc::new(Shared {
             path: path.to_owned(),

@@ -244,7 +244,13 @@ impl<'a, S: Store> World<'a, S> {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
             labels: vec!["gpu".into()],
+            only: None,
         };
+        self.store.claim(self.now, &claim).await.unwrap()
+    }
+
+    pub async fn claim_only(&self, node: NodeId, run: RunId) -> Vec<Claimed> {
+        let claim = Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run) };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 
