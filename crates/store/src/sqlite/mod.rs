@@ -91,7 +91,7 @@ type Job = Box<dyn FnOnce(Result<&Verb<'_>, Error>) -> Deliver + Send>;
 type Deliver = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// More definitions than this are not kept in memory.
-const COMPILED_MAX: usize = 131_072;
+const COMPILED_MAX: usize = 16_384;
 /// More commands than this are not taken into one transaction: the first would wait too long.
 const BATCH_MAX: usize = 256;
 /// Callers beyond this wait before they can hand over a command.
