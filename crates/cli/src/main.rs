@@ -4,11 +4,17 @@
 
 mod failure;
 mod lines;
+mod ls;
 mod next;
 mod output;
 mod place;
+mod reading;
+mod runs;
+mod sheet;
 mod timing;
 mod up;
+mod why;
+mod words;
 
 use std::process::ExitCode;
 
@@ -37,6 +43,9 @@ struct Cli {
 enum Command {
     Up(up::Up),
     Next(next::Next),
+    Ls(ls::Ls),
+    Why(why::Why),
+    Runs(runs::Runs),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +58,9 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
         Command::Next(next) => next.run(&cli.output),
+        Command::Ls(ls) => ls.run(&cli.place, &cli.output),
+        Command::Why(why) => why.run(&cli.place, &cli.output),
+        Command::Runs(runs) => runs.run(&cli.place, &cli.output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
