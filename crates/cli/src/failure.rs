@@ -41,7 +41,7 @@ impl Failure {
                 (format!("{option}{error}{}", underlined.unwrap_or_default()), 2)
             }
             Failure::Config(errors) => {
-                let _ = write!(anstream::stderr(), "{}", errors.render(true));
+                let _ = writeln!(anstream::stderr(), "{}", errors.render(true));
                 return ExitCode::from(2);
             }
             Failure::NotFound(message) => (message.clone(), 3),

@@ -77,7 +77,7 @@ fn print(mut schedules: Vec<Schedule>, now: Timestamp, zone: &Zone) -> Result<()
         column("RESULT"),
         column("STREAK").right().rank(2),
         column("LANE").rank(3),
-        column("NAME").wraps(),
+        column("NAME").wraps(40),
     ]);
     for schedule in &schedules {
         let next = schedule.next.filter(|_| schedule.status == ScheduleStatus::Active);
@@ -87,7 +87,7 @@ fn print(mut schedules: Vec<Schedule>, now: Timestamp, zone: &Zone) -> Result<()
             next.map_or_else(|| standing(schedule).into(), |next| time(next.due_at)),
             next.map_or_else(String::new, |next| left(now, next.due_at)),
             fired.map_or_else(String::new, time),
-            schedule.last.map_or_else(String::new, |last| words::rough(now.duration_since(last.finished_at))),
+            fired.map_or_else(String::new, |fired| words::rough(now.duration_since(fired))),
             result.clone(),
             if schedule.streak == 0 { String::new() } else { format!("{:+}", schedule.streak) },
             schedule.lane.clone(),
@@ -130,7 +130,9 @@ fn standing(schedule: &Schedule) -> &'static str {
 fn left(now: Timestamp, due_at: Timestamp) -> String {
     match due_at.duration_since(now) {
         time if time.is_positive() => words::rough(time),
-        _ => "now".into(),
+        time if time.as_secs() == 0 => "now".into(),
+        // Nobody was there to plan it.
+        time => format!("-{}", words::rough(-time)),
     }
 }
 

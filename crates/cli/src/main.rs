@@ -2,17 +2,22 @@
 //!
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
+mod breaker;
 mod failure;
 mod lines;
+mod logs;
 mod ls;
 mod next;
+mod nodes;
 mod output;
 mod place;
 mod reading;
 mod runs;
 mod sheet;
+mod tame;
 mod timing;
 mod up;
+mod version;
 mod why;
 mod words;
 
@@ -46,6 +51,11 @@ enum Command {
     Ls(ls::Ls),
     Why(why::Why),
     Runs(runs::Runs),
+    Logs(logs::Logs),
+    Nodes(nodes::Nodes),
+    Breaker(breaker::Breaker),
+    Completions(version::Completions),
+    Version(version::Version),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +71,11 @@ fn main() -> ExitCode {
         Command::Ls(ls) => ls.run(&cli.place, &cli.output),
         Command::Why(why) => why.run(&cli.place, &cli.output),
         Command::Runs(runs) => runs.run(&cli.place, &cli.output),
+        Command::Logs(logs) => logs.run(&cli.place, &cli.output),
+        Command::Nodes(nodes) => nodes.run(&cli.place, &cli.output),
+        Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
+        Command::Completions(completions) => completions.run(),
+        Command::Version(version) => version.run(&cli.output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

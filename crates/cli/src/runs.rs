@@ -111,7 +111,7 @@ fn print(runs: &[RunRecord], now: Timestamp, zone: &Zone) -> Result<(), Failure>
 
 /// Runs as a table.
 pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
-    let name = if named { column("NAME").wraps() } else { column("NAME").rank(200) };
+    let name = if named { column("NAME").wraps(40) } else { column("NAME").rank(200) };
     let mut sheet = Sheet::new(&[
         column("RUN"),
         column("STATE"),
@@ -121,7 +121,7 @@ pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sh
         column("TRIGGER").rank(5),
         column("TICK").rank(6),
         name,
-        column("DETAIL").rank(3).wraps(),
+        column("DETAIL").rank(3).wraps(24),
     ]);
     for run in runs {
         let when = run.finished_at.or(run.started_at).unwrap_or(run.created_at);

@@ -9,13 +9,13 @@ pub struct Column {
     /// The higher, the earlier it is left out; 0 stays.
     rank: u8,
     right: bool,
-    /// Long texts in it are broken into lines.
-    wraps: bool,
+    /// Texts in it that are longer than this may be broken into lines.
+    wraps: Option<u16>,
 }
 
 /// A column that is always shown.
 pub const fn column(name: &'static str) -> Column {
-    Column { name, rank: 0, right: false, wraps: false }
+    Column { name, rank: 0, right: false, wraps: None }
 }
 
 impl Column {
@@ -29,9 +29,9 @@ impl Column {
         Column { right: true, ..self }
     }
 
-    /// Its content is broken where there is no room.
-    pub const fn wraps(self) -> Column {
-        Column { wraps: true, ..self }
+    /// What is longer than this is broken where there is no room.
+    pub const fn wraps(self, from: u16) -> Column {
+        Column { wraps: Some(from), ..self }
     }
 }
 
@@ -96,10 +96,8 @@ impl Sheet {
 
     fn natural_width(&self, shown: &[usize]) -> usize {
         let widths = self.table(shown).column_max_content_widths();
-        let wrapped = |index: usize, width: u16| match self.columns[index].wraps {
-            true => width.min(24),
-            false => width,
-        };
+        let wrapped =
+            |index: usize, width: u16| self.columns[index].wraps.map_or(width, |from| width.min(from));
         let widths = shown.iter().zip(widths).map(|(index, width)| usize::from(wrapped(*index, width)) + 2);
         widths.sum::<usize>().saturating_sub(2)
     }
@@ -119,7 +117,7 @@ impl Sheet {
             if self.columns[*index].right {
                 column.set_cell_alignment(CellAlignment::Right);
             }
-            if !self.columns[*index].wraps {
+            if self.columns[*index].wraps.is_none() {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
@@ -143,7 +141,7 @@ mod tests {
             column("LEFT").right(),
             column("LAST").rank(2),
             column("EMPTY").rank(1),
-            column("NAME").wraps(),
+            column("NAME").wraps(40),
         ]);
         let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         sheet.row(row(["12:00", "5s", "yesterday", "", "prices/poll"]));

@@ -58,7 +58,7 @@ fn print(answer: &Answer) -> Result<(), Failure> {
     if answer.checks.len() < 2 {
         return Ok(());
     }
-    let mut sheet = Sheet::new(&[column("CHECK"), column("OK"), column("DETAIL").wraps()]);
+    let mut sheet = Sheet::new(&[column("CHECK"), column("OK"), column("DETAIL").wraps(24)]);
     let mut failed = false;
     for Check { check, ok, detail } in &answer.checks {
         sheet.row(vec![check.clone(), if *ok { "yes" } else { "no" }.into(), detail.clone()]);
