@@ -3,6 +3,9 @@
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
 mod breaker;
+mod config;
+mod diff;
+mod doctor;
 mod failure;
 mod lines;
 mod logs;
@@ -14,6 +17,7 @@ mod place;
 mod reading;
 mod runs;
 mod sheet;
+mod show;
 mod tame;
 mod timing;
 mod up;
@@ -48,12 +52,20 @@ struct Cli {
 enum Command {
     Up(up::Up),
     Next(next::Next),
+    Init(config::Init),
+    Check(config::Check),
+    Diff(diff::Diff),
+    Export(diff::Export),
+    Config(config::Config),
     Ls(ls::Ls),
+    Show(show::Show),
     Why(why::Why),
     Runs(runs::Runs),
     Logs(logs::Logs),
     Nodes(nodes::Nodes),
     Breaker(breaker::Breaker),
+    Doctor(doctor::Doctor),
+    Store(doctor::StoreCommand),
     Completions(version::Completions),
     Version(version::Version),
 }
@@ -67,13 +79,21 @@ fn main() -> ExitCode {
     cli.output.set_colours();
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
-        Command::Next(next) => next.run(&cli.output),
+        Command::Next(next) => next.run(&cli.place, &cli.output),
+        Command::Init(init) => init.run(&cli.place),
+        Command::Check(check) => check.run(&cli.place, &cli.output),
+        Command::Diff(diff) => diff.run(&cli.place, &cli.output),
+        Command::Export(export) => export.run(&cli.place),
+        Command::Config(config) => config.run(&cli.output),
+        Command::Show(show) => show.run(&cli.place, &cli.output),
         Command::Ls(ls) => ls.run(&cli.place, &cli.output),
         Command::Why(why) => why.run(&cli.place, &cli.output),
         Command::Runs(runs) => runs.run(&cli.place, &cli.output),
         Command::Logs(logs) => logs.run(&cli.place, &cli.output),
         Command::Nodes(nodes) => nodes.run(&cli.place, &cli.output),
         Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
+        Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
+        Command::Store(store) => store.run(&cli.place, &cli.output),
         Command::Completions(completions) => completions.run(),
         Command::Version(version) => version.run(&cli.output),
     };
