@@ -96,6 +96,9 @@ impl Next {
         };
         if ticks.is_empty() {
             reading::remark(&nothing(&record));
+            if output.format == Format::Table {
+                return Ok(());
+            }
         }
         print(&timing, from, &ticks, &zone, output)
     }

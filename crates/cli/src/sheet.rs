@@ -113,7 +113,8 @@ impl Sheet {
             }));
         }
         for (column, index) in table.column_iter_mut().zip(shown) {
-            column.set_padding((0, 2));
+            let is_last = shown.last() == Some(index);
+            column.set_padding((0, if is_last { 0 } else { 2 }));
             if self.columns[*index].right {
                 column.set_cell_alignment(CellAlignment::Right);
             }

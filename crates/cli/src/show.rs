@@ -77,7 +77,11 @@ fn describe(
             format!(", with jitter at {}", zone.local(tick.due_at).strftime("%H:%M:%S%.3f"))
         };
         let away = tick.due_at.duration_since(now);
-        let away = if away.is_positive() { format!("in {}", words::rough(away)) } else { "now".into() };
+        let away = match away.as_secs() {
+            1.. => format!("in {}", words::rough(away)),
+            0 => "now".into(),
+            _ => format!("due {} ago", words::rough(-away)),
+        };
         lines.add("next", format!("{}, {away}{jitter}", words::long(tick.tick_at, zone)));
     }
     if let Some(run) = record.waits_for {
@@ -198,11 +202,11 @@ fn limits(schedule: &Schedule, agent: &AgentDefinition) -> String {
     parts.push(
         agent.work.timeout_ms.map_or("no timeout".into(), |timeout| format!("timeout {}", ms(timeout))),
     );
-    parts.push(
-        words::count(agent.retry.max as usize, "retr")
-            .replace("retrs", "retries")
-            .replace("1 retr", "1 retry"),
-    );
+    parts.push(match agent.retry.max {
+        0 => "no retry".into(),
+        1 => "1 retry".into(),
+        max => format!("{max} retries"),
+    });
     if let Some(breaker) = &agent.breaker {
         parts.push(format!(
             "breaker after {} failures for {}",

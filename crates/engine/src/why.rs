@@ -97,7 +97,10 @@ pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp)
     };
     let is_current = revision == known.record.revision;
     let origin = known.record.origin.filter(|_| is_current);
-    let timing = origin.map_or(timing.clone(), |origin| timing.clone().with_origin(origin));
+    let timing = match origin {
+        Some(origin) => timing.with_origin(origin),
+        None => timing,
+    };
     let around = match grid(&timing) {
         true => Around::on_grid(&timing, at),
         false => Around::in_history(store, &known.record, at).await?,
@@ -396,6 +399,12 @@ impl Known {
             let words = why.words.replacen("The tick at", "What would have run at", 1);
             return Ok(Why { words, ..why });
         }
+        if !grid(timing) && self.is_unarmed_at(at) {
+            let range = SkipRange::one(SkipReason::Disabled, at);
+            let why = self.of_range(at, &range, true);
+            let words = why.words.replacen("The tick at", "What would have run at", 1);
+            return Ok(Why { words, ..why });
+        }
         let mut words = format!("{} is no tick of this schedule ({})", self.time(at), timing.describe());
         if let Some((run, from, to)) = &around.during {
             let until = to.map_or("and has not ended".into(), |to| format!("to {}", self.time(to)));
@@ -407,15 +416,28 @@ impl Known {
             (Some(before), Some(after)) => {
                 format!(" The tick before it is {before}, the one after it {after}.")
             }
-            (Some(before), None) => format!(" The tick before it is {before}; none is known after it."),
+            (Some(before), None) => format!(" The last tick before it is {before}."),
             (None, Some(after)) => format!(" The first tick after it is {after}."),
             (None, None) => String::new(),
         });
+        if !grid(timing) && at > self.now {
+            words.push_str(" Its ticks count from its runs: which there will be is not known yet.");
+        }
         if self.record.status != Status::Active && at > self.now {
             words.push_str(&format!(" Now {}.", self.status_words()));
         }
         let (tick_before, tick_after) = (around.before, around.after);
         Ok(Why { tick_before, tick_after, ..self.nothing(at, NO_TICK, words) })
+    }
+
+    /// Whether a pause that lasts, or `enabled: false`, covers an instant that has passed.
+    fn is_unarmed_at(&self, at: Timestamp) -> bool {
+        let is_covered = at > self.record.status_since && at <= self.now;
+        match self.record.status {
+            Status::Disabled => is_covered,
+            Status::Paused { until, .. } => is_covered && until.is_none_or(|until| at <= until),
+            _ => false,
+        }
     }
 
     fn status_words(&self) -> String {
@@ -581,7 +603,7 @@ fn passed(failed: Option<SkipReason>) -> Vec<Check> {
         (SkipReason::OutsideWindow, "the time was allowed"),
         (SkipReason::CircuitOpen, "the breaker let it through"),
         (SkipReason::BudgetExhausted, "the failure budget had room"),
-        (SkipReason::AlreadyRunning, "no run of before stood in its way"),
+        (SkipReason::AlreadyRunning, "no earlier run stood in its way"),
         (SkipReason::QueueFull, "there was room to wait"),
     ];
     let mut checks = Vec::new();
@@ -610,7 +632,7 @@ pub fn skip_words(reason: SkipReason) -> &'static str {
         SkipReason::CircuitOpen => "the breaker was open",
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
-        SkipReason::AlreadyRunning => "a run of before was still alive, and if_running is skip",
+        SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
         SkipReason::QueueFull => "max_pending runs were waiting already",
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
