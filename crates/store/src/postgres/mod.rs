@@ -78,6 +78,7 @@ use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::shapes::*;
+use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
 use crate::{Error, hint};
@@ -159,6 +160,10 @@ impl Postgres {
     /// What time it is there.
     pub async fn clock(&self) -> Answer<Timestamp> {
         look!(self, |tx| read::clock(&mut tx).await)
+    }
+
+    pub(crate) async fn stats(&self) -> Answer<Stats> {
+        look!(self, |tx| read::stats(&mut tx).await)
     }
 }
 

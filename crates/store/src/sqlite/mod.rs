@@ -42,6 +42,7 @@ use crate::error::Error;
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
+use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
 use statements::Statements;
@@ -160,6 +161,18 @@ impl Sqlite {
             verb.connection.query_row(&set, [], |_| Ok(())).map_err(|error| verb.failure(&error))
         })
         .await
+    }
+
+    pub(crate) async fn stats(&self) -> Answer<Stats> {
+        let version = self.read(|verb| verb.row("pragma user_version", [], |row| row.get(0))).await?;
+        let mut log = self.shared.path.as_os_str().to_owned();
+        log.push("-wal");
+        let bytes = |path: &Path| path.metadata().ok().map(|data| data.len());
+        Ok(Stats {
+            schema_version: version,
+            bytes: bytes(&self.shared.path),
+            log_bytes: bytes(Path::new(&log)),
+        })
     }
 
     async fn write<T: Send + 'static>(
