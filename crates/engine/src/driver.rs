@@ -1050,9 +1050,13 @@ impl Driver {
     fn stop(&mut self, now: Now, timeout: Duration) {
         self.phase = match self.phase {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
-            Phase::Draining { .. } | Phase::Ending { .. } => {
+            Phase::Draining { .. } => {
                 self.stop_all(Stop::ShutdownNow);
                 Phase::Ending { overrun: self.under_way() }
+            }
+            Phase::Ending { overrun } => {
+                self.stop_all(Stop::ShutdownNow);
+                Phase::Ending { overrun }
             }
             Phase::Stopped => Phase::Stopped,
         };
