@@ -1,0 +1,16 @@
+//! `belfry up` from outside: real processes, real signals, both stores.
+//!
+//! What the children did is read from a log that only they write; what the server says is checked line by line.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+#[path = "up/ending.rs"]
+mod ending;
+#[path = "up/lines.rs"]
+mod lines;
+#[path = "up/sharing.rs"]
+mod sharing;
+#[path = "up/starting.rs"]
+mod starting;
