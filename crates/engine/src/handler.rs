@@ -110,6 +110,7 @@ impl Handler {
             stop = asked(&mut cancel) => match stop {
                 Stop::Cancel(reason) => Outcome::Cancelled(reason),
                 Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
+                Stop::LeaseLost => Outcome::Failed { reason: Reason::Orphaned, retryable: true },
             },
         };
         let in_time = tokio::select! {
@@ -154,7 +155,7 @@ async fn asked(cancel: &mut CancelReceiver) -> Stop {
 
 async fn asked_now(cancel: &mut CancelReceiver) {
     loop {
-        if *cancel.borrow_and_update() == Some(Stop::ShutdownNow) {
+        if cancel.borrow_and_update().is_some_and(Stop::is_at_once) {
             return;
         }
         if cancel.changed().await.is_err() {
