@@ -8,8 +8,16 @@ mod support;
 
 #[path = "up/ending.rs"]
 mod ending;
+#[path = "up/failing.rs"]
+mod failing;
+#[path = "up/frozen.rs"]
+mod frozen;
 #[path = "up/lines.rs"]
 mod lines;
+#[path = "up/output.rs"]
+mod output;
+#[path = "up/reloading.rs"]
+mod reloading;
 #[path = "up/sharing.rs"]
 mod sharing;
 #[path = "up/starting.rs"]

@@ -67,7 +67,8 @@ impl Site {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    fn command(&self) -> Command {
+    /// The binary, in this folder.
+    pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
         command.current_dir(self.folder.path()).env_remove("BELFRY_STORE").env_remove("BELFRY_CONFIG");
         command.env("TZ", "UTC").stdin(Stdio::null());
@@ -257,7 +258,7 @@ impl Up {
     }
 
     fn told(&self) -> String {
-        let last = self.seen.len().saturating_sub(40);
+        let last = self.seen.len().saturating_sub(12);
         self.seen[last..].iter().map(|event| format!("\n{event}")).collect()
     }
 
