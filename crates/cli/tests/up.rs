@@ -6,6 +6,8 @@
 
 mod support;
 
+#[path = "up/clock.rs"]
+mod clock;
 #[path = "up/ending.rs"]
 mod ending;
 #[path = "up/failing.rs"]

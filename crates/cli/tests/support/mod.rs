@@ -89,7 +89,13 @@ impl Site {
 
     /// A command that ends.
     pub fn belfry(&self, arguments: &[&str]) -> Output {
+        self.belfry_with(arguments, |_| {})
+    }
+
+    /// With a word about how it is started.
+    pub fn belfry_with(&self, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Output {
         let mut command = self.command();
+        change(&mut command);
         let child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (pid, done) = (child.id(), channel::<()>());
         let (tell, told) = done;
