@@ -8,6 +8,8 @@ mod support;
 
 #[path = "up/clock.rs"]
 mod clock;
+#[path = "up/disk.rs"]
+mod disk;
 #[path = "up/ending.rs"]
 mod ending;
 #[path = "up/failing.rs"]
