@@ -768,6 +768,7 @@ impl Driver {
             tick_at: claimed.tick_at,
             run_id: Some(claimed.run),
             attempt: Some(claimed.attempt),
+            node: Some(self.node),
             trace_id: Some(trace.simple().to_string()),
             reason: Some(claimed.trigger.as_str().into()),
             lag_ms: lag,
@@ -870,6 +871,7 @@ impl Driver {
             tick_at: task.tick_at,
             run_id: Some(ending.finish.run),
             attempt: Some(task.attempt),
+            node: Some(self.node),
             trace_id: Some(task.trace.simple().to_string()),
             state,
             reason: reason.map(str::to_owned),
@@ -1063,7 +1065,7 @@ impl Driver {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
             Phase::Draining { .. } => {
                 self.stop_all(Stop::ShutdownNow);
-                Phase::Ending { overrun: self.under_way() }
+                Phase::Ending { overrun: self.not_ended() }
             }
             Phase::Ending { overrun } => {
                 self.stop_all(Stop::ShutdownNow);
@@ -1077,12 +1079,17 @@ impl Driver {
         self.tasks.values().filter(|task| !task.ended).count()
     }
 
+    /// What has not ended: also what has, as long as the store cannot be told.
+    fn not_ended(&self) -> usize {
+        if self.failures > 0 { self.tasks.len() } else { self.under_way() }
+    }
+
     fn stop_maybe(&mut self, now: Now) {
         if let Phase::Draining { until } = self.phase
             && now.mono >= until
-            && self.under_way() > 0
+            && self.not_ended() > 0
         {
-            self.phase = Phase::Ending { overrun: self.under_way() };
+            self.phase = Phase::Ending { overrun: self.not_ended() };
             self.stop_all(Stop::Shutdown);
         }
         let idle = self.tasks.is_empty()
@@ -1096,7 +1103,10 @@ impl Driver {
             Phase::Ending { overrun } => overrun,
             Phase::Running | Phase::Stopped => return,
         };
-        if idle {
+        // The time is up, and there is nobody to tell: others find the runs by the lease.
+        let is_in_vain =
+            matches!(self.phase, Phase::Ending { .. }) && self.failures > 2 && self.under_way() == 0;
+        if idle || is_in_vain {
             self.phase = Phase::Stopped;
             self.effects.push(Effect::Stopped { overrun });
         }
