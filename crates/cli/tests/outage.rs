@@ -6,9 +6,6 @@
 
 mod support;
 
-#[path = "up/lines.rs"]
-mod lines;
-
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -106,16 +103,87 @@ fn each_tick_once(site: &Site) {
     }
 }
 
-#[test]
-fn a_database_that_crashes_loses_no_tick_and_doubles_none() {
-    let Some(site) = Site::postgres() else { return };
+/// There is one server for all tests here, and each of them crashes it.
+fn alone() -> Option<(std::sync::MutexGuard<'static, ()>, Site, Server)> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let site = Site::postgres()?;
     let Some(server) = Server::of(&site.store) else {
         use std::io::Write;
         let words = "\nSKIPPED: this test restarts PostgreSQL, and this one is not its own\n";
         drop(std::io::stderr().write_all(words.as_bytes()));
-        return;
+        return None;
     };
     server.keep_what_is_committed();
+    Some((turn, site, server))
+}
+
+const LONG: &str = r#"
+engine: {lease: 3s, shutdown_timeout: 5m}
+agents:
+  a:
+    shell: 'trap "" TERM; while [ ! -e go ]; do echo "beat $BELFRY_ATTEMPT $$" >> side.log; sleep 0.03; done; echo "end $BELFRY_ATTEMPT" >> side.log'
+    retry: {max: 3, base: 100ms}
+    schedules: {s: {every: 1h}}
+"#;
+
+#[test]
+fn a_database_that_is_away_for_longer_than_the_lease_ends_what_runs() {
+    let Some((_turn, site, server)) = alone() else { return };
+    site.config(LONG);
+    let mut up = site.up();
+    let old = site.wait_for_line("beat 1");
+    server.crash();
+    eventually("the end of its children", || (!support::lives(&old[2])).then_some(()));
+    server.start();
+    site.wait_for_line("beat 2");
+    site.file("go", "");
+    let finished = up.event("run_finished");
+    assert_eq!((&finished["state"], &finished["attempt"]), (&"completed".into(), &2.into()), "{finished}");
+    up.stop();
+    let mut newest = 0;
+    for line in site.side() {
+        let attempt: u32 = line[1].parse().unwrap();
+        assert!(attempt >= newest, "attempt {attempt} lives beside attempt {newest}");
+        newest = attempt;
+    }
+}
+
+#[test]
+fn it_stops_while_the_database_is_away() {
+    let Some((_turn, site, server)) = alone() else { return };
+    site.config(&LONG.replace("lease: 3s", "lease: 5s"));
+    let mut up = site.up();
+    site.wait_for_line("beat 1");
+    server.crash();
+    up.event("store_unavailable");
+    // Its end cannot be stored.
+    site.file("go", "");
+    site.wait_for_line("end 1");
+    let refused = site.belfry(&["up"]);
+    assert_eq!(refused.status.code(), Some(5), "{}", String::from_utf8_lossy(&refused.stderr));
+    up.signal(Signal::SIGTERM);
+    let asked = std::time::Instant::now();
+    let status = loop {
+        // Signals of one kind that come together are one.
+        up.signal(Signal::SIGTERM);
+        if let Some(status) = up.ends_within(std::time::Duration::from_secs(1)) {
+            break status;
+        }
+        assert!(asked.elapsed() < std::time::Duration::from_secs(15), "it does not stop");
+    };
+    assert_eq!(status.code(), Some(6), "{}", up.errors());
+    server.start();
+    // Nobody knows how it ended, so it counts as an attempt.
+    let mut up = site.up();
+    let finished = up.event("run_finished");
+    assert_eq!((&finished["state"], &finished["attempt"]), (&"completed".into(), &2.into()), "{finished}");
+    up.stop();
+}
+
+#[test]
+fn a_database_that_crashes_loses_no_tick_and_doubles_none() {
+    let Some((_turn, site, server)) = alone() else { return };
     site.config(
         r#"
 engine: {jitter_threshold: 1000}
@@ -152,5 +220,4 @@ agents:
     }
     nodes.iter_mut().for_each(support::Up::stop);
     each_tick_once(&site);
-    assert!(Path::new(&server.folder).exists());
 }

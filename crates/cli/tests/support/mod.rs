@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+mod events;
 #[path = "../../../store/tests/support/pg.rs"]
 pub mod pg;
 
@@ -46,6 +47,11 @@ impl Site {
     /// One of each store that there is.
     pub fn each() -> impl Iterator<Item = Site> {
         std::iter::once(Some(Site::sqlite())).chain(std::iter::once_with(Site::postgres)).flatten()
+    }
+
+    /// The store that a test on one has not been on yet: PostgreSQL, where there is one.
+    pub fn other() -> Site {
+        Site::postgres().unwrap_or_else(Site::sqlite)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -259,7 +265,7 @@ impl Up {
 
     /// Every line that it prints is an event as the others know it.
     fn hear(&mut self, event: Value) {
-        super::lines::check(&event);
+        events::check(&event);
         self.seen.push(event);
     }
 

@@ -1,44 +1,69 @@
-//! What `up` prints, line by line. Every test checks every line against this.
+//! What `up` prints, line by line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use nix::sys::signal::Signal;
 
-/// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 19] = [
-    ("node_started", "node"),
-    ("node_stopped", "node"),
-    ("node_fenced", "node count detail"),
-    ("config_loaded", "detail"),
-    ("config_rejected", "detail"),
-    ("tick_planned", "agent schedule tick_at run_id"),
-    ("tick_skipped", "agent schedule tick_at reason count detail"),
-    ("tick_missed", "agent schedule tick_at reason count"),
-    ("run_created", ""),
-    ("run_started", "agent schedule tick_at run_id attempt trace_id reason lag_ms"),
-    ("run_finished", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail"),
-    ("run_retried", "agent schedule tick_at run_id attempt trace_id state reason took_ms retry_at detail"),
-    ("run_cancelled", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail"),
-    ("run_rescued", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail node"),
-    ("breaker_changed", ""),
-    ("lane_changed", ""),
-    ("session_stopped", ""),
-    ("store_unavailable", "detail"),
-    ("store_available", ""),
-];
+use crate::support::{Site, eventually};
 
-/// Every line is an event with a known name and known keys.
-pub fn check(event: &Value) {
-    let Value::Object(keys) = event else { panic!("not a JSON object: {event}") };
-    let name = event["event"].as_str().unwrap_or_else(|| panic!("without a name: {event}"));
-    let Some((_, allowed)) = KEYS.iter().find(|(known, _)| *known == name) else {
-        panic!("an unknown name: {event}")
-    };
-    let at = event["timestamp"].as_str().unwrap_or_else(|| panic!("without a time: {event}"));
-    assert!(at.parse::<belfry_time::Timestamp>().is_ok(), "{event}");
-    assert!(["error", "warn", "info", "debug"].contains(&event["level"].as_str().unwrap_or("")), "{event}");
-    let known: BTreeSet<&str> =
-        ["timestamp", "level", "event"].into_iter().chain(allowed.split(' ')).collect();
-    let unknown: Vec<_> = keys.keys().filter(|key| !known.contains(key.as_str())).collect();
-    assert!(unknown.is_empty(), "{unknown:?} in {event}");
+/// The keys of every event that an ordinary day brings, as they are: a golden file, which `cargo xtask golden` writes anew.
+#[test]
+fn the_keys_of_events_are_kept() {
+    let site = Site::sqlite();
+    site.config(
+        r#"
+log: {level: debug}
+engine: {jitter_threshold: 100, shutdown_timeout: 100ms}
+agents:
+  good: {run: ["true"], schedules: {s: {every: 200ms, anchor: slot}}}
+  bad: {run: ["false"], retry: {max: 1, base: 100ms}, schedules: {s: {every: 1h}}}
+  never: {run: ["belfry-no-such-program"], schedules: {s: {every: 1h}}}
+  lost: {run: ["true"], schedules: {s: {every: 1h, timezone: Mars/Phobos}}}
+  held: {run: ["sleep", "60"], schedules: {s: {every: 1h}}}
+  busy: {run: ["sleep", "1"], schedules: {s: {every: 200ms, anchor: slot}, c: {every: 300ms, anchor: slot, if_running: cancel}}}
+"#,
+    );
+    let mut up = site.up();
+    for (name, agent) in [("run_finished", "bad"), ("run_cancelled", "busy"), ("run_finished", "busy")] {
+        up.wait_for(&format!("{name} of {agent}"), |event| event["event"] == name && event["agent"] == agent);
+    }
+    up.kill();
+    let mut again = site.up();
+    again.event("node_fenced");
+    again.signal(Signal::SIGSTOP);
+    let stopped_at = Instant::now();
+    eventually("ticks to be missed", || (stopped_at.elapsed() > Duration::from_secs(1)).then_some(()));
+    again.signal(Signal::SIGCONT);
+    again.event("tick_missed");
+    site.raw_config("agents: [");
+    again.event("config_rejected");
+    eventually("what was taken over", || {
+        again
+            .heard()
+            .iter()
+            .any(|event| event["event"] == "run_started" && event["agent"] == "held")
+            .then_some(())
+    });
+    again.signal(Signal::SIGTERM);
+    assert_eq!(again.ends().code(), Some(6));
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for event in up.heard().iter().chain(&again.seen) {
+        let keys: Vec<&str> = event.as_object().unwrap().keys().map(String::as_str).collect();
+        let name = event["event"].as_str().unwrap().to_owned();
+        found.entry(name).or_default().insert(keys.join(" "));
+    }
+    let found: String = found
+        .iter()
+        .map(|(name, shapes)| {
+            let shapes: String = shapes.iter().map(|keys| format!("  {keys}\n")).collect();
+            format!("{name}\n{shapes}")
+        })
+        .collect();
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/events.txt");
+    if std::env::var_os("BELFRY_GOLDEN").is_some() {
+        std::fs::write(&path, &found).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), found);
 }

@@ -44,47 +44,50 @@ impl Way {
 
 #[test]
 fn an_edit_takes_effect_within_a_second_and_fires_nothing_from_before() {
-    for way in [Way::Signal, Way::Change, Way::Command] {
-        for site in Site::each() {
-            site.config(&agent("moved: {every: 6h, anchor: slot}\n      planned: {cron: \"0 3 29 2 *\"}"));
-            let mut up = site.up();
-            up.event_of("run_finished", "steady");
-            let edited = Timestamp::now();
-            site.config(&agent("moved: {every: 300ms, anchor: slot}\n      planned: {cron: \"0 4 29 2 *\"}"));
-            way.take(&site, &up);
-            up.event_of("run_started", "moved");
-            let took = Timestamp::now().duration_since(edited);
-            // A second to see it, 300 ms to the tick; the machine may be busy.
-            assert!(took.as_millis() < 3000, "{way:?}: {took:?}");
-            let shown = site.json(&["show", "a/planned"]);
-            assert!(shown["next"]["tick_at"].as_str().unwrap().contains("-02-29T04:00"), "{shown}");
-            up.event_of("run_finished", "moved");
-            let first = site.wait_for_line("moved");
-            assert!(first[1].parse::<Timestamp>().unwrap() > edited, "{first:?}");
-            // An edit that keeps the timing moves nothing: the steady one has a tick each 200 ms, before and after.
-            up.event_of("run_finished", "steady");
-            up.stop();
-            let ticks: Vec<i64> = site
-                .side()
-                .iter()
-                .filter(|line| line[0] == "steady")
-                .map(|line| line[1].parse::<Timestamp>().unwrap().as_millisecond())
-                .collect();
-            let mut sorted = ticks.clone();
-            sorted.sort_unstable();
-            sorted.dedup();
-            assert_eq!(sorted.len(), ticks.len(), "a tick ran twice");
-            // On PostgreSQL the command applies the files itself.
-            let by_command = matches!(way, Way::Command) && site.store.starts_with("postgres");
-            let loaded = up.seen.iter().filter(|event| event["event"] == "config_loaded").count();
-            assert_eq!(loaded, if by_command { 1 } else { 2 }, "{way:?}");
-        }
+    for (way, site) in [
+        (Way::Signal, Site::sqlite()),
+        (Way::Change, Site::other()),
+        (Way::Command, Site::sqlite()),
+        (Way::Command, Site::other()),
+    ] {
+        site.config(&agent("moved: {every: 6h, anchor: slot}\n      planned: {cron: \"0 3 29 2 *\"}"));
+        let mut up = site.up();
+        up.event_of("run_finished", "steady");
+        let edited = Timestamp::now();
+        site.config(&agent("moved: {every: 300ms, anchor: slot}\n      planned: {cron: \"0 4 29 2 *\"}"));
+        way.take(&site, &up);
+        up.event_of("run_started", "moved");
+        let took = Timestamp::now().duration_since(edited);
+        // A second to see it, 300 ms to the tick; the machine may be busy.
+        assert!(took.as_millis() < 3000, "{way:?}: {took:?}");
+        let shown = site.json(&["show", "a/planned"]);
+        assert!(shown["next"]["tick_at"].as_str().unwrap().contains("-02-29T04:00"), "{shown}");
+        up.event_of("run_finished", "moved");
+        let first = site.wait_for_line("moved");
+        assert!(first[1].parse::<Timestamp>().unwrap() > edited, "{first:?}");
+        // An edit that keeps the timing moves nothing: the steady one has a tick each 200 ms, before and after.
+        up.event_of("run_finished", "steady");
+        up.stop();
+        let ticks: Vec<i64> = site
+            .side()
+            .iter()
+            .filter(|line| line[0] == "steady")
+            .map(|line| line[1].parse::<Timestamp>().unwrap().as_millisecond())
+            .collect();
+        let mut sorted = ticks.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), ticks.len(), "a tick ran twice");
+        // On PostgreSQL the command applies the files itself.
+        let by_command = matches!(way, Way::Command) && site.store.starts_with("postgres");
+        let loaded = up.seen.iter().filter(|event| event["event"] == "config_loaded").count();
+        assert_eq!(loaded, if by_command { 1 } else { 2 }, "{way:?}");
     }
 }
 
 #[test]
 fn an_edit_while_it_starts_is_not_lost() {
-    for moment in [0, 5, 10, 20, 30, 40, 60] {
+    for moment in [0, 10, 20, 40] {
         let site = Site::sqlite();
         site.config(&agent(""));
         let mut up = site.up();
