@@ -188,7 +188,10 @@ impl Backfill {
             last.push_str(&format!("; {} {why}", plural(answer.left_out, "tick")));
         }
         if answer.more > 0 {
-            last.push_str(&format!("; {} more: --limit, or a later --from", plural(answer.more, "tick")));
+            last.push_str(&format!(
+                "; {} left: raise --limit, or go on from there",
+                plural(answer.more, "more tick")
+            ));
         }
         words.push(last);
         reach::answer(output, answer, &words.join("\n"))?;
