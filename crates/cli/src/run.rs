@@ -1,6 +1,6 @@
 //! `belfry run`: a run by hand, beside the ticks.
 
-use belfry::{Engine, RunRequest};
+use belfry::RunRequest;
 use clap::Args;
 use serde_json::{Map, Value};
 
@@ -54,32 +54,14 @@ impl Run {
             trace_id: None,
         };
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            if reach.server.is_none()
-                && let Some(loaded) = &reach.loaded
-            {
-                apply_files(&reach, loaded).await?;
-            }
-            reach.schedule(&self.name).await?;
+            let reach = Reach::open_to_run(place).await?;
+            let record = reach.schedule(&self.name).await?;
+            self.waiting.check_labels(&reach, &record).await?;
             let now = reach.now().await?;
             let run = belfry::enqueue(&reach.store, &reach.options(), now, &self.name, request).await?;
             self.waiting.see_to(run, &reach, place, output).await
         })
     }
-}
-
-/// Brings the files into the store where nobody serves it, as `up` does when it starts.
-async fn apply_files(reach: &Reach, loaded: &belfry_config::Loaded) -> Result<(), Failure> {
-    for problem in &loaded.invalid {
-        reach::say(&problem.render(true))?;
-    }
-    let engine = Engine::builder().store(reach.store.clone()).build();
-    if crate::up::apply(&engine, loaded).await? {
-        reach::say(
-            "config skew: the files differ from what the store has; `belfry apply` makes them the same",
-        )?;
-    }
-    Ok(())
 }
 
 /// An object from the command line.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use belfry::{Engine, Options, RunId, RunState, StopOptions};
 use belfry_core::Reason;
 use belfry_runner::{KeeperHandle, KeeperOptions};
-use belfry_store::{RunRecord, Store, Stream};
+use belfry_store::{RunFilter, RunRecord, ScheduleRecord, Store, Stream};
 use belfry_time::parse_duration;
 use clap::Args;
 use serde::Serialize;
@@ -24,6 +24,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const OUTPUT_BYTES: u32 = 256 << 10;
 /// How often a guest asks for its run while a limit holds it back.
 const ASK_EVERY: Duration = Duration::from_millis(200);
+/// Who waits longer than this for a start is told why.
+const TELL_AFTER: Duration = Duration::from_secs(2);
 /// Nobody waits longer than this.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
@@ -124,6 +126,9 @@ impl Waiting {
             Waited::Ended(record) => *record,
             Waited::TimeIsUp | Waited::Interrupted => {
                 let record = reach.run(run).await?;
+                if record.state.is_live() && matches!(waited, Waited::Interrupted) {
+                    return Err(Failure::Run(format!("interrupted: run {run} goes back to waiting")));
+                }
                 if record.state.is_live() {
                     self.print(&record, output)?;
                     return Err(Failure::Timeout(format!(
@@ -196,22 +201,47 @@ impl Waiting {
                 _ = hang_up.recv() => {}
             }
         };
-        let first = tokio::select! {
+        let waited = tokio::select! {
             waited = self.look(run, reach, until, self.follow) => waited,
             () = asked() => Ok(Waited::Interrupted),
         };
-        if !matches!(first, Ok(Waited::Ended(_))) {
-            // Whoever asked for it is gone or has seen enough: it is withdrawn, and its processes end.
-            reach.store.cancel(reach.now().await?, run, Reason::Requested).await?;
-            engine.hint().await;
-            let again = engine.clone();
+        let mut at_once = false;
+        if !matches!(waited, Ok(Waited::Ended(_))) {
             tokio::select! {
-                ended = self.look(run, reach, None, self.follow && first.is_ok()) => drop(ended?),
-                () = asked() => again.stop(StopOptions { wait: false, timeout: Duration::ZERO }).await?,
+                withdrawn = self.withdraw(run, reach, &engine) => drop(withdrawn),
+                () = asked() => at_once = true,
             }
         }
-        engine.stop(StopOptions { wait: true, timeout: Duration::from_secs(5) }).await?;
-        first
+        // Whatever happened, nothing of it is left behind. Who is told to stop twice does not wait for any grace.
+        let stop = || engine.stop(StopOptions { wait: false, timeout: Duration::ZERO });
+        if at_once {
+            let (first, second) = tokio::join!(stop(), stop());
+            first.and(second)?;
+        } else {
+            stop().await?;
+        }
+        waited
+    }
+
+    /// Whoever asked for a run is gone or has seen enough: it is cancelled, and its processes end.
+    async fn withdraw(&self, run: RunId, reach: &Reach, engine: &Engine) -> Result<(), Failure> {
+        reach.store.cancel(reach.now().await?, run, Reason::Requested).await?;
+        engine.hint().await;
+        self.look(run, reach, None, false).await.map(drop)
+    }
+
+    /// Refuses a run that this process would have to run and cannot.
+    pub async fn check_labels(&self, reach: &Reach, record: &ScheduleRecord) -> Result<(), Failure> {
+        let definitions = reach.store.definitions(&[record.id]).await?.into_iter().next().flatten();
+        let needs = definitions.map(|found| found.agent_definition.needs.clone()).unwrap_or_default();
+        let labels = reach.options().labels;
+        match needs.iter().find(|label| !labels.contains(label)) {
+            Some(label) if self.is_guest(reach) => Err(Failure::Usage(format!(
+                "{} needs a node with the label {label}, which this one has not, and no server runs. `engine: {{labels: [{label}]}}` gives it, --no-start leaves the run to a node that has it",
+                record.name
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Looks at a run until it has ended, and shows what it writes where that is wanted.
@@ -222,7 +252,7 @@ impl Waiting {
         until: Option<Instant>,
         follow: bool,
     ) -> Result<Waited, Failure> {
-        let mut after = None;
+        let (mut after, mut told, began) = (None, false, Instant::now());
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -237,6 +267,11 @@ impl Waiting {
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(Waited::TimeIsUp);
+            }
+            let waits = record.state == RunState::Pending && record.attempt == 0;
+            if waits && !told && began.elapsed() >= TELL_AFTER {
+                told = true;
+                say(&why_it_waits(reach, &record).await?)?;
             }
         }
     }
@@ -255,6 +290,30 @@ impl Waiting {
             std::io::stdout().lock().flush()?;
         }
     }
+}
+
+/// Why a run has not started, in a sentence.
+async fn why_it_waits(reach: &Reach, record: &RunRecord) -> Result<String, Failure> {
+    let filter = RunFilter {
+        agent: Some(record.agent_name.clone()),
+        states: vec![RunState::Running],
+        ..RunFilter::default()
+    };
+    let running = reach.store.runs(&filter, None, 100).await?.items;
+    let definitions = reach.store.definitions(&[record.schedule]).await?.into_iter().next().flatten();
+    let max = definitions.and_then(|found| found.agent_definition.max_concurrent);
+    Ok(match (max, running.first()) {
+        (Some(max), Some(first)) if running.len() >= max as usize => format!(
+            "it waits: {} of agent {} run, which is its limit; one of them is {}",
+            running.len(),
+            record.agent_name,
+            first.id
+        ),
+        (_, Some(first)) if first.schedule == record.schedule => {
+            format!("it waits for its turn: run {} of {} runs", first.id, record.name)
+        }
+        _ => "it waits to be started".into(),
+    })
 }
 
 /// How a run ended, in a sentence.

@@ -206,6 +206,51 @@ fn a_guest_is_not_held_up_by_one_that_was_killed() {
 }
 
 #[test]
+fn what_this_node_cannot_run_is_refused() {
+    let site = Site::new(&CONFIG.replace("prompt: hello", "prompt: hello\n    needs: [gpu]"));
+    site.refused(&["run", "a/plain"], 2, "a/plain needs a node with the label gpu");
+    assert!(runs(&site).is_empty());
+    site.ok(&["run", "a/plain", "--no-start"]);
+}
+
+#[test]
+fn whoever_waits_is_told_why() {
+    let site = Site::new(CONFIG);
+    let first = site.start(&["run", "block/s", "--follow"]);
+    first.wait_for("blocking");
+    let second = site.start(&["run", "block/t", "--follow"]);
+    second.wait_for_error("it waits: 1 of agent block run, which is its limit");
+    second.signal(Signal::SIGTERM);
+    second.wait_for_error("block/t cancelled: requested");
+    site.write("go", "");
+    assert_eq!(first.end(), 0);
+}
+
+#[test]
+fn a_second_signal_does_not_wait_for_the_grace() {
+    let stubborn = r#"
+agents:
+  a:
+    shell: "trap '' TERM INT; echo stubborn; while true; do sleep 0.05; done"
+    grace: 10m
+    schedules: {s: {cron: "0 0 1 1 *"}}
+"#;
+    let site = Site::new(stubborn);
+    let guest = site.start(&["run", "a/s", "--follow"]);
+    guest.wait_for("stubborn");
+    guest.signal(Signal::SIGINT);
+    // The mark is there once the first one was heard.
+    let told =
+        || site.store(async |store| store.cancel_marks(store.nodes().await.unwrap()[0].id).await.unwrap());
+    while told().is_empty() {
+        std::thread::yield_now();
+    }
+    guest.signal(Signal::SIGINT);
+    assert_eq!(guest.end(), 1);
+    assert_eq!(runs(&site)[0].state, RunState::Cancelled);
+}
+
+#[test]
 fn cancel_ends_what_waits_and_tells_what_runs() {
     let site = Site::new(CONFIG);
     let waiting = site.ok(&["run", "a/plain", "--no-start"]);

@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -133,7 +133,15 @@ impl Running {
     }
 
     /// Waits for its end, and gives its code.
+    #[track_caller]
     pub fn end(mut self) -> i32 {
+        loop {
+            match self.out.recv_timeout(LONGEST) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end"),
+            }
+        }
         self.child.wait().unwrap().code().unwrap_or(-1)
     }
 
