@@ -116,6 +116,20 @@ fn resume_records_what_the_pause_left_out() {
 }
 
 #[test]
+fn a_pause_that_has_ended_by_itself_is_not_ended_again() {
+    let site = site();
+    site.ok(&["pause", "a/five", "--for", "1ms"]);
+    let Status::Paused { until: Some(until), .. } = schedule(&site, "a/five").status else {
+        panic!("not paused until a time")
+    };
+    while now() <= until {
+        std::thread::yield_now();
+    }
+    assert!(site.ok(&["resume", "a/five"]).contains("its pause has ended at"));
+    assert_eq!(schedule(&site, "a/five").token.unwrap().due_at, until, "the planner goes on from there");
+}
+
+#[test]
 fn a_schedule_is_added_changed_and_removed() {
     let site = site();
     let arguments =
