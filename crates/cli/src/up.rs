@@ -292,6 +292,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         keep: Keep {
             runs: settings.retention.runs_ms.map(ms),
             failures: settings.retention.failures_ms.map(ms),
+            runs_per_schedule: settings.retention.runs_per_schedule,
+            output: settings.retention.output_ms.map(ms),
             skips: settings.retention.skips_ms.map(ms),
         },
         ..Options::default()

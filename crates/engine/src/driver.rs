@@ -70,6 +70,10 @@ pub struct Keep {
     pub runs: Option<Duration>,
     /// Failed runs.
     pub failures: Option<Duration>,
+    /// Of a schedule's runs that failed so many, and as many of the others.
+    pub runs_per_schedule: Option<u32>,
+    /// What runs have written.
+    pub output: Option<Duration>,
     /// Skips and misses.
     pub skips: Option<Duration>,
 }
@@ -86,7 +90,13 @@ impl Default for Options {
             lease: Duration::from_secs(30),
             orphan_check: Duration::from_secs(10),
             spread: Spread::default(),
-            keep: Keep { runs: Some(30 * day), failures: Some(90 * day), skips: Some(30 * day) },
+            keep: Keep {
+                runs: Some(30 * day),
+                failures: Some(90 * day),
+                runs_per_schedule: Some(200),
+                output: Some(7 * day),
+                skips: Some(30 * day),
+            },
             batch: 1000,
             serves: true,
             only: None,
@@ -314,6 +324,8 @@ pub struct Driver {
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
+    /// Where looking for runs beyond their number goes on.
+    prune_after: Option<RunId>,
     failures: u32,
     counters: Counters,
     effects: Vec<Effect>,
@@ -363,6 +375,7 @@ impl Driver {
             reaper: Loop { busy: false, at: now.mono },
             observed: HashMap::new(),
             pruner: Loop { busy: false, at: now.mono + PRUNE_EVERY },
+            prune_after: None,
             failures: 0,
             counters: Counters::default(),
             effects: Vec::new(),
@@ -453,8 +466,8 @@ impl Driver {
         self.tasks.values().filter(|task| !task.ended).map(|task| &*task.definitions.agent_name)
     }
 
-    /// Whether there is nothing to do before time passes or somebody asks.
-    pub fn is_quiet(&self, now: Now) -> bool {
+    /// Whether there is nothing to do before time passes, an attempt ends, or somebody asks.
+    pub fn is_idle(&self, now: Now) -> bool {
         let loops = [
             self.planner,
             self.dispatcher,
@@ -467,8 +480,14 @@ impl Driver {
         let busy = loops.iter().any(|each| each.busy);
         let due = self.next_due.is_some_and(|at| at <= now.wall)
             || self.later.first().is_some_and(|at| *at <= now.wall);
-        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
-        !busy && !due && !asks && self.tasks.is_empty() && self.endings.is_empty()
+        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
+            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
+        !busy && !due && !asks && self.endings.is_empty()
+    }
+
+    /// Whether nothing runs either.
+    pub fn is_quiet(&self, now: Now) -> bool {
+        self.is_idle(now) && self.tasks.is_empty()
     }
 
     /// Starts runs that were claimed for this node from outside the dispatcher.
@@ -581,6 +600,9 @@ impl Driver {
         }
         for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
             self.note_plan(now.wall, commit, name);
+            if commit.cancel_live {
+                self.canceller.at = now.mono;
+            }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);
             }
@@ -1005,7 +1027,10 @@ impl Driver {
             self.effects.push(Effect::Prune(Retention {
                 runs_before: before(keep.runs),
                 failures_before: before(keep.failures),
+                runs_per_schedule: keep.runs_per_schedule,
+                after: self.prune_after,
                 skips_before: before(keep.skips),
+                output_before: before(keep.output),
                 batch: PRUNE_BATCH,
             }));
         }
@@ -1013,11 +1038,13 @@ impl Driver {
 
     fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner = Loop { busy: false, at: now.mono + PRUNE_EVERY };
-        if let Some(pruned) = self.answered(now, pruned)
-            && pruned.runs + pruned.skips + pruned.keys >= PRUNE_BATCH
-        {
-            // There is more; others go first.
+        let Some(pruned) = self.answered(now, pruned) else { return };
+        self.prune_after = pruned.next;
+        // Where there is more, others go first.
+        if pruned.runs + pruned.skips + pruned.keys + pruned.output >= PRUNE_BATCH {
             self.pruner.at = now.mono + Duration::from_millis(50);
+        } else if pruned.next.is_some() {
+            self.pruner.at = now.mono + Duration::from_millis(500);
         }
     }
 

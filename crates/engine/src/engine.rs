@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use belfry_core::check::Check;
@@ -16,7 +16,7 @@ use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use uuid::Uuid;
+use uuid::{ContextV7, Uuid};
 
 use crate::clock::Clock;
 use crate::driver::{Driver, GUEST, Input, Options, Phase};
@@ -435,13 +435,21 @@ impl Engine {
         }
     }
 
-    /// Waits until there is nothing to do before time passes or somebody asks: for tests with a clock that is moved by
-    /// hand.
+    /// Waits until nothing runs and there is nothing to do before time passes: for tests with a clock that is moved by hand.
     pub async fn quiet(&self) {
+        self.wait_for_quiet(true).await;
+    }
+
+    /// Waits until there is nothing to do before time passes or an attempt ends.
+    pub async fn idle(&self) {
+        self.wait_for_quiet(false).await;
+    }
+
+    async fn wait_for_quiet(&self, all: bool) {
         self.hint().await;
         let Some(started) = self.inner.started.lock().clone() else { return };
-        let (send, quiet) = oneshot::channel();
-        if started.messages.send(Message::Quiet(send)).await.is_ok() {
+        let (tell, quiet) = oneshot::channel();
+        if started.messages.send(Message::Quiet { all, tell }).await.is_ok() {
             // An engine that has stopped is quiet, too.
             let _ = quiet.await;
         }
@@ -556,14 +564,12 @@ fn hash(body: &[u8]) -> Vec<u8> {
     hash.iter().flat_map(|half| half.to_be_bytes()).chain((body.len() as u64).to_be_bytes()).collect()
 }
 
-/// An id that sorts by the store's clock.
+/// An id that sorts by the store's clock, and among those of one millisecond in the order of their making.
 fn new_id(now: Timestamp) -> Uuid {
+    static CONTEXT: LazyLock<Mutex<ContextV7>> = LazyLock::new(|| Mutex::new(ContextV7::new()));
     let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
-    Uuid::new_v7(uuid::Timestamp::from_unix(
-        uuid::NoContext,
-        millis / 1000,
-        (millis % 1000) as u32 * 1_000_000,
-    ))
+    let nanos = (millis % 1000) as u32 * 1_000_000;
+    Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
 }
 
 fn host() -> String {

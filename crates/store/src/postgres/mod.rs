@@ -78,6 +78,7 @@ use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::shapes::*;
+use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
 use crate::{Error, hint};
@@ -93,7 +94,7 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
-    hints: Hints,
+    hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -151,7 +152,7 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), hints: Hints::default(), sabotage: Switch::default() })
+        Ok(Postgres { pool, cache: Mutex::default(), hints: Box::default(), sabotage: Switch::default() })
     }
 }
 
@@ -159,6 +160,10 @@ impl Postgres {
     /// What time it is there.
     pub async fn clock(&self) -> Answer<Timestamp> {
         look!(self, |tx| read::clock(&mut tx).await)
+    }
+
+    pub(crate) async fn stats(&self) -> Answer<Stats> {
+        look!(self, |tx| read::stats(&mut tx).await)
     }
 }
 

@@ -32,11 +32,13 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
+    super::cases::all(&fresh).await;
     super::editing::all(&fresh).await;
     super::listing::all(&fresh).await;
     super::pausing::all(&fresh).await;
     super::why::all(&fresh).await;
     super::nodes::all(&fresh).await;
+    super::pruning::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
@@ -545,12 +547,7 @@ async fn pruning_never_lets_a_tick_fire_again(store: &impl Store) {
         world.finish(&claimed, outcome).await;
     }
     let id = world.schedule("a/s").await.id;
-    let prune = |failures_before| Retention {
-        runs_before: world.now,
-        failures_before,
-        skips_before: world.now,
-        batch: 2,
-    };
+    let prune = |failures_before| retention(world.now, failures_before, 2);
     assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 2, "a batch at a time");
     assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 1);
     let left: Vec<_> = store.ended_runs(id, 10).await.unwrap().iter().map(|run| run.state).collect();

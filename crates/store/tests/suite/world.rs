@@ -31,6 +31,19 @@ pub fn schedule(when: When, options: Options) -> ScheduleDefinition {
     ScheduleDefinition { when, options }
 }
 
+/// By age alone.
+pub fn retention(before: Timestamp, failures_before: Timestamp, batch: u32) -> Retention {
+    Retention {
+        runs_before: before,
+        failures_before,
+        runs_per_schedule: None,
+        after: None,
+        skips_before: before,
+        output_before: before,
+        batch,
+    }
+}
+
 pub fn every(interval: &str) -> ScheduleDefinition {
     ScheduleDefinition::new(When::Every(interval.into()))
 }
