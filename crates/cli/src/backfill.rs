@@ -16,6 +16,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::words;
 
 /// Ticks that are looked at, made or not.
 const WALKED_MAX: usize = 100_000;
@@ -172,10 +173,10 @@ impl Backfill {
 
     fn tell(&self, reach: &Reach, output: &Output, zone: &Zone, answer: &Answer) -> Result<(), Failure> {
         let count = answer.runs.len();
-        let (made, runs) = (if self.dry_run { "would make" } else { "made" }, plural(count as u64, "run"));
-        let mut words: Vec<String> = Vec::new();
+        let (made, runs) = (if self.dry_run { "would make" } else { "made" }, words::count(count, "run"));
+        let mut lines: Vec<String> = Vec::new();
         if self.dry_run && output.format == Format::Table {
-            words.extend(answer.runs.iter().map(|one| crate::up::local(one.tick_at, zone)));
+            lines.extend(answer.runs.iter().map(|one| crate::up::local(one.tick_at, zone)));
         }
         let mut last = format!("{made} {runs} of {}", self.name);
         if let (Some(first), Some(newest)) = (answer.runs.first(), answer.runs.last()) {
@@ -185,16 +186,16 @@ impl Backfill {
         }
         if answer.left_out > 0 {
             let why = if self.missing { "have a run" } else { "have a run that lives" };
-            last.push_str(&format!("; {} {why}", plural(answer.left_out, "tick")));
+            last.push_str(&format!("; {} {why}", words::count(answer.left_out as usize, "tick")));
         }
         if answer.more > 0 {
             last.push_str(&format!(
                 "; {} left: raise --limit, or go on from there",
-                plural(answer.more, "more tick")
+                words::count(answer.more as usize, "more tick")
             ));
         }
-        words.push(last);
-        reach::answer(output, answer, &words.join("\n"))?;
+        lines.push(last);
+        reach::answer(output, answer, &lines.join("\n"))?;
         if !self.dry_run && count > 0 && reach.server.is_none() {
             reach::say("no server runs: they wait for the next `belfry up`")?;
         }
@@ -230,7 +231,7 @@ async fn make(
                 return Err(Failure::NotFound(format!(
                     "{} is gone; {} were made before",
                     record.name,
-                    plural(kept.len() as u64, "run")
+                    words::count(kept.len(), "run")
                 )));
             }
         }
@@ -269,8 +270,4 @@ fn ticks(timing: &Timing, from: Timestamp, end: Timestamp) -> impl Iterator<Item
 
 fn earlier(at: Timestamp) -> Timestamp {
     at.checked_sub(MICROSECOND).unwrap_or(at)
-}
-
-fn plural(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

@@ -1,12 +1,11 @@
 //! Waiting for a run: for one that a server starts, or as the guest that runs it.
 
-use std::io::Write;
 use std::time::Duration;
 
 use belfry::{Engine, Options, RunId, RunState, StopOptions};
 use belfry_core::Reason;
 use belfry_runner::{KeeperHandle, KeeperOptions};
-use belfry_store::{RunFilter, RunRecord, ScheduleRecord, Store, Stream};
+use belfry_store::{RunFilter, RunRecord, ScheduleRecord, Store};
 use belfry_time::parse_duration;
 use clap::Args;
 use serde::Serialize;
@@ -14,9 +13,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::failure::{Failure, InOption};
+use crate::logs::Writer;
 use crate::output::{Format, Output};
 use crate::place::{self, Place};
 use crate::reach::{Reach, Server, answer, say};
+use crate::words;
 
 /// How often a run that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -118,9 +119,9 @@ impl Waiting {
             }
         }
         let waited = if is_guest && reach.run(run).await?.state.is_live() {
-            self.as_guest(run, reach, place).await?
+            self.as_guest(run, reach, place, output).await?
         } else {
-            self.for_server(run, reach).await?
+            self.for_server(run, reach, output).await?
         };
         let record = match waited {
             Waited::Ended(record) => *record,
@@ -154,7 +155,7 @@ impl Waiting {
                 }
                 Ok(())
             }
-            _ => Err(Failure::Run(words(&record))),
+            _ => Err(Failure::Run(ending(&record))),
         }
     }
 
@@ -172,13 +173,24 @@ impl Waiting {
         answer(output, &json, "")
     }
 
+    /// Where what the run writes is shown, if it is.
+    fn writer(&self, output: &Output) -> Option<Writer> {
+        self.follow.then(|| Writer::new(output))
+    }
+
     /// Waits while others run it.
-    async fn for_server(&self, run: RunId, reach: &Reach) -> Result<Waited, Failure> {
-        self.look(run, reach, self.until()?, self.follow).await
+    async fn for_server(&self, run: RunId, reach: &Reach, output: &Output) -> Result<Waited, Failure> {
+        self.look(run, reach, self.until()?, self.writer(output)).await
     }
 
     /// Runs it here: joins as a node that is there for this run alone, and leaves.
-    async fn as_guest(&self, run: RunId, reach: &Reach, place: &Place) -> Result<Waited, Failure> {
+    async fn as_guest(
+        &self,
+        run: RunId,
+        reach: &Reach,
+        place: &Place,
+        output: &Output,
+    ) -> Result<Waited, Failure> {
         let options = Options { only: Some(run), poll_interval: ASK_EVERY, ..reach.options() };
         let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(options.lease))
             .await
@@ -202,7 +214,7 @@ impl Waiting {
             }
         };
         let waited = tokio::select! {
-            waited = self.look(run, reach, until, self.follow) => waited,
+            waited = self.look(run, reach, until, self.writer(output)) => waited,
             () = asked() => Ok(Waited::Interrupted),
         };
         let mut at_once = false;
@@ -227,7 +239,7 @@ impl Waiting {
     async fn withdraw(&self, run: RunId, reach: &Reach, engine: &Engine) -> Result<(), Failure> {
         reach.store.cancel(reach.now().await?, run, Reason::Requested).await?;
         engine.hint().await;
-        self.look(run, reach, None, false).await.map(drop)
+        self.look(run, reach, None, None).await.map(drop)
     }
 
     /// Refuses a run that this process would have to run and cannot.
@@ -250,7 +262,7 @@ impl Waiting {
         run: RunId,
         reach: &Reach,
         until: Option<Instant>,
-        follow: bool,
+        mut writer: Option<Writer>,
     ) -> Result<Waited, Failure> {
         let (mut after, mut told, began) = (None, false, Instant::now());
         let mut look = tokio::time::interval(LOOK_EVERY);
@@ -259,10 +271,11 @@ impl Waiting {
             look.tick().await;
             // What a run wrote is there before its end is, so the end is looked at first.
             let record = reach.run(run).await?;
-            if follow {
-                self.show(run, reach, &mut after).await?;
+            if let Some(writer) = &mut writer {
+                show(run, reach, &mut after, writer).await?;
             }
             if !record.state.is_live() {
+                writer.iter_mut().try_for_each(Writer::finish)?;
                 return Ok(Waited::Ended(Box::new(record)));
             }
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -275,20 +288,20 @@ impl Waiting {
             }
         }
     }
+}
 
-    async fn show(&self, run: RunId, reach: &Reach, after: &mut Option<u64>) -> Result<(), Failure> {
-        loop {
-            let chunks = reach.store.output(run, *after, OUTPUT_BYTES).await?;
-            let Some(last) = chunks.last() else { return Ok(()) };
-            *after = Some(last.seq);
-            for chunk in &chunks {
-                match chunk.stream {
-                    Stream::Out => std::io::stdout().lock().write_all(&chunk.bytes)?,
-                    Stream::Err | Stream::Note => std::io::stderr().lock().write_all(&chunk.bytes)?,
-                }
-            }
-            std::io::stdout().lock().flush()?;
-        }
+/// Shows what a run has written behind a place.
+async fn show(
+    run: RunId,
+    reach: &Reach,
+    after: &mut Option<u64>,
+    writer: &mut Writer,
+) -> Result<(), Failure> {
+    loop {
+        let chunks = reach.store.output(run, *after, OUTPUT_BYTES).await?;
+        let Some(last) = chunks.last() else { return Ok(writer.flush()?) };
+        *after = Some(last.seq);
+        chunks.iter().try_for_each(|chunk| writer.write(chunk))?;
     }
 }
 
@@ -317,15 +330,15 @@ async fn why_it_waits(reach: &Reach, record: &RunRecord) -> Result<String, Failu
 }
 
 /// How a run ended, in a sentence.
-fn words(record: &RunRecord) -> String {
+fn ending(record: &RunRecord) -> String {
     let mut why = Vec::new();
     match (record.reason, record.exit_code) {
         (Some(Reason::ExitCode), Some(code)) => why.push(format!("exit code {code}")),
         (Some(reason), _) => why.push(reason.to_string()),
         (None, _) => {}
     }
-    let error = record.error.as_deref().and_then(|error| error.lines().next()).map(str::trim);
-    why.extend(error.filter(|error| !error.is_empty()).map(str::to_owned));
+    let error = record.error.as_deref().map(|error| words::one_line(error, 200));
+    why.extend(error.filter(|error| !error.is_empty()));
     let why = if why.is_empty() { String::new() } else { format!(": {}", why.join(", ")) };
     let attempts =
         if record.attempt > 1 { format!(" after {} attempts", record.attempt) } else { String::new() };
@@ -337,6 +350,5 @@ fn words(record: &RunRecord) -> String {
 
 fn took(record: &RunRecord) -> String {
     let (Some(from), Some(to)) = (record.started_at, record.finished_at) else { return String::new() };
-    let ms = to.duration_since(from).as_millis().max(0);
-    if ms < 1000 { format!(" in {ms}ms") } else { format!(" in {:.1}s", ms as f64 / 1000.0) }
+    format!(" in {}", words::span(to.duration_since(from)))
 }

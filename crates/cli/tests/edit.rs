@@ -7,7 +7,7 @@ mod support;
 use belfry_core::check::Status;
 use belfry_core::definition::{IfRunning, When};
 use belfry_core::{RunState, SkipReason, Trigger};
-use belfry_store::{Pruned, Retention, RunFilter, RunRecord, ScheduleRecord, Store};
+use belfry_store::{RunFilter, RunRecord, ScheduleRecord, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde_json::json;
 use support::Site;
@@ -316,9 +316,6 @@ fn only_missing_ticks_are_made_again() {
     assert_eq!(runs(&site).len(), 12);
     // The store holds every promise with all of them.
     assert_eq!(site.store(async |store| store.integrity().await.unwrap()), Vec::<String>::new());
-    let keep = Retention { runs_before: now(), failures_before: now(), skips_before: now(), batch: 100 };
-    let pruned = site.store(async |store| store.prune(now(), &keep).await.unwrap());
-    assert_eq!(pruned, Pruned::default(), "what waits is kept");
 }
 
 #[test]
