@@ -154,7 +154,7 @@ impl Backfill {
             )));
         }
         if to > planned {
-            reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)))?;
+            reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
         }
         Ok((from, to.min(planned)))
     }
@@ -197,7 +197,7 @@ impl Backfill {
         lines.push(last);
         reach::answer(output, answer, &lines.join("\n"))?;
         if !self.dry_run && count > 0 && reach.server.is_none() {
-            reach::say("no server runs: they wait for the next `belfry up`")?;
+            reach::say("no server runs: they wait for the next `belfry up`");
         }
         Ok(())
     }

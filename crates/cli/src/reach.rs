@@ -70,11 +70,11 @@ impl Reach {
         let reach = Reach::open_with_files(place).await?;
         let Some(loaded) = reach.loaded.as_ref().filter(|_| reach.server.is_none()) else { return Ok(reach) };
         for problem in &loaded.invalid {
-            say(&problem.render(true))?;
+            say(&problem.render(true));
         }
         let engine = Engine::builder().store(reach.store.clone()).build();
         if crate::up::apply(&engine, loaded).await? {
-            say("config skew: the files differ from what the store has; `belfry apply` makes them the same")?;
+            say("config skew: the files differ from what the store has; `belfry apply` makes them the same");
         }
         Ok(reach)
     }
@@ -206,9 +206,9 @@ pub fn list(mut names: Vec<String>) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-/// Words for people, beside the data.
-pub fn say(text: &str) -> Result<(), Failure> {
-    Ok(writeln!(anstream::stderr(), "{text}")?)
+/// Words for people, beside the data. Where standard error is closed there is nobody to tell.
+pub fn say(text: &str) {
+    let _ = writeln!(anstream::stderr(), "{text}");
 }
 
 /// The answer of a command: JSON where it is asked for, else words.

@@ -3,6 +3,7 @@
 use belfry::RunRequest;
 use clap::Args;
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -20,7 +21,7 @@ use crate::wait::Waiting;
 
 It counts for limits and overlap, and moves no schedule. Where a server runs, that starts it within a second; where none runs,
 this process does, waits for the end and leaves: Ctrl-C then cancels the run. The same --key within 24 hours answers with the
-first run.")]
+first run. A TRACEPARENT in the environment becomes the run's trace.")]
 pub struct Run {
     /// Which schedule
     #[arg(value_name = "AGENT/SCHEDULE")]
@@ -51,7 +52,7 @@ impl Run {
             prompt: self.prompt.clone(),
             payload: payload(self.payload.as_deref())?,
             key: self.key.clone(),
-            trace_id: None,
+            trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
         };
         reach::block_on(async {
             let reach = Reach::open_to_run(place).await?;
@@ -62,6 +63,14 @@ impl Run {
             self.waiting.see_to(run, &reach, place, output).await
         })
     }
+}
+
+/// The trace that a caller has begun, as W3C writes it: `00-TRACE-SPAN-FLAGS`.
+fn trace_of(text: &str) -> Option<Uuid> {
+    let mut parts = text.trim().split('-');
+    let (_version, trace) = (parts.next().filter(|version| version.len() == 2)?, parts.next()?);
+    let is_whole = trace.len() == 32 && parts.next().is_some_and(|span| span.len() == 16);
+    Uuid::try_parse(trace).ok().filter(|trace| is_whole && !trace.is_nil())
 }
 
 /// An object from the command line.

@@ -103,19 +103,21 @@ impl Waiting {
         let is_guest = self.is_guest(reach);
         if !is_guest && !self.wait && !self.follow {
             answer(output, &only_id, &run.to_string())?;
-            return match reach.server {
+            match reach.server {
                 Some(Server::Process(pid)) => say(&format!("process {pid} starts it")),
                 Some(Server::Nodes(1)) => say("one node runs, and starts it"),
                 Some(Server::Nodes(count)) => say(&format!("{count} nodes run, and one of them starts it")),
                 None => say("no server runs: it waits for the next `belfry up`"),
-            };
+            }
+            return Ok(());
         }
         // Said before anything can happen to it; standard output is the run's own where it is followed.
         if output.format == Format::Table {
             if self.follow {
-                say(&format!("run {run}"))?
+                say(&format!("run {run}"));
             } else {
-                answer(output, &only_id, &run.to_string())?
+                // It is to run, whether somebody reads its id or not.
+                let _ = answer(output, &only_id, &run.to_string());
             }
         }
         let waited = if is_guest && reach.run(run).await?.state.is_live() {
@@ -151,7 +153,7 @@ impl Waiting {
         match record.state {
             RunState::Completed => {
                 if output.format == Format::Table {
-                    say(&format!("{} completed{}", record.name, took(&record)))?;
+                    say(&format!("{} completed{}", record.name, took(&record)));
                 }
                 Ok(())
             }
@@ -226,11 +228,14 @@ impl Waiting {
         }
         // Whatever happened, nothing of it is left behind. Who is told to stop twice does not wait for any grace.
         let stop = || engine.stop(StopOptions { wait: false, timeout: Duration::ZERO });
-        if at_once {
-            let (first, second) = tokio::join!(stop(), stop());
-            first.and(second)?;
-        } else {
+        if !at_once {
             stop().await?;
+            return waited;
+        }
+        tokio::select! {
+            (first, second) = async { tokio::join!(stop(), stop()) } => first.and(second)?,
+            // Where even that takes too long, the keeper ends what is left, and another node finds the run.
+            () = asked() => {}
         }
         waited
     }
@@ -284,7 +289,7 @@ impl Waiting {
             let waits = record.state == RunState::Pending && record.attempt == 0;
             if waits && !told && began.elapsed() >= TELL_AFTER {
                 told = true;
-                say(&why_it_waits(reach, &record).await?)?;
+                say(&why_it_waits(reach, &record).await?);
             }
         }
     }

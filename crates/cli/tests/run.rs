@@ -206,6 +206,23 @@ fn a_guest_is_not_held_up_by_one_that_was_killed() {
 }
 
 #[test]
+fn the_callers_trace_goes_on() {
+    let site = Site::new(CONFIG);
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    for (given, kept) in [
+        (format!("00-{trace}-b7ad6b7169203331-01"), Some(trace)),
+        (format!("00-{trace}"), None),
+        (format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)), None),
+    ] {
+        let mut command = site.command(&["run", "a/plain", "--no-start"]);
+        assert!(command.env("TRACEPARENT", given).output().unwrap().status.success());
+        let found = runs(&site).remove(0).trace_id.map(|trace| trace.simple().to_string());
+        assert_eq!(found.as_deref(), kept);
+        site.ok(&["cancel", "a/plain"]);
+    }
+}
+
+#[test]
 fn what_this_node_cannot_run_is_refused() {
     let site = Site::new(&CONFIG.replace("prompt: hello", "prompt: hello\n    needs: [gpu]"));
     site.refused(&["run", "a/plain"], 2, "a/plain needs a node with the label gpu");

@@ -15,7 +15,6 @@ use crate::store::{Answer, Store};
 use crate::views::*;
 
 /// A store whose kind is known only at run time.
-#[expect(clippy::large_enum_variant, reason = "there is one in a process")]
 pub enum AnyStore {
     /// In memory; gone with the process.
     Memory(Memory),

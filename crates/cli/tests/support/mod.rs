@@ -49,7 +49,7 @@ impl Site {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
         command.args(arguments).current_dir(self.path()).env("TZ", "Europe/Vienna").stdin(Stdio::null());
-        for name in ["BELFRY_STORE", "BELFRY_CONFIG", "NO_COLOR"] {
+        for name in ["BELFRY_STORE", "BELFRY_CONFIG", "NO_COLOR", "TRACEPARENT"] {
             command.env_remove(name);
         }
         command
