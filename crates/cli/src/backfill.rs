@@ -246,7 +246,8 @@ fn planned_until(record: &ScheduleRecord, now: Timestamp) -> Timestamp {
     let after = |at: Timestamp| at.checked_add(MICROSECOND).unwrap_or(at);
     let planned = match (&record.status, record.token) {
         (Status::Paused { .. }, _) => after(record.status_since),
-        (_, Some(token)) if token.kind == TokenKind::Tick => token.tick_at,
+        // The first tick of an interval is the instant at which it was first seen.
+        (_, Some(token)) if matches!(token.kind, TokenKind::Tick | TokenKind::First) => token.tick_at,
         (_, Some(token)) => after(token.tick_at),
         (_, None) => now,
     };
