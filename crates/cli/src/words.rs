@@ -14,7 +14,7 @@ pub fn short(at: Timestamp, now: Timestamp, zone: &Zone) -> String {
     let format = match (local.date() == today.date(), far) {
         (true, _) => "%H:%M:%S",
         (false, false) => "%a %H:%M",
-        (false, true) if local.year() == today.year() => "%b %e",
+        (false, true) if local.year() == today.year() => "%b %-d %H:%M",
         (false, true) => "%Y-%m-%d",
     };
     local.strftime(format).to_string()
