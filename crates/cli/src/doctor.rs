@@ -96,6 +96,7 @@ impl Doctor {
 fn said(failure: &Failure) -> String {
     match failure {
         Failure::Usage(message)
+        | Failure::Unreachable(message)
         | Failure::NotFound(message)
         | Failure::Run(message)
         | Failure::Timeout(message) => message.clone(),

@@ -16,6 +16,8 @@ pub enum Failure {
     NotFound(String),
     /// The store failed. Exit code 5.
     Store(belfry_store::Error),
+    /// There is nobody to talk to. Exit code 5.
+    Unreachable(String),
     /// A run that was waited for has failed. Exit code 1.
     Run(String),
     /// It took too long. Exit code 6.
@@ -48,6 +50,7 @@ impl Failure {
             // Two servers on one file are a mistake, not an outage.
             Failure::Store(error @ belfry_store::Error::InUse { .. }) => (error.to_string(), 2),
             Failure::Store(error) => (error.to_string(), 5),
+            Failure::Unreachable(message) => (message.clone(), 5),
             Failure::Run(message) => (message.clone(), 1),
             Failure::Timeout(message) => (message.clone(), 6),
             // The reader has seen enough, as `head` does: that is no failure.

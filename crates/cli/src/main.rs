@@ -2,26 +2,40 @@
 //!
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
+mod add;
+mod apply;
+mod backfill;
 mod breaker;
+mod cancel;
 mod config;
 mod diff;
 mod doctor;
 mod failure;
+mod keys;
 mod lines;
 mod logs;
 mod ls;
 mod next;
 mod nodes;
 mod output;
+mod pause;
 mod place;
+mod reach;
 mod reading;
+mod reload;
+mod resume;
+mod retry;
+mod rm;
+mod run;
 mod runs;
+mod set;
 mod sheet;
 mod show;
 mod tame;
 mod timing;
 mod up;
 mod version;
+mod wait;
 mod why;
 mod words;
 
@@ -51,6 +65,17 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Up),
+    Run(run::Run),
+    Cancel(cancel::Cancel),
+    Retry(retry::Retry),
+    Pause(pause::Pause),
+    Resume(resume::Resume),
+    Add(add::Add),
+    Set(set::Set),
+    Rm(rm::Rm),
+    Apply(apply::Apply),
+    Reload(reload::Reload),
+    Backfill(backfill::Backfill),
     Next(next::Next),
     Init(config::Init),
     Check(config::Check),
@@ -79,6 +104,17 @@ fn main() -> ExitCode {
     cli.output.set_colours();
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
+        Command::Run(run) => run.run(&cli.place, &cli.output),
+        Command::Cancel(cancel) => cancel.run(&cli.place, &cli.output),
+        Command::Retry(retry) => retry.run(&cli.place, &cli.output),
+        Command::Pause(pause) => pause.run(&cli.place, &cli.output),
+        Command::Resume(resume) => resume.run(&cli.place, &cli.output),
+        Command::Add(add) => add.run(&cli.place, &cli.output),
+        Command::Set(set) => set.run(&cli.place, &cli.output),
+        Command::Rm(rm) => rm.run(&cli.place, &cli.output),
+        Command::Apply(apply) => apply.run(&cli.place, &cli.output),
+        Command::Reload(reload) => reload.run(&cli.place, &cli.output),
+        Command::Backfill(backfill) => backfill.run(&cli.place, &cli.output),
         Command::Next(next) => next.run(&cli.place, &cli.output),
         Command::Init(init) => init.run(&cli.place),
         Command::Check(check) => check.run(&cli.place, &cli.output),

@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
+use crate::reach;
 
 /// Run the scheduler: plan, run, and keep a reason for everything that did not run
 #[derive(Debug, Args)]
@@ -125,14 +126,14 @@ impl Up {
 }
 
 /// Applies the files where they changed, or where nobody else runs from the store; says whether they differ all the same.
-async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
+pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
     let store = engine.store();
     let known = store.source_digest(SOURCE).await?;
     if known.as_deref() == Some(&loaded.digest) {
         return Ok(false);
     }
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
-    let others = store.nodes().await?.iter().any(|node| node.lease_until > now);
+    let others = reach::serving(&store.nodes().await?, now) > 0;
     if known.is_some() && others && matches!(**store, AnyStore::Postgres(_)) {
         return Ok(true);
     }
@@ -291,6 +292,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         keep: Keep {
             runs: settings.retention.runs_ms.map(ms),
             failures: settings.retention.failures_ms.map(ms),
+            runs_per_schedule: settings.retention.runs_per_schedule,
+            output: settings.retention.output_ms.map(ms),
             skips: settings.retention.skips_ms.map(ms),
         },
         ..Options::default()

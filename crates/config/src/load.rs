@@ -85,6 +85,7 @@ fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Re
     settings::overrides(&mut context, &mut settings);
     let named = main.get("timezone").and_then(Node::text).map(str::to_owned);
     settings.timezone = zone(&mut context, named.as_deref(), host);
+    settings.timezone_is_named = named.is_some();
     let inherited = Inherited {
         timezone: named.as_deref(),
         host_timezone: &settings.timezone,

@@ -18,6 +18,8 @@ pub struct Settings {
     pub store: StoreUrl,
     /// The zone of schedules that name none; an IANA name.
     pub timezone: String,
+    /// Whether the files name that zone; else it is the host's.
+    pub timezone_is_named: bool,
     /// Where the API listens.
     pub listen: SocketAddr,
     /// Pools of slots, those that are always there included.
@@ -191,6 +193,7 @@ impl Default for Settings {
         Settings {
             store: StoreUrl::new("sqlite:.belfry/belfry.db"),
             timezone: "UTC".into(),
+            timezone_is_named: false,
             listen: (Ipv4Addr::LOCALHOST, 7400).into(),
             lanes: lanes.map(|(name, slots)| (name.to_owned(), lane(slots))).into(),
             engine: Engine {

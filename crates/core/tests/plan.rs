@@ -373,3 +373,54 @@ fn the_end_of_a_pause_records_what_it_left_out_and_finds_the_next_tick() {
     assert_eq!(plan.closed, [disabled("02T12:00:00", "02T12:00:00", 1)], "its one instant is gone");
     assert_eq!(plan.next, Next::Exhausted);
 }
+
+#[test]
+fn missed_ticks_of_an_interval_are_counted_on_its_grid() {
+    // Minutes since the tick that is due, policy; runs, missed ticks, the next tick.
+    let cases = [
+        (0, CatchUp::Skip, 1, 0, 5),
+        (4, CatchUp::Skip, 0, 1, 5),
+        (5, CatchUp::Skip, 1, 1, 10),
+        (10, CatchUp::Skip, 1, 2, 15),
+        (13, CatchUp::Skip, 0, 3, 15),
+        // One for all that were missed, and the one on time.
+        (20, CatchUp::RunOnce, 2, 3, 25),
+        (1000, CatchUp::RunAll, 101, 100, 1005),
+    ];
+    for (minutes, policy, runs, missed, next) in cases {
+        let schedule = every("5m", AnchorName::Slot, Some(policy));
+        let now = at("02T12:00:00") + SignedDuration::from_mins(minutes);
+        let facts = Facts::CLEAR;
+        let allow = ScheduleDefinition {
+            options: Options { if_running: IfRunning::Allow, ..schedule.definition.options.clone() },
+            ..schedule.definition
+        };
+        let plan = plan(&allow.compile("agent/schedule").unwrap(), &due("02T12:00:00"), &facts, now);
+        let counted: u64 = plan.closed.iter().map(|range| range.count).sum();
+        let expected = at("02T12:00:00") + SignedDuration::from_mins(next);
+        assert_eq!(
+            (plan.runs.len(), counted, next_tick(&plan)),
+            (runs, missed, expected),
+            "{minutes} minutes"
+        );
+    }
+}
+
+#[test]
+fn a_grid_counts_from_its_phase() {
+    // Phase, interval, now and the next tick, in milliseconds since 1970.
+    let cases = [
+        (1_000, 5_000, 6_500, 11_000),
+        (2_000, 5_000, 6_500, 7_000),
+        (1_000, 5_000, 6_000, 11_000),
+        (1_000, 5_000, 22_000, 26_000),
+        (0, 1_000, 86_400_000, 86_401_000),
+    ];
+    for (phase, interval, now, next) in cases {
+        let phase = (phase > 0).then(|| format!("{phase}ms"));
+        let options = Options { anchor: AnchorName::Slot, phase, ..Options::default() };
+        let schedule = schedule(When::Every(format!("{interval}ms")), options);
+        let tick = schedule.timing.unwrap().next(Timestamp::from_millisecond(now).unwrap()).unwrap();
+        assert_eq!(tick.tick_at.as_millisecond(), next, "{interval} at {now}");
+    }
+}

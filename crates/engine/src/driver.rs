@@ -55,7 +55,13 @@ pub struct Options {
     pub batch: u32,
     /// Plans, claims and looks after others; a short-lived node does none of that but what it is told.
     pub serves: bool,
+    /// A guest: a node that is there for this run alone. It plans nothing and claims nothing else, but it does look for
+    /// nodes that are gone: they may hold the limit that its run waits at.
+    pub only: Option<RunId>,
 }
+
+/// The label by which a guest is known among the nodes. No agent can need it: it is no name.
+pub const GUEST: &str = "(guest)";
 
 /// How long ended things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +70,10 @@ pub struct Keep {
     pub runs: Option<Duration>,
     /// Failed runs.
     pub failures: Option<Duration>,
+    /// Of a schedule's runs that failed so many, and as many of the others.
+    pub runs_per_schedule: Option<u32>,
+    /// What runs have written.
+    pub output: Option<Duration>,
     /// Skips and misses.
     pub skips: Option<Duration>,
 }
@@ -80,9 +90,16 @@ impl Default for Options {
             lease: Duration::from_secs(30),
             orphan_check: Duration::from_secs(10),
             spread: Spread::default(),
-            keep: Keep { runs: Some(30 * day), failures: Some(90 * day), skips: Some(30 * day) },
+            keep: Keep {
+                runs: Some(30 * day),
+                failures: Some(90 * day),
+                runs_per_schedule: Some(200),
+                output: Some(7 * day),
+                skips: Some(30 * day),
+            },
             batch: 1000,
             serves: true,
+            only: None,
         }
     }
 }
@@ -304,6 +321,8 @@ pub struct Driver {
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
+    /// Where looking for runs beyond their number goes on.
+    prune_after: Option<RunId>,
     failures: u32,
     counters: Counters,
     effects: Vec<Effect>,
@@ -353,6 +372,7 @@ impl Driver {
             reaper: Loop { busy: false, at: now.mono },
             observed: HashMap::new(),
             pruner: Loop { busy: false, at: now.mono + PRUNE_EVERY },
+            prune_after: None,
             failures: 0,
             counters: Counters::default(),
             effects: Vec::new(),
@@ -365,11 +385,15 @@ impl Driver {
         self.take_in(now, input);
         self.finish_maybe(now);
         self.renew_maybe(now);
-        if self.phase == Phase::Running && self.options.serves {
+        let serves = self.options.serves && self.options.only.is_none();
+        if self.phase == Phase::Running && serves {
             self.plan_maybe(now);
             self.claim_maybe(now);
             self.reap_maybe(now);
             self.prune_maybe(now);
+        } else if self.phase == Phase::Running && self.options.only.is_some() {
+            self.claim_maybe(now);
+            self.reap_maybe(now);
         }
         self.cancels_maybe(now);
         self.stop_maybe(now);
@@ -384,11 +408,12 @@ impl Driver {
         let until = |at: Duration| at.saturating_sub(now.mono);
         let mut wait = self.options.check_interval;
         let mut at_most = |time: Duration| wait = wait.min(time);
-        let serves = self.phase == Phase::Running && self.options.serves;
+        let is_guest = self.phase == Phase::Running && self.options.only.is_some();
+        let serves = self.phase == Phase::Running && self.options.serves && !is_guest;
         for (each, wanted) in [
             (self.planner, serves),
-            (self.dispatcher, serves),
-            (self.reaper, serves),
+            (self.dispatcher, serves || is_guest),
+            (self.reaper, serves || is_guest),
             (self.pruner, serves),
             (self.renewer, true),
             (self.finisher, !self.endings.is_empty()),
@@ -404,7 +429,7 @@ impl Driver {
         if serves && answers && !self.planner.busy {
             self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
         }
-        if serves && answers && !self.dispatcher.busy {
+        if (serves || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
         if let Phase::Draining { until: at } = self.phase {
@@ -438,8 +463,8 @@ impl Driver {
         self.tasks.values().filter(|task| !task.ended).map(|task| &*task.definitions.agent_name)
     }
 
-    /// Whether there is nothing to do before time passes or somebody asks.
-    pub fn is_quiet(&self, now: Now) -> bool {
+    /// Whether there is nothing to do before time passes, an attempt ends, or somebody asks.
+    pub fn is_idle(&self, now: Now) -> bool {
         let loops = [
             self.planner,
             self.dispatcher,
@@ -452,8 +477,14 @@ impl Driver {
         let busy = loops.iter().any(|each| each.busy);
         let due = self.next_due.is_some_and(|at| at <= now.wall)
             || self.later.first().is_some_and(|at| *at <= now.wall);
-        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
-        !busy && !due && !asks && self.tasks.is_empty() && self.endings.is_empty()
+        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
+            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
+        !busy && !due && !asks && self.endings.is_empty()
+    }
+
+    /// Whether nothing runs either.
+    pub fn is_quiet(&self, now: Now) -> bool {
+        self.is_idle(now) && self.tasks.is_empty()
     }
 
     /// Starts runs that were claimed for this node from outside the dispatcher.
@@ -566,6 +597,9 @@ impl Driver {
         }
         for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
             self.note_plan(now.wall, commit, name);
+            if commit.cancel_live {
+                self.canceller.at = now.mono;
+            }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);
             }
@@ -626,8 +660,10 @@ impl Driver {
         if !wanted || self.dispatcher.busy {
             return;
         }
-        let lanes = self.free_slots();
-        if lanes.is_empty() {
+        let only = self.options.only;
+        let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
+        let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
+        if !has_room {
             // The end of an attempt makes room, and asks again.
             self.dispatcher.at = now.mono + self.options.poll_interval;
             return;
@@ -638,6 +674,7 @@ impl Driver {
             node: self.node,
             lanes,
             labels: self.options.labels.clone(),
+            only,
         }));
     }
 
@@ -987,7 +1024,10 @@ impl Driver {
             self.effects.push(Effect::Prune(Retention {
                 runs_before: before(keep.runs),
                 failures_before: before(keep.failures),
+                runs_per_schedule: keep.runs_per_schedule,
+                after: self.prune_after,
                 skips_before: before(keep.skips),
+                output_before: before(keep.output),
                 batch: PRUNE_BATCH,
             }));
         }
@@ -995,11 +1035,13 @@ impl Driver {
 
     fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner = Loop { busy: false, at: now.mono + PRUNE_EVERY };
-        if let Some(pruned) = self.answered(now, pruned)
-            && pruned.runs + pruned.skips + pruned.keys >= PRUNE_BATCH
-        {
-            // There is more; others go first.
+        let Some(pruned) = self.answered(now, pruned) else { return };
+        self.prune_after = pruned.next;
+        // Where there is more, others go first.
+        if pruned.runs + pruned.skips + pruned.keys + pruned.output >= PRUNE_BATCH {
             self.pruner.at = now.mono + Duration::from_millis(50);
+        } else if pruned.next.is_some() {
+            self.pruner.at = now.mono + Duration::from_millis(500);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use belfry_core::check::Check;
@@ -16,10 +16,10 @@ use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use uuid::Uuid;
+use uuid::{ContextV7, Uuid};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Input, Options, Phase};
+use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
@@ -290,6 +290,7 @@ impl Engine {
         let now = clock.now().wall;
         let lease = SignedDuration::try_from(self.inner.options.lease).unwrap_or(SignedDuration::MAX);
         let mut labels = self.inner.options.labels.clone();
+        labels.extend(self.inner.options.only.map(|_| GUEST.to_owned()));
         labels.sort();
         let node = Node {
             id: NodeId(new_id(now)),
@@ -434,13 +435,21 @@ impl Engine {
         }
     }
 
-    /// Waits until there is nothing to do before time passes or somebody asks: for tests with a clock that is moved by
-    /// hand.
+    /// Waits until nothing runs and there is nothing to do before time passes: for tests with a clock that is moved by hand.
     pub async fn quiet(&self) {
+        self.wait_for_quiet(true).await;
+    }
+
+    /// Waits until there is nothing to do before time passes or an attempt ends.
+    pub async fn idle(&self) {
+        self.wait_for_quiet(false).await;
+    }
+
+    async fn wait_for_quiet(&self, all: bool) {
         self.hint().await;
         let Some(started) = self.inner.started.lock().clone() else { return };
-        let (send, quiet) = oneshot::channel();
-        if started.messages.send(Message::Quiet(send)).await.is_ok() {
+        let (tell, quiet) = oneshot::channel();
+        if started.messages.send(Message::Quiet { all, tell }).await.is_ok() {
             // An engine that has stopped is quiet, too.
             let _ = quiet.await;
         }
@@ -483,6 +492,32 @@ impl Engine {
     }
 }
 
+/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once. What it lacks or what is different
+/// about it, the caller says.
+pub async fn prepare(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    name: &str,
+) -> Result<NewRun, Error> {
+    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
+    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let compiled = record.definition.compile(name).map_err(&refused)?;
+    let definitions = store.definitions(&[record.id]).await?;
+    let definitions =
+        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let mut run =
+        NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
+    options.to_known_lane(&mut run.lane);
+    Ok(run)
+}
+
+/// An id for a new run, which sorts by the store's clock.
+pub fn new_run_id(now: Timestamp) -> RunId {
+    RunId(new_id(now))
+}
+
 /// Makes a run of a schedule, to be started by whoever claims it.
 pub async fn enqueue(
     store: &AnyStore,
@@ -494,19 +529,7 @@ pub async fn enqueue(
     const KEPT: SignedDuration = SignedDuration::from_hours(24);
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
-    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let compiled = record.definition.compile(name).map_err(&refused)?;
-    let definitions = store.definitions(&[record.id]).await?;
-    let definitions =
-        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let mut run = NewRun::of(
-        RunId(new_id(now)),
-        record.agent,
-        record.id,
-        &compiled,
-        &definitions.agent_definition,
-        now,
-    );
+    let mut run = prepare(store, options, now, name).await?;
     if request.prompt.is_some() {
         run.prompt = request.prompt;
     }
@@ -514,7 +537,6 @@ pub async fn enqueue(
         payload.extend(request.payload);
     }
     run.trace_id = request.trace_id;
-    options.to_known_lane(&mut run.lane);
     let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
     let key = request.key.map(|key| Key {
         key,
@@ -542,14 +564,12 @@ fn hash(body: &[u8]) -> Vec<u8> {
     hash.iter().flat_map(|half| half.to_be_bytes()).chain((body.len() as u64).to_be_bytes()).collect()
 }
 
-/// An id that sorts by the store's clock.
+/// An id that sorts by the store's clock, and among those of one millisecond in the order of their making.
 fn new_id(now: Timestamp) -> Uuid {
+    static CONTEXT: LazyLock<Mutex<ContextV7>> = LazyLock::new(|| Mutex::new(ContextV7::new()));
     let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
-    Uuid::new_v7(uuid::Timestamp::from_unix(
-        uuid::NoContext,
-        millis / 1000,
-        (millis % 1000) as u32 * 1_000_000,
-    ))
+    let nanos = (millis % 1000) as u32 * 1_000_000;
+    Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
 }
 
 fn host() -> String {

@@ -44,8 +44,13 @@ pub(crate) struct View {
 pub(crate) enum Message {
     /// For the driver.
     Input(Input),
-    /// Somebody wants to know when there is nothing to do before time passes.
-    Quiet(oneshot::Sender<()>),
+    /// Somebody wants to know when there is nothing to do before time passes: also nothing that runs, or apart from that.
+    Quiet {
+        /// Also nothing that runs.
+        all: bool,
+        /// Told then.
+        tell: oneshot::Sender<()>,
+    },
 }
 
 pub(crate) type OnTrigger = Arc<dyn Fn(&Attempt) + Send + Sync>;
@@ -66,7 +71,7 @@ pub(crate) struct Shell {
     pub events: broadcast::Sender<Arc<Event>>,
     pub view: watch::Sender<View>,
     pub attempts: HashMap<RunId, CancelSender>,
-    pub waiting: Vec<oneshot::Sender<()>>,
+    pub waiting: Vec<(bool, oneshot::Sender<()>)>,
 }
 
 impl Shell {
@@ -92,8 +97,8 @@ impl Shell {
             };
             input = match message {
                 Some(Message::Input(input)) => input,
-                Some(Message::Quiet(waiting)) => {
-                    self.waiting.push(waiting);
+                Some(Message::Quiet { all, tell }) => {
+                    self.waiting.push((all, tell));
                     Input::Woken
                 }
                 None => Input::Woken,
@@ -102,10 +107,12 @@ impl Shell {
     }
 
     fn show(&mut self) {
-        if self.messages.is_empty() && self.driver.is_quiet(self.clock.now()) {
-            for waiting in self.waiting.drain(..) {
+        let now = self.clock.now();
+        let (idle, quiet) = (self.driver.is_idle(now), self.driver.is_quiet(now));
+        if idle && self.messages.is_empty() {
+            for (_, tell) in self.waiting.extract_if(.., |(all, _)| quiet || !*all) {
                 // Whoever no longer waits does not need to know.
-                let _ = waiting.send(());
+                let _ = tell.send(());
             }
         }
         self.view.send_modify(|view| {

@@ -269,7 +269,7 @@ impl Store for AnyStore {
     }
 
     async fn changed(&self) {
-        each!(self, store => store.changed().await)
+        each!(self, store => store.changed().await);
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

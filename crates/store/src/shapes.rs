@@ -293,7 +293,7 @@ pub struct Key {
 pub enum Enqueued {
     /// It was made.
     Made,
-    /// It was made before, with the same key.
+    /// It was made before: with the same key, or for the same tick, and then it lives.
     Repeat(RunId),
     /// The key was used with another body.
     KeyReused(RunId),
@@ -310,6 +310,9 @@ pub struct Claim {
     pub lanes: Vec<(String, u32)>,
     /// Labels of the node, sorted.
     pub labels: Vec<String>,
+    /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
+    /// but no limit: where a gate is full it stays as it is.
+    pub only: Option<RunId>,
 }
 
 /// A run that is now running under the claiming node.
@@ -576,10 +579,23 @@ pub struct Retention {
     pub runs_before: Timestamp,
     /// … but failed ones only if they ended before this.
     pub failures_before: Timestamp,
+    /// Of a schedule's runs that failed only so many are kept, the last ones, and as many of the others, however young.
+    pub runs_per_schedule: Option<u32>,
+    /// Where looking for runs beyond that number goes on: what the last call gave.
+    pub after: Option<RunId>,
     /// Ranges of skips that ended before this go.
     pub skips_before: Timestamp,
+    /// Output goes of runs that were made before this, unless they live.
+    pub output_before: Timestamp,
     /// At most so many things go in one call.
     pub batch: u32,
+}
+
+impl Retention {
+    /// The first id that a run made at or after an instant could have: ids begin with the instant of their making.
+    pub(crate) fn first_id(at: Timestamp) -> Uuid {
+        Uuid::from_u128(u128::from(at.as_millisecond().max(0).unsigned_abs()) << 80)
+    }
 }
 
 /// What pruning removed.
@@ -591,4 +607,8 @@ pub struct Pruned {
     pub skips: u32,
     /// Idempotency keys.
     pub keys: u32,
+    /// Pieces of output.
+    pub output: u32,
+    /// Where looking for runs beyond their schedule's number goes on; none starts anew.
+    pub next: Option<RunId>,
 }

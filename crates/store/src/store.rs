@@ -186,8 +186,10 @@ pub trait Store: Send + Sync + 'static {
     /// Clears what is used of an agent's failure budget.
     fn reset_budget(&self, agent: AgentId) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Removes what is older than its retention, at most a batch. Never touches what is live, nor any token: a tick that
-    /// was planned is never planned again.
+    /// Removes what is older than its retention, and runs beyond the number that is kept of a schedule's, at most a batch of
+    /// each. Runs are never counted: each knows its place among those of its schedule, and each call walks on over a batch
+    /// of them. Never touches what is live, nor any token: a tick that was planned is never planned again. Crash: all of a
+    /// call, or nothing of it.
     fn prune(&self, now: Timestamp, retention: &Retention) -> impl Future<Output = Answer<Pruned>> + Send;
 
     /// A run.

@@ -95,6 +95,9 @@ impl State {
     fn end_of_schedule(&mut self, now: Timestamp, run: &RunRecord, arm: Option<Token>) {
         let Some(row) = self.schedules.get_mut(&run.schedule) else { return };
         row.fired_at = row.fired_at.max(run.tick_at);
+        let ended = &mut row.ended[usize::from(run.state != RunState::Failed)];
+        *ended += 1;
+        self.places.insert(run.id, *ended);
         let record = &mut row.record;
         record.last = Some(LastRun { run: run.id, state: run.state, tick_at: run.tick_at, finished_at: now });
         match run.state {

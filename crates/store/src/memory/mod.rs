@@ -51,6 +51,8 @@ struct State {
     schedules: BTreeMap<ScheduleId, ScheduleRow>,
     live: BTreeMap<RunId, Live>,
     ended: BTreeMap<RunId, RunRecord>,
+    /// Their places among those of their schedule that failed, or did not.
+    places: BTreeMap<RunId, i64>,
     /// Runs in the order in which they ended.
     ended_order: Vec<RunId>,
     skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
@@ -79,6 +81,8 @@ struct ScheduleRow {
     version: i64,
     /// The last tick whose run has ended.
     fired_at: Option<Timestamp>,
+    /// How many of its runs have failed, and have ended otherwise.
+    ended: [i64; 2],
     retired: bool,
 }
 

@@ -151,6 +151,12 @@ impl State {
         if self.schedules.get(&schedule).is_none_or(|row| row.retired) {
             return Enqueued::NotFound;
         }
+        let is_same = |live: &Live| live.new.schedule == schedule && live.new.tick_at == request.run.tick_at;
+        if request.run.tick_at.is_some()
+            && let Some((run, _)) = self.live.iter().find(|(_, live)| is_same(live))
+        {
+            return Enqueued::Repeat(*run);
+        }
         if let Some(key) = &request.key {
             let place = (schedule, key.key.clone());
             match self.keys.get(&place) {

@@ -90,7 +90,8 @@ impl State {
                 next_retry_at: None,
                 budget: None,
             };
-            let row = ScheduleRow { record, compiled, version: 0, fired_at: None, retired: false };
+            let row =
+                ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
             self.schedules.insert(id, row);
             self.add_revision(now, id);
             self.set_token(id, token);

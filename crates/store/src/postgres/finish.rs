@@ -332,8 +332,8 @@ impl Postgres {
                 Then::Return { not_before, counted } => returns.push((live, not_before, counted)),
                 Then::End { state, reason, summary, arm } => {
                     books.ended(now, &live, state);
-                    let prev_run = schedules.ended(now, &live, state, reason, arm);
-                    history.push(Past { live, state, reason, summary, prev_run });
+                    let (prev_run, ordinal) = schedules.ended(now, &live, state, reason, arm);
+                    history.push(Past { live, state, reason, summary, prev_run, ordinal });
                 }
             }
         }
@@ -392,6 +392,8 @@ struct ScheduleState {
     last_failed: Option<Uuid>,
     last_other: Option<Uuid>,
     fired_at: Option<Timestamp>,
+    ended_failed: i64,
+    ended_other: i64,
 }
 
 impl Schedules {
@@ -417,6 +419,8 @@ impl Schedules {
                     last_failed: get(&row, "last_failed")?,
                     last_other: get(&row, "last_other")?,
                     fired_at: get(&row, "fired_at")?,
+                    ended_failed: get(&row, "ended_failed")?,
+                    ended_other: get(&row, "ended_other")?,
                 };
                 rows.insert(get(&row, "schedule_id")?, state);
             }
@@ -424,7 +428,7 @@ impl Schedules {
         Ok(Schedules { rows, tokens: Vec::new(), retired: Vec::new() })
     }
 
-    /// Takes the end of a run into its schedule's state, and gives the run before it in its chain.
+    /// Takes the end of a run into its schedule's state, and gives the run before it in its chain, and its place there.
     fn ended(
         &mut self,
         now: Timestamp,
@@ -432,8 +436,8 @@ impl Schedules {
         state: RunState,
         reason: Option<Reason>,
         arm: Option<Token>,
-    ) -> Option<Uuid> {
-        let row = self.rows.get_mut(&live.schedule)?;
+    ) -> (Option<Uuid>, i64) {
+        let Some(row) = self.rows.get_mut(&live.schedule) else { return (None, 0) };
         row.last = Some((live.id.0, state.code(), live.tick_at));
         row.fired_at = row.fired_at.max(live.tick_at);
         match state {
@@ -459,8 +463,12 @@ impl Schedules {
             row.retired = true;
             self.retired.push(live.schedule);
         }
-        let head = if state == RunState::Failed { &mut row.last_failed } else { &mut row.last_other };
-        head.replace(live.id.0)
+        let (head, ended) = match state {
+            RunState::Failed => (&mut row.last_failed, &mut row.ended_failed),
+            _ => (&mut row.last_other, &mut row.ended_other),
+        };
+        *ended += 1;
+        (head.replace(live.id.0), *ended)
     }
 
     async fn write(self, tx: &mut Tx<'_>, now: Timestamp) -> Result<(), Fault> {
@@ -480,19 +488,23 @@ impl Schedules {
             let last_failed: Vec<_> = changed.iter().map(|(_, row, _)| row.last_failed).collect();
             let last_other: Vec<_> = changed.iter().map(|(_, row, _)| row.last_other).collect();
             let fired_at: Vec<_> = changed.iter().map(|(_, row, _)| row.fired_at).collect();
+            let ended_failed: Vec<_> = changed.iter().map(|(_, row, _)| row.ended_failed).collect();
+            let ended_other: Vec<_> = changed.iter().map(|(_, row, _)| row.ended_other).collect();
             // The rows are there and locked: this is an update without a join, which could go wrong by the square.
             let sql = "insert into schedule_state (agent_id, edition, status, status_since, last_finished_at, \
                        schedule_id, retired, waits_for, last_run, last_state, last_tick_at, last_success_at, \
-                       last_success_run, last_error, streak, last_failed, last_other, fired_at) \
+                       last_success_run, last_error, streak, last_failed, last_other, fired_at, \
+                       ended_failed, ended_other) \
                        select 0, 0, 0, $1::timestamptz, $1::timestamptz, u.* from unnest($2::bigint[], \
                        $3::boolean[], $4::uuid[], $5::uuid[], $6::smallint[], $7::timestamptz[], \
                        $8::timestamptz[], $9::uuid[], $10::text[], $11::bigint[], $12::uuid[], $13::uuid[], \
-                       $14::timestamptz[]) as u \
+                       $14::timestamptz[], $15::bigint[], $16::bigint[]) as u \
                        on conflict (schedule_id) do update set retired = excluded.retired, \
                        waits_for = excluded.waits_for, last_finished_at = excluded.last_finished_at, \
                        last_run = excluded.last_run, last_state = excluded.last_state, \
                        last_tick_at = excluded.last_tick_at, \
-                       fired_at = excluded.fired_at, last_success_at = excluded.last_success_at, \
+                       fired_at = excluded.fired_at, \
+                       ended_failed = excluded.ended_failed, ended_other = excluded.ended_other, last_success_at = excluded.last_success_at, \
                        last_success_run = excluded.last_success_run, last_error = excluded.last_error, \
                        streak = excluded.streak, last_failed = excluded.last_failed, \
                        last_other = excluded.last_other";
@@ -513,6 +525,8 @@ impl Schedules {
                     &last_failed,
                     &last_other,
                     &fired_at,
+                    &ended_failed,
+                    &ended_other,
                 ],
             )
             .await?;
@@ -532,6 +546,7 @@ struct Past {
     reason: Option<Reason>,
     summary: Option<String>,
     prev_run: Option<Uuid>,
+    ordinal: i64,
 }
 
 async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result<(), Fault> {
@@ -549,12 +564,14 @@ async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result
     tx.execute(sql, &[&ids]).await?;
     let sql = "insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, \
                tick_at, not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, \
-               summary, prompt, payload, trace_id, created_at, started_at, due_at) \
+               summary, prompt, payload, trace_id, created_at, started_at, due_at, \
+               ordinal) \
                select nextval('numbers'), $1::timestamptz, u.* from unnest($2::uuid[], $3::boolean[], $4::uuid[], \
                $5::bigint[], $6::bigint[], $7::text[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], \
                $11::smallint[], $12::smallint[], $13::text[], $14::bigint[], $15::bigint[], $16::integer[], \
                $17::uuid[], $18::integer[], $19::text[], $20::text[], $21::text[], $22::text[], $23::uuid[], \
-               $24::timestamptz[], $25::timestamptz[], $26::timestamptz[]) as u";
+               $24::timestamptz[], $25::timestamptz[], $26::timestamptz[], \
+               $27::bigint[]) as u";
     tx.execute(
         sql,
         &[
@@ -584,6 +601,7 @@ async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result
             &column!(p => p.live.created_at),
             &column!(p => p.live.started_at),
             &column!(p => p.live.due_at),
+            &column!(p => p.ordinal),
         ],
     )
     .await?;

@@ -44,6 +44,7 @@ macro_rules! look {
 }
 
 mod claim;
+mod claim_one;
 mod connection;
 mod edit;
 mod finish;
@@ -93,7 +94,7 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
-    hints: Hints,
+    hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -151,7 +152,7 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), hints: Hints::default(), sabotage: Switch::default() })
+        Ok(Postgres { pool, cache: Mutex::default(), hints: Box::default(), sabotage: Switch::default() })
     }
 }
 
@@ -316,7 +317,10 @@ impl Store for Postgres {
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        self.claim_until_settled(now, claim).await
+        match claim.only {
+            Some(run) => transact!(self, |tx| claim_one::claim_one(&mut tx, now, claim, run).await),
+            None => self.claim_until_settled(now, claim).await,
+        }
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {

@@ -114,8 +114,37 @@ impl Postgres {
                        select id from skips where to_at < $1 order by to_at, id limit $2))";
         let skips = tx.execute(sql, &[&retention.skips_before, &batch]).await?;
         let keys = tx.execute("delete from idempotency where expires_at <= $1", &[&now]).await?;
-        Ok(Pruned { runs: runs.len() as u32, skips: skips as u32, keys: keys as u32 })
+        let (over, next) = prune_by_number(tx, retention).await?;
+        let sql = "delete from output where ctid = any(array( \
+                       select o.ctid from output o where o.run_id < $1 \
+                       and not exists (select 1 from live l where l.id = o.run_id) \
+                       order by o.run_id, o.seq limit $2))";
+        let output = tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
+        let runs = runs.len() as u32 + over;
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
     }
+}
+
+/// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
+async fn prune_by_number(tx: &mut Tx<'_>, retention: &Retention) -> Result<(u32, Option<RunId>), Fault> {
+    let Some(keep) = retention.runs_per_schedule.map(i64::from) else { return Ok((0, None)) };
+    let (after, batch) = (retention.after.map_or(Uuid::nil(), |after| after.0), i64::from(retention.batch));
+    let sql = "select h.id, coalesce(h.ordinal <= case when h.failed then s.ended_failed else s.ended_other end - $3, \
+               false) as is_over \
+               from (select id, schedule_id, failed, ordinal from history where id > $1 order by id limit $2) h \
+               left join schedule_state s on s.schedule_id = h.schedule_id order by h.id";
+    let walked = tx.query(sql, &[&after, &batch, &keep]).await?;
+    let mut over: Vec<Uuid> = Vec::new();
+    for row in &walked {
+        if get(row, "is_over")? {
+            over.push(get(row, "id")?);
+        }
+    }
+    if !over.is_empty() {
+        tx.execute("delete from history where id = any($1)", &[&over]).await?;
+    }
+    let next = walked.last().filter(|_| walked.len() as i64 == batch);
+    Ok((over.len() as u32, next.map(|row| get(row, "id").map(RunId)).transpose()?))
 }
 
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use belfry_core::Trigger;
 use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{RunId, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -28,6 +28,9 @@ impl Verb<'_> {
         {
             return Ok(Vec::new());
         }
+        if let Some(run) = claim.only {
+            return self.claim_one(now, claim, run);
+        }
         let mut claimed = Vec::new();
         for (lane, slots) in &claim.lanes {
             let queues = self.queues(lane, &claim.labels)?;
@@ -44,6 +47,38 @@ impl Verb<'_> {
             }
         }
         Ok(claimed)
+    }
+
+    /// Starts one run, also one that is parked, if its gates have room.
+    fn claim_one(&self, now: Timestamp, claim: &Claim, run: RunId) -> Done<Vec<Claimed>> {
+        let place = self.row(
+            "select q.id, q.lane, q.needs from live l join queues q on q.id = l.queue_id where l.id = ?",
+            [bytes(run)],
+            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)),
+        )?;
+        let Some((queue, lane, needs)) = place else { return Ok(Vec::new()) };
+        let needs: Vec<String> = from_json(&needs)?;
+        let ready = self.row(
+            "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
+                    tick_at, prompt, payload, trace_id
+             from live where id = ? and state <> 2 and not_before <= ?",
+            params![bytes(run), micros(now)],
+            |row| ready_of(row, queue, &lane),
+        )?;
+        let Some(ready) = ready.filter(|_| needs.iter().all(|label| claim.labels.contains(label))) else {
+            return Ok(Vec::new());
+        };
+        for gate in &ready.gates {
+            if self.room(*gate)? <= 0 {
+                return Ok(Vec::new());
+            }
+        }
+        self.execute(
+            "update live set state = 2, parked_on = null, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
+            params![node_bytes(claim.node), micros(now), bytes(run)],
+        )?;
+        let Claimed { epoch, attempt, .. } = ready.claimed;
+        Ok(vec![Claimed { epoch: epoch + 1, attempt: attempt + 1, ..ready.claimed }])
     }
 
     /// The queues of a lane that a node with these labels can serve.

@@ -52,6 +52,7 @@ struct Standing {
     waits_for: Option<RunId>,
     delete_after_run: bool,
     ended: i64,
+    ended_failed: i64,
     last_failed: Option<[u8; 16]>,
     last_other: Option<[u8; 16]>,
 }
@@ -71,7 +72,7 @@ impl Verb<'_> {
             "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
                     l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.command, l.tick_at, l.agent_gate, l.turn_gate, l.exit_code, l.error,
                     l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at,
-                    l.due_at, l.prompt, nullif(l.payload, '{}')
+                    l.due_at, l.prompt, nullif(l.payload, '{}'), st.ended_failed
              from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
@@ -80,6 +81,7 @@ impl Verb<'_> {
                     waits_for: row.get::<_, Option<[u8; 16]>>(3)?.map(run_id),
                     delete_after_run: row.get(4)?,
                     ended: row.get(5)?,
+                    ended_failed: row.get(31)?,
                     last_failed: row.get(6)?,
                     last_other: row.get(7)?,
                 };
@@ -201,12 +203,15 @@ impl Verb<'_> {
     ) -> Done<()> {
         let (run, agent, rest) = (ending.run, ending.agent, &ending.rest);
         let standing = &ending.standing;
-        let previous = if state == RunState::Failed { standing.last_failed } else { standing.last_other };
+        let (previous, before) = match state {
+            RunState::Failed => (standing.last_failed, standing.ended_failed),
+            _ => (standing.last_other, standing.ended - standing.ended_failed),
+        };
         self.execute(
             "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
                                   max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at,
-                                  due_at, prompt, payload)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                                  due_at, prompt, payload, ordinal)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 bytes(run),
                 standing.ended + 1,
@@ -234,6 +239,7 @@ impl Verb<'_> {
                 rest.due_at,
                 rest.prompt,
                 rest.payload,
+                before + 1,
             ],
         )?;
         self.execute("delete from live where id = ?", [bytes(run)])?;
@@ -331,5 +337,7 @@ macro_rules! end_of_schedule {
 const END_COMPLETED: &str = end_of_schedule!(
     "last_other = ?1, last_success_at = ?4, last_success_run = ?1, last_error = ?5, streak = max(streak, 0) + 1"
 );
-const END_FAILED: &str = end_of_schedule!("last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1");
+const END_FAILED: &str = end_of_schedule!(
+    "ended_failed = ended_failed + 1, last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1"
+);
 const END_CANCELLED: &str = end_of_schedule!("last_other = ?1, last_error = coalesce(?5, last_error)");

@@ -92,7 +92,7 @@ type Job = Box<dyn FnOnce(Result<&Verb<'_>, Error>) -> Deliver + Send>;
 type Deliver = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// More definitions than this are not kept in memory.
-const COMPILED_MAX: usize = 131_072;
+const COMPILED_MAX: usize = 16_384;
 /// More commands than this are not taken into one transaction: the first would wait too long.
 const BATCH_MAX: usize = 256;
 /// Callers beyond this wait before they can hand over a command.
@@ -116,6 +116,11 @@ impl Sqlite {
         }
         let lock = schema::ServerLock::take(path)?;
         Sqlite::start(path, Some(lock))
+    }
+
+    /// The process that serves a file, if one does. Reads only.
+    pub fn server(path: &Path) -> Option<u32> {
+        schema::ServerLock::holder(path)
     }
 
     fn start(path: &Path, lock: Option<schema::ServerLock>) -> Result<Sqlite, Error> {

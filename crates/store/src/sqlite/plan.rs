@@ -339,6 +339,15 @@ impl Verb<'_> {
         if known.is_none() {
             return Ok(Enqueued::NotFound);
         }
+        if let Some(tick_at) = run.tick_at
+            && let Some(first) = self.row(
+                "select id from live where schedule_id = ? and tick_at = ?",
+                params![run.schedule, micros(tick_at)],
+                |row| row.get(0).map(run_id),
+            )?
+        {
+            return Ok(Enqueued::Repeat(first));
+        }
         if let Some(key) = &request.key {
             let first = self.row(
                 "select run_id, body_hash from idempotency where schedule_id = ? and key = ? and expires_at > ?",

@@ -6,7 +6,7 @@ use rusqlite::params;
 
 use super::list::{ENDED, live_query, record};
 use super::source::from_json;
-use super::{Done, Verb, bytes, maybe_instant, micros};
+use super::{Done, Verb, bytes, maybe_instant, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -76,7 +76,7 @@ impl Verb<'_> {
     pub(super) fn prune(&self, now: Timestamp, retention: &Retention) -> Done<Pruned> {
         // Ids begin with the instant of their making: what ended before an instant was made before it.
         let newest = retention.runs_before.max(retention.failures_before);
-        let bound = (u128::from(newest.as_millisecond().max(0) as u64) << 80).to_be_bytes();
+        let bound = Retention::first_id(newest).into_bytes();
         let old = self.rows(
             "select id, schedule_id, tick_at from history
              where id < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by id limit ?5",
@@ -107,7 +107,33 @@ impl Verb<'_> {
             params![micros(retention.skips_before), retention.batch],
         )?;
         let keys = self.execute("delete from idempotency where expires_at <= ?", [micros(now)])?;
-        Ok(Pruned { runs: old.len() as u32, skips: skips as u32, keys: keys as u32 })
+        let (over, next) = self.prune_by_number(retention)?;
+        let output = self.execute(
+            "delete from output where (run_id, seq) in
+               (select run_id, seq from output o where run_id < ? and not exists (select 1 from live l where l.id = o.run_id)
+                order by run_id, seq limit ?)",
+            params![Retention::first_id(retention.output_before).into_bytes(), retention.batch],
+        )?;
+        let runs = old.len() as u32 + over;
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
+    }
+
+    /// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
+    fn prune_by_number(&self, retention: &Retention) -> Done<(u32, Option<RunId>)> {
+        let Some(keep) = retention.runs_per_schedule else { return Ok((0, None)) };
+        let walked = self.rows(
+            "select h.id, h.ordinal <= case h.state when ?3 then st.ended_failed else st.ended - st.ended_failed end - ?4
+             from (select id, schedule_id, state, ordinal from history where id > ?1 order by id limit ?2) h
+               left join schedule_state st on st.schedule_id = h.schedule_id order by h.id",
+            params![retention.after.map_or([0; 16], bytes), retention.batch, RunState::Failed.code(), keep],
+            |row| Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, Option<bool>>(1)?)),
+        )?;
+        let mut over = 0;
+        for (id, _) in walked.iter().filter(|(_, is_over)| *is_over == Some(true)) {
+            over += self.execute("delete from history where id = ?", [id])? as u32;
+        }
+        let next = walked.last().filter(|_| walked.len() == retention.batch as usize);
+        Ok((over, next.map(|(id, _)| run_id(*id))))
     }
 
     pub(super) fn integrity(&self) -> Done<Vec<String>> {

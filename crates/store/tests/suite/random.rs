@@ -21,6 +21,8 @@ struct Side<'a, S> {
     /// Plans that were decided and not yet committed.
     kept: Vec<Commit>,
     runs: Vec<RunId>,
+    /// Where pruning goes on.
+    walked: Option<RunId>,
 }
 
 const NAMES: [&str; 13] = [
@@ -136,6 +138,7 @@ impl<'a, S: Store> Side<'a, S> {
             claimed: Vec::new(),
             kept: Vec::new(),
             runs: Vec::new(),
+            walked: None,
         }
     }
 
@@ -267,13 +270,17 @@ impl<'a, S: Store> Side<'a, S> {
                 None => "none".into(),
             },
             Operation::Prune => {
+                let ago = |minutes| now - SignedDuration::from_mins(minutes);
                 let retention = Retention {
-                    runs_before: now - SignedDuration::from_mins(30),
-                    failures_before: now - SignedDuration::from_mins(90),
-                    skips_before: now - SignedDuration::from_mins(60),
-                    batch: 1000,
+                    runs_per_schedule: Some(6),
+                    after: self.walked,
+                    skips_before: ago(60),
+                    output_before: ago(5),
+                    ..retention(ago(30), ago(90), 1000)
                 };
-                format!("{:?}", store.prune(now, &retention).await.unwrap())
+                let pruned = store.prune(now, &retention).await.unwrap();
+                self.walked = pruned.next;
+                format!("{pruned:?}")
             }
             Operation::ResetBreaker => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_breaker(now, record.agent, "poll").await.unwrap()),

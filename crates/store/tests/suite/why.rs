@@ -86,8 +86,7 @@ async fn every_tick_tells_what_became_of_it(store: &impl Store) {
     assert_eq!(fate(store, id, 5).await, "completed");
     assert_eq!(store.tick(-1, world.now).await.unwrap(), TickFate::Unknown, "there is no such schedule");
     assert_eq!(store.run(running.run).await.unwrap().unwrap().state, RunState::Completed);
-    let retention =
-        Retention { runs_before: world.now, failures_before: world.now, skips_before: world.now, batch: 100 };
+    let retention = retention(world.now, world.now, 100);
     store.prune(world.now, &retention).await.unwrap();
     assert_eq!(fate(store, id, 5).await, "unknown", "it was too long ago");
     assert_eq!(fate(store, id, 20).await, "unknown");

@@ -77,7 +77,10 @@ create table schedule_state (
     streak bigint not null default 0,
     -- Heads of the two chains of ended runs, by how long they are kept: failed ones, and others.
     last_failed uuid,
-    last_other uuid
+    last_other uuid,
+    -- How many runs either has had.
+    ended_failed bigint not null default 0,
+    ended_other bigint not null default 0
 ) with (fillfactor = 80);
 
 -- The token: one narrow row for each armed schedule. Who deletes it plans the tick.
@@ -165,6 +168,8 @@ create table history (
     id uuid primary key,
     seq bigint not null,
     failed boolean not null,
+    -- Its place in the chain.
+    ordinal bigint not null,
     prev_run uuid,
     schedule_id bigint not null,
     agent_id bigint not null,

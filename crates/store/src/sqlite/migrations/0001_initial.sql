@@ -61,8 +61,9 @@ create table schedule_state (
   last_success_run blob,
   last_error text,
   streak integer not null default 0,
-  -- How many of its runs have ended, and the heads of the two chains of them in history.
+  -- How many of its runs have ended, how many of these failed, and the heads of the two chains of them in history.
   ended integer not null default 0,
+  ended_failed integer not null default 0,
   last_failed blob,
   last_other blob,
   delete_after_run integer not null
@@ -144,6 +145,8 @@ create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is
 create table history (
   id blob primary key,
   place integer not null,
+  -- Among those of the same kind.
+  ordinal integer not null,
   previous blob,
   schedule_id integer not null,
   tick_at integer,
