@@ -179,17 +179,16 @@ impl Writer {
             reading::remark(&format!("-- attempt {}", chunk.attempt));
         }
         self.attempt = chunk.attempt;
-        Ok(match chunk.stream {
+        match chunk.stream {
             Stream::Out => self.out.write(&chunk.bytes)?,
             Stream::Err => self.err.write(&chunk.bytes)?,
             Stream::Note => {
                 self.out.to.flush()?;
-                reading::remark(&format!(
-                    "-- {}",
-                    words::one_line(&String::from_utf8_lossy(&chunk.bytes), 400)
-                ));
+                let note = words::one_line(&String::from_utf8_lossy(&chunk.bytes), 400);
+                reading::remark(&format!("-- {note}"));
             }
-        })
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {

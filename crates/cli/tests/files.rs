@@ -45,7 +45,7 @@ fn check_shows_every_problem() {
         .iter()
         .map(|problem| problem["line"].as_u64().unwrap())
         .collect();
-    assert_eq!(lines, [2, 3]);
+    assert_eq!(lines, [2, 3, 4]);
 }
 
 #[test]

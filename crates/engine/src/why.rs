@@ -15,6 +15,7 @@ use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Why};
+use crate::driver::GUEST;
 use crate::error::Error;
 
 /// What became of an instant of a schedule, or would become of it now.
@@ -159,7 +160,9 @@ impl Known {
         let pending = in_scope.iter().filter(|run| run.state == RunState::Pending).count() as u32;
         let facts = Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted };
         let mut nodes = store.nodes().await?;
-        nodes.retain(|node| !node.fenced && node.lease_until > now);
+        // A guest is there for one run alone.
+        let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
+        nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
         Ok(Known { now, schedule, agent, facts, live, nodes, zone, record })
