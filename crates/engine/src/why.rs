@@ -649,7 +649,7 @@ fn length(from: Timestamp, to: Timestamp) -> String {
     let exact = to.duration_since(from).max(SignedDuration::ZERO);
     let shown = match exact.as_secs() {
         0 => SignedDuration::from_millis(exact.as_millis() as i64),
-        1..60 => SignedDuration::from_millis(exact.as_millis() as i64 / 100 * 100),
+        seconds @ 1..10 => return format!("{seconds}.{}s", exact.subsec_millis() / 100),
         seconds => SignedDuration::from_secs(seconds),
     };
     format_duration(shown).to_string()
