@@ -2,7 +2,7 @@
 //!
 //!     cargo bench -p belfry-store
 //!
-//! `BELFRY_HISTORY=10000000` puts that many ended runs into the store first; `BELFRY_RUNS` and `BELFRY_SCHEDULES` change
+//! With `-- postgres` or `-- sqlite` only that one. `BELFRY_HISTORY=10000000` puts that many ended runs into the store first; `BELFRY_RUNS` and `BELFRY_SCHEDULES` change
 //! how much is measured.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
@@ -33,25 +33,39 @@ fn main() {
     let (runs, schedules, history) =
         (number("BELFRY_RUNS", 20_000), number("BELFRY_SCHEDULES", 100_000), number("BELFRY_HISTORY", 0));
     println!("runs {runs}, schedules {schedules}, batch {BATCH}, history {history}");
+    let only: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted = |name: &str| only.is_empty() || only.iter().any(|word| word == name);
     runtime.block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        let by_hand = sqlite_by_hand(&folder.path().join("hand.db"), runs);
-        let path = folder.path().join("belfry.db");
-        let store = Sqlite::serve(&path).unwrap();
-        if history > 0 {
-            fill_sqlite(&path, history);
+        if wanted("sqlite") {
+            sqlite(runs, schedules, history).await;
         }
-        let verbs = measure("sqlite", &store, runs, schedules).await;
-        report("sqlite", by_hand, verbs, runs);
-        let (Some(by_hand_url), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
-        let by_hand = postgres_by_hand(&by_hand_url, runs).await;
-        let store = Postgres::open(&url).await.unwrap();
-        if history > 0 {
-            fill_postgres(&url, history).await;
+        if wanted("postgres") {
+            postgres(runs, schedules, history).await;
         }
-        let verbs = measure("postgres", &store, runs, schedules).await;
-        report("postgres", by_hand, verbs, runs);
     });
+}
+
+async fn sqlite(runs: usize, schedules: usize, history: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let by_hand = sqlite_by_hand(&folder.path().join("hand.db"), runs);
+    let path = folder.path().join("belfry.db");
+    let store = Sqlite::serve(&path).unwrap();
+    if history > 0 {
+        fill_sqlite(&path, history);
+    }
+    let verbs = measure("sqlite", &store, runs, schedules).await;
+    report("sqlite", by_hand, verbs, runs);
+}
+
+async fn postgres(runs: usize, schedules: usize, history: usize) {
+    let (Some(by_hand_url), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
+    let by_hand = postgres_by_hand(&by_hand_url, runs).await;
+    let store = Postgres::open(&url).await.unwrap();
+    if history > 0 {
+        fill_postgres(&url, history).await;
+    }
+    let verbs = measure("postgres", &store, runs, schedules).await;
+    report("postgres", by_hand, verbs, runs);
 }
 
 fn report(name: &str, by_hand: Duration, (free, gated): (Duration, Duration), runs: usize) {

@@ -6,13 +6,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use belfry_core::breaker::{Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::retry::Verdict;
-use belfry_core::{AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, Token};
+use belfry_core::{AgentDefinition, AgentId, Epoch, Reason, RunId, RunState, Token};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::{Fault, Tx};
 use super::rows::{self, Live, get, live_columns, small};
-use super::{Postgres, set_tokens};
 use crate::Error;
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -209,19 +209,8 @@ async fn lock_gates(tx: &mut Tx<'_>, gates: &[i64]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one
-/// may not be able to serve another.
-pub(super) const RELEASE: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
-    select w.id from ( \
-        select g.id, coalesce(g.cap, 2147483647) \
-            - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
-            - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as room \
-        from gates g where g.id = any($1) \
-        and exists (select 1 from live p where p.state = 1 and p.parked_on = g.id) \
-    ) f cross join (select id from queues where gated) q cross join lateral ( \
-        select p.id from live p where p.state = 1 and p.parked_on = f.id and p.queue_id = q.id \
-        order by p.rank, p.not_before, p.id limit greatest(f.room, 0) \
-    ) w))";
+/// Un-parks what gates have room for. Whoever asks holds their locks.
+pub(super) const UNPARK: &str = "select unpark($1)";
 
 impl Postgres {
     pub(super) async fn finish_in(
@@ -230,8 +219,11 @@ impl Postgres {
         now: Timestamp,
         finishes: &[Finish],
     ) -> Result<Vec<Finished>, Fault> {
-        let ids: Vec<Uuid> = finishes.iter().map(|finish| finish.run.0).collect();
         let blind = self.sabotage.is(Sabotage::FinishWithoutEpoch);
+        if !blind && let Some(answers) = self.finish_unbooked(tx, now, finishes).await? {
+            return Ok(answers);
+        }
+        let ids: Vec<Uuid> = finishes.iter().map(|finish| finish.run.0).collect();
         let (books, mut found) = lock_running(tx, &ids).await?;
         if blind {
             found.extend(lock_waiting(tx, &ids).await?.1);
@@ -268,6 +260,32 @@ impl Postgres {
         }
         self.settle(tx, now, books, changes).await?;
         Ok(answers)
+    }
+
+    /// Finishes in one statement, where no agent keeps books on the runs; elsewhere it does nothing.
+    async fn finish_unbooked(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        finishes: &[Finish],
+    ) -> Result<Option<Vec<Finished>>, Fault> {
+        let mut seen = HashSet::with_capacity(finishes.len());
+        // Of what is told twice the first counts.
+        let first: Vec<usize> =
+            (0..finishes.len()).filter(|at| seen.insert((finishes[*at].run, finishes[*at].epoch))).collect();
+        let steps: Vec<Step> = first.iter().map(|at| Step::of_finish(now, &finishes[*at])).collect();
+        let locks = Locks { unbooked: true, running: true };
+        let Some(settled) = self.take_steps(tx, now, locks, &steps).await? else { return Ok(None) };
+        let mut answers = vec![Finished::Stale; finishes.len()];
+        for (place, state) in settled {
+            let answer = match state {
+                RunState::Pending => Finished::Pending,
+                state => Finished::Ended(state),
+            };
+            let at = first.get(place).and_then(|at| answers.get_mut(*at));
+            *at.ok_or_else(|| Error::unexpected("an answer about a run that nobody asked for"))? = answer;
+        }
+        Ok(Some(answers))
     }
 
     pub(super) async fn cancel_in(
@@ -317,31 +335,82 @@ impl Postgres {
         mut books: Books,
         changes: Vec<Change>,
     ) -> Result<(), Fault> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        let gates: BTreeSet<i64> = changes.iter().flat_map(|change| change.live.gates()).collect();
-        let mut schedules = Schedules::lock(tx, &changes).await?;
-        let (mut history, mut returns) = (Vec::new(), Vec::new());
-        for change in changes {
-            let Change { live, failed, then } = change;
-            if failed {
+        for Change { live, failed, then } in &changes {
+            if *failed {
                 books.spend(now, live.agent);
             }
-            match then {
-                Then::Return { not_before, counted } => returns.push((live, not_before, counted)),
-                Then::End { state, reason, summary, arm } => {
-                    books.ended(now, &live, state);
-                    let prev_run = schedules.ended(now, &live, state, reason, arm);
-                    history.push(Past { live, state, reason, summary, prev_run });
-                }
+            if let Then::End { state, .. } = then {
+                books.ended(now, live, *state);
             }
         }
-        schedules.write(tx, now).await?;
         books.close(tx).await?;
-        write_history(tx, now, &history).await?;
-        write_returns(tx, &returns).await?;
-        self.release(tx, &gates.into_iter().collect::<Vec<_>>()).await
+        let (running, waiting): (Vec<Change>, Vec<Change>) =
+            changes.into_iter().partition(|change| change.live.is_running());
+        for (running, changes) in [(true, running), (false, waiting)] {
+            if changes.is_empty() {
+                continue;
+            }
+            let all = changes.len();
+            let steps: Vec<Step> = changes.iter().map(Step::of_change).collect();
+            let settled = self.take_steps(tx, now, Locks { unbooked: false, running }, &steps).await?;
+            if settled.is_none_or(|settled| settled.len() != all) {
+                return Err(Error::unexpected("a run that was locked is not there").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends runs or returns them to pending, and gives the new state of each that was still as it was thought to be, by
+    /// its place. `None` where an agent keeps books that must be locked first.
+    async fn take_steps(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        locks: Locks,
+        steps: &[Step<'_>],
+    ) -> Result<Option<Vec<(usize, RunState)>>, Fault> {
+        /// One column of all rows.
+        macro_rules! column {
+            ($step:ident => $value:expr) => {
+                steps.iter().map(|$step| $value).collect::<Vec<_>>()
+            };
+        }
+        let hold = !self.sabotage.is(Sabotage::ReleaseOutsideLock);
+        let sql = "select places, states, held from settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
+                   $14, $15, $16, $17)";
+        let answer = tx
+            .query(
+                sql,
+                &[
+                    &now,
+                    &locks.unbooked,
+                    &locks.running,
+                    &hold,
+                    &column!(step => step.run.0),
+                    &column!(step => step.epoch),
+                    &column!(step => step.end.map(|(state, _)| state.code())),
+                    &column!(step => step.end.and_then(|(_, reason)| reason).map(Reason::code)),
+                    &column!(step => step.exit_code),
+                    &column!(step => step.error),
+                    &column!(step => step.words()),
+                    &column!(step => step.summary),
+                    &column!(step => step.arm.map(|token| token.kind.code())),
+                    &column!(step => step.arm.map(|token| token.tick_at)),
+                    &column!(step => step.arm.map(|token| token.due_at)),
+                    &column!(step => step.not_before),
+                    &column!(step => step.counted),
+                ],
+            )
+            .await?;
+        let row = answer.first().ok_or_else(|| Error::unexpected("no answer about ends"))?;
+        let Some(places) = get::<Option<Vec<i64>>>(row, "places")? else { return Ok(None) };
+        if !hold && let Some(gates) = get::<Option<Vec<i64>>>(row, "held")? {
+            self.release(tx, &gates).await?;
+        }
+        let states: Vec<i16> = get(row, "states")?;
+        let places = places.into_iter().map(|place| usize::try_from(place - 1).unwrap_or(usize::MAX));
+        let settled = places.zip(states).map(|(place, state)| Ok((place, rows::run_state(state)?)));
+        settled.collect::<Result<_, Fault>>().map(Some)
     }
 
     /// Locks gates, and un-parks what they have room for. The second statement sees all that ended before the lock.
@@ -351,12 +420,88 @@ impl Postgres {
         }
         if self.sabotage.is(Sabotage::ReleaseOutsideLock) {
             let elsewhere = self.pool.connect().await?;
-            elsewhere.execute(RELEASE, &[&gates]).await?;
+            elsewhere.query(UNPARK, &[&gates]).await?;
             return Ok(());
         }
-        lock_gates(tx, gates).await?;
-        tx.execute(RELEASE, &[&gates]).await?;
+        tx.query("select release($1)", &[&gates]).await?;
         Ok(())
+    }
+}
+
+/// What is to be looked at before anything ends.
+struct Locks {
+    /// Nobody has locked the books of agents.
+    unbooked: bool,
+    /// The runs are running; else they wait.
+    running: bool,
+}
+
+/// One run's step out of running or waiting.
+struct Step<'a> {
+    run: RunId,
+    epoch: Epoch,
+    /// None where it returns to pending, unless it is to be cancelled.
+    end: Option<(RunState, Option<Reason>)>,
+    exit_code: Option<i32>,
+    error: Option<&'a str>,
+    summary: Option<&'a str>,
+    arm: Option<Token>,
+    not_before: Timestamp,
+    counted: bool,
+}
+
+impl<'a> Step<'a> {
+    fn of_change(change: &'a Change) -> Step<'a> {
+        let live = &change.live;
+        let mut step = Step {
+            run: live.id,
+            epoch: live.epoch,
+            end: None,
+            exit_code: live.exit_code,
+            error: live.error.as_deref(),
+            summary: None,
+            arm: None,
+            not_before: live.not_before,
+            counted: true,
+        };
+        match &change.then {
+            Then::End { state, reason, summary, arm } => {
+                step.end = Some((*state, *reason));
+                step.summary = summary.as_deref();
+                step.arm = *arm;
+            }
+            Then::Return { not_before, counted } => {
+                step.not_before = *not_before;
+                step.counted = *counted;
+            }
+        }
+        step
+    }
+
+    fn of_finish(now: Timestamp, finish: &'a Finish) -> Step<'a> {
+        let (end, not_before, counted) = match finish.verdict {
+            Verdict::End { state, reason } => (Some((state, reason)), now, true),
+            Verdict::Retry { at } => (None, at, true),
+            Verdict::Return => (None, now, false),
+        };
+        Step {
+            run: finish.run,
+            epoch: finish.epoch,
+            end,
+            exit_code: finish.exit_code,
+            error: finish.error.as_deref(),
+            summary: finish.summary.as_deref(),
+            arm: finish.arm,
+            not_before,
+            counted,
+        }
+    }
+
+    /// What a schedule's last error says.
+    fn words(&self) -> Option<&'a str> {
+        let (state, reason) = self.end?;
+        let words = || self.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str));
+        (state == RunState::Failed).then(words)
     }
 }
 
@@ -370,236 +515,6 @@ pub(super) async fn mark(
                where id = any($1) and state + 0 = 2 returning node_id";
     let told = tx.query(sql, &[&runs, &reason.code()]).await?;
     told.iter().map(|row| Ok(belfry_core::NodeId(get(row, "node_id")?))).collect()
-}
-
-/// The states of schedules whose runs end.
-struct Schedules {
-    rows: HashMap<ScheduleId, ScheduleState>,
-    tokens: Vec<(ScheduleId, Token)>,
-    retired: Vec<ScheduleId>,
-}
-
-#[derive(Clone)]
-struct ScheduleState {
-    retired: bool,
-    delete_after_run: bool,
-    status: i16,
-    waits_for: Option<Uuid>,
-    last: Option<(Uuid, i16, Option<Timestamp>)>,
-    last_success: Option<(Timestamp, Uuid)>,
-    last_error: Option<String>,
-    streak: i64,
-    last_failed: Option<Uuid>,
-    last_other: Option<Uuid>,
-}
-
-impl Schedules {
-    async fn lock(tx: &mut Tx<'_>, changes: &[Change]) -> Result<Schedules, Fault> {
-        let ending = changes.iter().filter(|change| matches!(change.then, Then::End { .. }));
-        let ids: BTreeSet<ScheduleId> = ending.map(|change| change.live.schedule).collect();
-        let mut rows = HashMap::new();
-        if !ids.is_empty() {
-            let ids: Vec<ScheduleId> = ids.into_iter().collect();
-            let sql = "select * from schedule_state where schedule_id = any($1) \
-                       order by schedule_id for no key update";
-            for row in tx.query(sql, &[&ids]).await? {
-                let success: Option<Timestamp> = get(&row, "last_success_at")?;
-                let state = ScheduleState {
-                    retired: get(&row, "retired")?,
-                    delete_after_run: get(&row, "delete_after_run")?,
-                    status: get(&row, "status")?,
-                    waits_for: get(&row, "waits_for")?,
-                    last: None,
-                    last_success: success.zip(get(&row, "last_success_run")?),
-                    last_error: get(&row, "last_error")?,
-                    streak: get(&row, "streak")?,
-                    last_failed: get(&row, "last_failed")?,
-                    last_other: get(&row, "last_other")?,
-                };
-                rows.insert(get(&row, "schedule_id")?, state);
-            }
-        }
-        Ok(Schedules { rows, tokens: Vec::new(), retired: Vec::new() })
-    }
-
-    /// Takes the end of a run into its schedule's state, and gives the run before it in its chain.
-    fn ended(
-        &mut self,
-        now: Timestamp,
-        live: &Live,
-        state: RunState,
-        reason: Option<Reason>,
-        arm: Option<Token>,
-    ) -> Option<Uuid> {
-        let row = self.rows.get_mut(&live.schedule)?;
-        row.last = Some((live.id.0, state.code(), live.tick_at));
-        match state {
-            RunState::Completed => {
-                row.last_success = Some((now, live.id.0));
-                row.last_error = None;
-                row.streak = row.streak.max(0) + 1;
-            }
-            RunState::Failed => {
-                let words = || reason.map_or("failed", Reason::as_str).to_owned();
-                row.last_error = Some(live.error.clone().unwrap_or_else(words));
-                row.streak = row.streak.min(0) - 1;
-            }
-            RunState::Cancelled | RunState::Pending | RunState::Running => {}
-        }
-        if row.waits_for == Some(live.id.0) {
-            row.waits_for = None;
-            if row.status == 0 && !row.retired {
-                self.tokens.push((live.schedule, arm.unwrap_or(Token::next(now))));
-            }
-        } else if row.status == 4 && row.delete_after_run && !row.retired {
-            // A one-shot that asked for it goes with its run.
-            row.retired = true;
-            self.retired.push(live.schedule);
-        }
-        let head = if state == RunState::Failed { &mut row.last_failed } else { &mut row.last_other };
-        head.replace(live.id.0)
-    }
-
-    async fn write(self, tx: &mut Tx<'_>, now: Timestamp) -> Result<(), Fault> {
-        let changed: Vec<_> = self.rows.iter().filter_map(|(id, row)| Some((*id, row, row.last?))).collect();
-        if !changed.is_empty() {
-            let ids: Vec<_> = changed.iter().map(|(id, ..)| *id).collect();
-            let retired: Vec<_> = changed.iter().map(|(_, row, _)| row.retired).collect();
-            let waits_for: Vec<_> = changed.iter().map(|(_, row, _)| row.waits_for).collect();
-            let last_run: Vec<_> = changed.iter().map(|(.., last)| last.0).collect();
-            let last_state: Vec<_> = changed.iter().map(|(.., last)| last.1).collect();
-            let last_tick: Vec<_> = changed.iter().map(|(.., last)| last.2).collect();
-            let success = |row: &ScheduleState| row.last_success.unzip();
-            let success_at: Vec<_> = changed.iter().map(|(_, row, _)| success(row).0).collect();
-            let success_run: Vec<_> = changed.iter().map(|(_, row, _)| success(row).1).collect();
-            let errors: Vec<_> = changed.iter().map(|(_, row, _)| row.last_error.as_deref()).collect();
-            let streaks: Vec<_> = changed.iter().map(|(_, row, _)| row.streak).collect();
-            let last_failed: Vec<_> = changed.iter().map(|(_, row, _)| row.last_failed).collect();
-            let last_other: Vec<_> = changed.iter().map(|(_, row, _)| row.last_other).collect();
-            // The rows are there and locked: this is an update without a join, which could go wrong by the square.
-            let sql = "insert into schedule_state (agent_id, edition, status, status_since, last_finished_at, \
-                       schedule_id, retired, waits_for, last_run, last_state, last_tick_at, last_success_at, \
-                       last_success_run, last_error, streak, last_failed, last_other) \
-                       select 0, 0, 0, $1::timestamptz, $1::timestamptz, u.* from unnest($2::bigint[], \
-                       $3::boolean[], $4::uuid[], $5::uuid[], $6::smallint[], $7::timestamptz[], \
-                       $8::timestamptz[], $9::uuid[], $10::text[], $11::bigint[], $12::uuid[], $13::uuid[]) as u \
-                       on conflict (schedule_id) do update set retired = excluded.retired, \
-                       waits_for = excluded.waits_for, last_finished_at = excluded.last_finished_at, \
-                       last_run = excluded.last_run, last_state = excluded.last_state, \
-                       last_tick_at = excluded.last_tick_at, last_success_at = excluded.last_success_at, \
-                       last_success_run = excluded.last_success_run, last_error = excluded.last_error, \
-                       streak = excluded.streak, last_failed = excluded.last_failed, \
-                       last_other = excluded.last_other";
-            tx.execute(
-                sql,
-                &[
-                    &now,
-                    &ids,
-                    &retired,
-                    &waits_for,
-                    &last_run,
-                    &last_state,
-                    &last_tick,
-                    &success_at,
-                    &success_run,
-                    &errors,
-                    &streaks,
-                    &last_failed,
-                    &last_other,
-                ],
-            )
-            .await?;
-        }
-        if !self.retired.is_empty() {
-            let sql = "update schedules set retired_at = $2 where id = any($1)";
-            tx.execute(sql, &[&self.retired, &now]).await?;
-        }
-        set_tokens(tx, &self.tokens).await
-    }
-}
-
-/// A run as history takes it.
-struct Past {
-    live: Live,
-    state: RunState,
-    reason: Option<Reason>,
-    summary: Option<String>,
-    prev_run: Option<Uuid>,
-}
-
-async fn write_history(tx: &mut Tx<'_>, now: Timestamp, past: &[Past]) -> Result<(), Fault> {
-    if past.is_empty() {
-        return Ok(());
-    }
-    /// One column of all rows.
-    macro_rules! column {
-        ($past:ident => $value:expr) => {
-            past.iter().map(|$past| $value).collect::<Vec<_>>()
-        };
-    }
-    let ids = column!(p => p.live.id.0);
-    let sql = "delete from live where id = any($1)";
-    tx.execute(sql, &[&ids]).await?;
-    let sql = "insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, \
-               tick_at, not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, \
-               summary, prompt, payload, trace_id, created_at, started_at) \
-               select nextval('numbers'), $1::timestamptz, u.* from unnest($2::uuid[], $3::boolean[], $4::uuid[], \
-               $5::bigint[], $6::bigint[], $7::text[], $8::smallint[], $9::timestamptz[], $10::timestamptz[], \
-               $11::smallint[], $12::smallint[], $13::text[], $14::bigint[], $15::bigint[], $16::integer[], \
-               $17::uuid[], $18::integer[], $19::text[], $20::text[], $21::text[], $22::text[], $23::uuid[], \
-               $24::timestamptz[], $25::timestamptz[]) as u";
-    tx.execute(
-        sql,
-        &[
-            &now,
-            &ids,
-            &column!(p => p.state == RunState::Failed),
-            &column!(p => p.prev_run),
-            &column!(p => p.live.schedule),
-            &column!(p => p.live.agent),
-            &column!(p => p.live.command.as_str()),
-            &column!(p => p.live.trigger.code()),
-            &column!(p => p.live.tick_at),
-            &column!(p => p.live.not_before),
-            &column!(p => p.state.code()),
-            &column!(p => p.reason.map(Reason::code)),
-            &column!(p => p.live.lane.as_str()),
-            &column!(p => p.live.attempt),
-            &column!(p => p.live.max_attempts),
-            &column!(p => p.live.epoch),
-            &column!(p => p.live.node.map(|node| node.0)),
-            &column!(p => p.live.exit_code),
-            &column!(p => p.live.error.as_deref()),
-            &column!(p => p.summary.as_deref()),
-            &column!(p => p.live.prompt.as_deref()),
-            &column!(p => p.live.payload.as_str()),
-            &column!(p => p.live.trace_id),
-            &column!(p => p.live.created_at),
-            &column!(p => p.live.started_at),
-        ],
-    )
-    .await?;
-    Ok(())
-}
-
-/// Back to pending: ready, under no node.
-async fn write_returns(tx: &mut Tx<'_>, returns: &[(Live, Timestamp, bool)]) -> Result<(), Fault> {
-    if returns.is_empty() {
-        return Ok(());
-    }
-    let ids: Vec<_> = returns.iter().map(|(live, ..)| live.id.0).collect();
-    let not_before: Vec<_> = returns.iter().map(|(_, not_before, _)| *not_before).collect();
-    let attempts: Vec<_> =
-        returns.iter().map(|(live, _, counted)| (live.attempt - i64::from(!counted)).max(0)).collect();
-    let exit_codes: Vec<_> = returns.iter().map(|(live, ..)| live.exit_code).collect();
-    let errors: Vec<_> = returns.iter().map(|(live, ..)| live.error.as_deref()).collect();
-    let sql = "update live set state = 0, node_id = null, parked_on = null, \
-               not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], \
-               attempt = ($3::bigint[])[array_position($1::uuid[], id)], \
-               exit_code = ($4::integer[])[array_position($1::uuid[], id)], \
-               error = ($5::text[])[array_position($1::uuid[], id)] where id = any($1)";
-    tx.execute(sql, &[&ids, &not_before, &attempts, &exit_codes, &errors]).await?;
-    Ok(())
 }
 
 pub(super) async fn reset_breaker(

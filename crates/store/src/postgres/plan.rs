@@ -260,17 +260,11 @@ impl Postgres {
             taken.extend(take_any(tx, batch).await?);
         }
         let lives = live_in_scope(tx, batch, &taken, blind).await?;
-        let (mut answers, mut put_back) = (Vec::with_capacity(batch.len()), Vec::new());
+        let mut answers = Vec::with_capacity(batch.len());
         for commit in batch {
-            let is_taken = taken.contains(&commit.schedule);
             let knew = lives.get(&commit.schedule).copied().unwrap_or_default() <= i64::from(commit.live);
-            let holds = is_taken && knew && books.take_probe(now, commit);
-            if is_taken && !holds {
-                put_back.push(commit);
-            }
-            answers.push(holds);
+            answers.push(taken.contains(&commit.schedule) && knew && books.take_probe(now, commit));
         }
-        restore_tokens(tx, &put_back).await?;
         let held: Vec<&Commit> =
             batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
         for commit in held.iter().filter(|commit| commit.cancel_live) {
@@ -287,14 +281,16 @@ impl Postgres {
         let runs: Vec<&NewRun> = held.iter().flat_map(|commit| &commit.runs).collect();
         insert_runs(tx, now, &runs, places).await?;
         write_states(tx, now, &held).await?;
-        let tokens: Vec<_> = held
-            .iter()
-            .filter_map(|commit| match commit.next {
+        if blind {
+            // Nothing is there to be moved.
+            let token = |commit: &&Commit| match commit.next {
                 Arm::Token(token) => Some((commit.schedule, token)),
                 Arm::Wait(_) | Arm::Exhausted => None,
-            })
-            .collect();
-        set_tokens(tx, &tokens).await?;
+            };
+            set_tokens(tx, &held.iter().filter_map(token).collect::<Vec<_>>()).await?;
+        } else {
+            move_tokens(tx, &held).await?;
+        }
         Ok(answers)
     }
 
@@ -314,27 +310,46 @@ fn is_plain(commit: &Commit) -> bool {
     commit.scope == Scope::Schedule && !commit.cancel_live && !commit.runs.iter().any(|run| run.probe)
 }
 
-/// Deletes the tokens that are still those the plans were made on, and says whose. One that somebody else has locked is
-/// as good as gone.
+/// Locks the tokens that are still those the plans were made on. One that somebody else has locked is as good as gone.
 async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
     let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
     let versions: Vec<_> = batch.iter().map(|commit| commit.version).collect();
     let due_at: Vec<_> = batch.iter().map(|commit| commit.token.due_at).collect();
-    let wanted: HashSet<(ScheduleId, i64)> =
-        batch.iter().map(|commit| (commit.schedule, commit.version)).collect();
-    // A version is one token's alone, so that three lists are as good as a list of triples.
-    let sql = "delete from timers where ctid = any(array(select ctid from timers where schedule_id = any($1) \
-               and version = any($2) and due_at = any($3) for update skip locked)) \
-               returning schedule_id, version";
-    let mut taken = HashSet::new();
-    for row in tx.query(sql, &[&schedules, &versions, &due_at]).await? {
-        let (schedule, version) = (get(&row, "schedule_id")?, get(&row, "version")?);
-        if !wanted.contains(&(schedule, version)) {
-            return Err(Error::unexpected("a plan carries the version of another schedule's token").into());
+    let sql = "select t.schedule_id \
+               from unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) as u (schedule_id, version, due_at) \
+               join timers t on t.schedule_id = u.schedule_id and t.version = u.version and t.due_at = u.due_at \
+               for update of t skip locked";
+    let found = tx.query(sql, &[&schedules, &versions, &due_at]).await?;
+    found.iter().map(|row| get(row, "schedule_id")).collect()
+}
+
+/// Moves the tokens of plans that hold to the next tick, and removes those of schedules that wait or have come to their
+/// end. They are locked, so that they are still there.
+async fn move_tokens(tx: &mut Tx<'_>, held: &[&Commit]) -> Result<(), Fault> {
+    let (mut gone, mut schedules, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    for commit in held {
+        match commit.next {
+            Arm::Token(token) => {
+                schedules.push(commit.schedule);
+                tokens.push(token);
+            }
+            Arm::Wait(_) | Arm::Exhausted => gone.push(commit.schedule),
         }
-        taken.insert(schedule);
     }
-    Ok(taken)
+    if !gone.is_empty() {
+        tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
+    }
+    if !tokens.is_empty() {
+        let due_at: Vec<_> = tokens.iter().map(|token| token.due_at).collect();
+        let kinds: Vec<_> = tokens.iter().map(|token| token.kind.code()).collect();
+        let tick_at: Vec<_> = tokens.iter().map(|token| token.tick_at).collect();
+        let sql = "update timers t set due_at = u.due_at, kind = u.kind, tick_at = u.tick_at, \
+                   version = nextval('numbers') \
+                   from unnest($1::bigint[], $2::timestamptz[], $3::smallint[], $4::timestamptz[]) \
+                   as u (schedule_id, due_at, kind, tick_at) where t.schedule_id = u.schedule_id";
+        tx.execute(sql, &[&schedules, &due_at, &kinds, &tick_at]).await?;
+    }
+    Ok(())
 }
 
 /// Deletes whatever tokens there are: only for a store that is broken on purpose.
@@ -343,18 +358,6 @@ async fn take_any(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<ScheduleId>, 
     tx.execute("delete from timers where schedule_id = any($1)", &[&schedules]).await?;
     let sql = "select schedule_id from schedule_state where schedule_id = any($1)";
     tx.query(sql, &[&schedules]).await?.iter().map(|row| get(row, "schedule_id")).collect()
-}
-
-/// Puts tokens back as they were.
-async fn restore_tokens(tx: &mut Tx<'_>, commits: &[&Commit]) -> Result<(), Fault> {
-    for commit in commits {
-        let sql =
-            "insert into timers (due_at, schedule_id, kind, tick_at, version) values ($1, $2, $3, $4, $5)";
-        let token = &commit.token;
-        let kind = token.kind.code();
-        tx.execute(sql, &[&token.due_at, &commit.schedule, &kind, &token.tick_at, &commit.version]).await?;
-    }
-    Ok(())
 }
 
 /// How many live runs each commit's scope has. The tokens are ours and the agents locked: nobody who looks at the same
@@ -394,11 +397,14 @@ async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault
             tx.query("select id from live where schedule_id = $1 order by id", &[&commit.schedule]).await?
         }
         Scope::Command => {
-            let sql = "select id from live where agent_id = $1 and command = $2 order by id";
+            let sql = "select id from live where schedule_id = any(array( \
+                           select id from schedules where agent_id = $1)) and command = $2 order by id";
             tx.query(sql, &[&commit.agent, &commit.command]).await?
         }
         Scope::Agent => {
-            tx.query("select id from live where agent_id = $1 order by id", &[&commit.agent]).await?
+            let sql = "select id from live where schedule_id = any(array( \
+                           select id from schedules where agent_id = $1)) order by id";
+            tx.query(sql, &[&commit.agent]).await?
         }
     };
     found.iter().map(|row| get(row, "id")).collect()
@@ -485,11 +491,11 @@ pub(super) async fn insert_runs(
         };
     }
     let sql = "insert into live (state, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
-               agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id) \
+               agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id, lane) \
                select 0, $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
                $4::integer[], $5::timestamptz[], $6::bigint[], $7::timestamptz[], $8::bigint[], $9::text[], \
                $10::bigint[], $11::bigint[], $12::bigint[], $13::smallint[], $14::boolean[], $15::text[], \
-               $16::text[], $17::uuid[]) as u";
+               $16::text[], $17::uuid[], $18::text[]) as u";
     tx.execute(
         sql,
         &[
@@ -510,6 +516,7 @@ pub(super) async fn insert_runs(
             &column!(run => run.prompt.as_deref()),
             &column!(run => run.payload.to_string()),
             &column!(run => run.trace_id),
+            &column!(run => run.lane.as_str()),
         ],
     )
     .await?;
@@ -607,7 +614,8 @@ impl Lives {
             let agents: Vec<_> = agents.into_iter().collect();
             let sql = "select agent_id, command, count(*) as live, \
                        count(*) filter (where state <> 2) as pending \
-                       from live where agent_id = any($1) group by agent_id, command";
+                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) \
+                       group by agent_id, command";
             for row in tx.query(sql, &[&agents]).await? {
                 let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
                 lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);

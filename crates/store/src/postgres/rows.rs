@@ -22,8 +22,8 @@ const RUNNING: i16 = 2;
 macro_rules! live_columns {
     () => {
         "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
-         l.agent_gate, l.turn_gate, l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, \
-         l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.exit_code, l.error, q.lane"
+         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.created_at, l.started_at, \
+         l.exit_code, l.error, q.lane"
     };
 }
 pub(super) use live_columns;
@@ -38,17 +38,12 @@ pub(super) struct Live {
     pub(super) tick_at: Option<Timestamp>,
     pub(super) agent: AgentId,
     pub(super) command: String,
-    pub(super) agent_gate: Option<i64>,
-    pub(super) turn_gate: Option<i64>,
     pub(super) node: Option<NodeId>,
     pub(super) epoch: Epoch,
     pub(super) attempt: i64,
     pub(super) max_attempts: i64,
     pub(super) cancel: Option<Reason>,
     pub(super) trigger: Trigger,
-    pub(super) prompt: Option<String>,
-    pub(super) payload: String,
-    pub(super) trace_id: Option<Uuid>,
     pub(super) created_at: Timestamp,
     pub(super) started_at: Option<Timestamp>,
     pub(super) exit_code: Option<i32>,
@@ -66,17 +61,12 @@ impl Live {
             tick_at: get(row, "tick_at")?,
             agent: get(row, "agent_id")?,
             command: get(row, "command")?,
-            agent_gate: get(row, "agent_gate")?,
-            turn_gate: get(row, "turn_gate")?,
             node: get::<Option<Uuid>>(row, "node_id")?.map(NodeId),
             epoch: get(row, "epoch")?,
             attempt: get(row, "attempt")?,
             max_attempts: get(row, "max_attempts")?,
             cancel: get::<Option<i16>>(row, "cancel_reason")?.map(reason).transpose()?,
             trigger: trigger(get(row, "trigger")?)?,
-            prompt: get(row, "prompt")?,
-            payload: get(row, "payload")?,
-            trace_id: get(row, "trace_id")?,
             created_at: get(row, "created_at")?,
             started_at: get(row, "started_at")?,
             exit_code: get(row, "exit_code")?,
@@ -87,10 +77,6 @@ impl Live {
 
     pub(super) fn is_running(&self) -> bool {
         self.state == RUNNING
-    }
-
-    pub(super) fn gates(&self) -> impl Iterator<Item = i64> + use<> {
-        self.agent_gate.into_iter().chain(self.turn_gate)
     }
 
     pub(super) fn record(self) -> RunRecord {
