@@ -11,13 +11,17 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// `nobody`: PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
+/// Tests start from nothing anyway.
+const CARELESS: [&str; 6] = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"];
+
 static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
+static DURABLE: AtomicBool = AtomicBool::new(false);
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Where to connect, without a database.
@@ -26,6 +30,12 @@ struct Server {
     /// The watchdog reads from this; it ends when we do.
     _watchdog: Option<ChildStdin>,
     _process: Option<Child>,
+}
+
+/// Whether the server of this process, which is started with its first database, writes to disk what it answers for.
+#[allow(dead_code)]
+pub fn durable(durable: bool) {
+    DURABLE.store(durable, Ordering::SeqCst);
 }
 
 /// A connection string to a new, empty database. `None`, with a loud word, where there is no PostgreSQL; under `CI=true`
@@ -94,7 +104,7 @@ fn start(bin: &Path) -> io::Result<Server> {
         .arg("-D")
         .arg(&data)
         .args(["-c", "listen_addresses=", "-c", &format!("unix_socket_directories={}", folder.display())])
-        .args(["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"])
+        .args(if DURABLE.load(Ordering::SeqCst) { &[][..] } else { &CARELESS[..] })
         .args(["-c", "max_connections=200", "-c", "shared_buffers=64MB", "-c", "deadlock_timeout=200ms"])
         .stdout(log.try_clone()?)
         .stderr(log)
