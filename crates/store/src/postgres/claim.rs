@@ -14,7 +14,7 @@ use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Param, Tx};
 use super::rows::{self, get, small};
 use super::{DEADLINE, Postgres};
 use crate::Error;
@@ -62,7 +62,7 @@ const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attem
 
 /// Who waits in a lane, after locking gates, and the room of these.
 const CANDIDATES: &str =
-    "select id, rank, not_before, agent_gate, turn_gate, room from candidates($1, $2, $3, $4, $5, $6)";
+    "select id, rank, not_before, agent_gate, turn_gate, room from candidates($1, $2, $3, $4, $5, $6, $7)";
 
 /// The room of gates: cap less running.
 const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
@@ -81,9 +81,13 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
 impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        let mut claimed = Vec::new();
-        let mut claim = claim.clone();
+        let lanes_in_order = &claim.lanes;
+        let (mut claimed, lanes) = transact!(self, |tx| claim_free(&mut tx, now, claim).await)?;
+        let mut claim = Claim { lanes, ..claim.clone() };
         for _ in 0..BUSY_MAX {
+            if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
+                break;
+            }
             let taken = match transact!(self, |tx| self.claim_in(&mut tx, now, &claim).await) {
                 Ok(taken) => taken,
                 // What was claimed before must be told.
@@ -103,19 +107,20 @@ impl Postgres {
             }
             tokio::time::sleep(BUSY_PAUSE).await;
         }
+        claimed.sort_by_key(|run| lanes_in_order.iter().position(|(lane, _)| *lane == run.lane));
         Ok(claimed)
     }
 
     async fn claim_in(&self, tx: &mut Tx<'_>, now: Timestamp, claim: &Claim) -> Result<Taken, Fault> {
-        let (claimed, lanes) = claim_free(tx, now, claim).await?;
-        let mut taken = Taken { claimed, busy: false };
+        let mut taken = Taken { claimed: Vec::new(), busy: false };
         let mut gates = HashSet::new();
-        for (lane, slots) in &lanes {
-            let mut lane = Lane { name: lane, now, claim, slots: *slots, held: &mut gates };
+        let mut left = claim.lanes.iter().filter(|(_, slots)| *slots > 0).count();
+        for (name, slots) in claim.lanes.iter().filter(|(_, slots)| *slots > 0) {
+            left -= 1;
+            let is_last = left == 0;
+            let mut lane = Lane { name, now, claim, slots: *slots, is_last, held: &mut gates };
             self.claim_lane(tx, &mut lane, &mut taken).await?;
         }
-        let lane = |run: &Claimed| claim.lanes.iter().position(|(lane, _)| *lane == run.lane);
-        taken.claimed.sort_by_key(lane);
         Ok(taken)
     }
 
@@ -149,7 +154,7 @@ impl Postgres {
             window = window.max(WINDOW);
         }
         taken.busy |= busy;
-        lane.start(tx, &starts, taken).await?;
+        lane.start(tx, &starts, lane.is_last && !parked_any, taken).await?;
         if parked_any {
             // Of what was parked, as much as there is room for after all that.
             let held: Vec<i64> = lane.held.iter().copied().collect();
@@ -174,7 +179,10 @@ impl Postgres {
         let held: Vec<i64> = lane.held.iter().copied().collect();
         let slots = if with_plain { i64::from(lane.slots) } else { 0 };
         let found = tx
-            .query(CANDIDATES, &[&lane.now, &lane.name, &lane.claim.labels, &window, &slots, &held])
+            .query(
+                CANDIDATES,
+                &[&lane.now, &lane.claim.node.0, &lane.name, &lane.claim.labels, &window, &slots, &held],
+            )
             .await?;
         let (mut plain, mut gated, mut rooms) = (Vec::new(), Vec::new(), HashMap::new());
         for row in &found {
@@ -198,16 +206,28 @@ struct Lane<'a> {
     now: Timestamp,
     claim: &'a Claim,
     slots: u32,
+    /// None follows in this transaction.
+    is_last: bool,
     /// Gates whose locks we hold, for whatever lane.
     held: &'a mut HashSet<i64>,
 }
 
 impl Lane<'_> {
-    async fn start(&self, tx: &mut Tx<'_>, runs: &[Uuid], taken: &mut Taken) -> Result<(), Fault> {
+    async fn start(
+        &self,
+        tx: &mut Tx<'_>,
+        runs: &[Uuid],
+        commit: bool,
+        taken: &mut Taken,
+    ) -> Result<(), Fault> {
         if runs.is_empty() {
             return Ok(());
         }
-        let started = tx.query(START, &[&self.claim.node.0, &self.now, &runs]).await?;
+        let params: &[Param<'_>] = &[&self.claim.node.0, &self.now, &runs];
+        let started = match commit {
+            true => tx.query_and_commit(START, params).await?,
+            false => tx.query(START, params).await?,
+        };
         self.take(started, taken)
     }
 
@@ -234,7 +254,8 @@ async fn claim_free(
         .filter(|(_, slots)| *slots > 0)
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
-    let found = tx.query(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels]).await?;
+    let found =
+        tx.query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels]).await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {
         let place: i32 = get(row, "place")?;

@@ -11,7 +11,7 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::Postgres;
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Param, Tx};
 use super::rows::{self, Live, get, live_columns, small};
 use crate::Error;
 use crate::sabotage::Sabotage;
@@ -220,9 +220,6 @@ impl Postgres {
         finishes: &[Finish],
     ) -> Result<Vec<Finished>, Fault> {
         let blind = self.sabotage.is(Sabotage::FinishWithoutEpoch);
-        if !blind && let Some(answers) = self.finish_unbooked(tx, now, finishes).await? {
-            return Ok(answers);
-        }
         let ids: Vec<Uuid> = finishes.iter().map(|finish| finish.run.0).collect();
         let (books, mut found) = lock_running(tx, &ids).await?;
         if blind {
@@ -262,20 +259,23 @@ impl Postgres {
         Ok(answers)
     }
 
-    /// Finishes in one statement, where no agent keeps books on the runs; elsewhere it does nothing.
-    async fn finish_unbooked(
+    /// Finishes in one round trip, commit and all, where no agent keeps books on the runs; elsewhere it does nothing.
+    pub(super) async fn finish_unbooked(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         finishes: &[Finish],
     ) -> Result<Option<Vec<Finished>>, Fault> {
+        if self.sabotage.is(Sabotage::FinishWithoutEpoch) {
+            return Ok(None);
+        }
         let mut seen = HashSet::with_capacity(finishes.len());
         // Of what is told twice the first counts.
         let first: Vec<usize> =
             (0..finishes.len()).filter(|at| seen.insert((finishes[*at].run, finishes[*at].epoch))).collect();
         let steps: Vec<Step> = first.iter().map(|at| Step::of_finish(now, &finishes[*at])).collect();
-        let locks = Locks { unbooked: true, running: true };
-        let Some(settled) = self.take_steps(tx, now, locks, &steps).await? else { return Ok(None) };
+        let ask = Ask { unbooked: true, running: true, commit: true };
+        let Some(settled) = self.take_steps(tx, now, ask, &steps).await? else { return Ok(None) };
         let mut answers = vec![Finished::Stale; finishes.len()];
         for (place, state) in settled {
             let answer = match state {
@@ -352,7 +352,8 @@ impl Postgres {
             }
             let all = changes.len();
             let steps: Vec<Step> = changes.iter().map(Step::of_change).collect();
-            let settled = self.take_steps(tx, now, Locks { unbooked: false, running }, &steps).await?;
+            let settled =
+                self.take_steps(tx, now, Ask { unbooked: false, running, commit: false }, &steps).await?;
             if settled.is_none_or(|settled| settled.len() != all) {
                 return Err(Error::unexpected("a run that was locked is not there").into());
             }
@@ -366,7 +367,7 @@ impl Postgres {
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
-        locks: Locks,
+        ask: Ask,
         steps: &[Step<'_>],
     ) -> Result<Option<Vec<(usize, RunState)>>, Fault> {
         /// One column of all rows.
@@ -378,30 +379,29 @@ impl Postgres {
         let hold = !self.sabotage.is(Sabotage::ReleaseOutsideLock);
         let sql = "select places, states, held from settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
                    $14, $15, $16, $17)";
-        let answer = tx
-            .query(
-                sql,
-                &[
-                    &now,
-                    &locks.unbooked,
-                    &locks.running,
-                    &hold,
-                    &column!(step => step.run.0),
-                    &column!(step => step.epoch),
-                    &column!(step => step.end.map(|(state, _)| state.code())),
-                    &column!(step => step.end.and_then(|(_, reason)| reason).map(Reason::code)),
-                    &column!(step => step.exit_code),
-                    &column!(step => step.error),
-                    &column!(step => step.words()),
-                    &column!(step => step.summary),
-                    &column!(step => step.arm.map(|token| token.kind.code())),
-                    &column!(step => step.arm.map(|token| token.tick_at)),
-                    &column!(step => step.arm.map(|token| token.due_at)),
-                    &column!(step => step.not_before),
-                    &column!(step => step.counted),
-                ],
-            )
-            .await?;
+        let params: &[Param<'_>] = &[
+            &now,
+            &ask.unbooked,
+            &ask.running,
+            &hold,
+            &column!(step => step.run.0),
+            &column!(step => step.epoch),
+            &column!(step => step.end.map(|(state, _)| state.code())),
+            &column!(step => step.end.and_then(|(_, reason)| reason).map(Reason::code)),
+            &column!(step => step.exit_code),
+            &column!(step => step.error),
+            &column!(step => step.words()),
+            &column!(step => step.summary),
+            &column!(step => step.arm.map(|token| token.kind.code())),
+            &column!(step => step.arm.map(|token| token.tick_at)),
+            &column!(step => step.arm.map(|token| token.due_at)),
+            &column!(step => step.not_before),
+            &column!(step => step.counted),
+        ];
+        let answer = match ask.commit && hold {
+            true => tx.query_and_commit(sql, params).await?,
+            false => tx.query(sql, params).await?,
+        };
         let row = answer.first().ok_or_else(|| Error::unexpected("no answer about ends"))?;
         let Some(places) = get::<Option<Vec<i64>>>(row, "places")? else { return Ok(None) };
         if !hold && let Some(gates) = get::<Option<Vec<i64>>>(row, "held")? {
@@ -428,12 +428,15 @@ impl Postgres {
     }
 }
 
-/// What is to be looked at before anything ends.
-struct Locks {
+/// How steps are taken.
+#[derive(Clone, Copy)]
+struct Ask {
     /// Nobody has locked the books of agents.
     unbooked: bool,
     /// The runs are running; else they wait.
     running: bool,
+    /// Nothing follows.
+    commit: bool,
 }
 
 /// One run's step out of running or waiting.

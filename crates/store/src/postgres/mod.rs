@@ -12,9 +12,9 @@ macro_rules! verb {
         let work = async {
             let mut tries = 0;
             loop {
-                let mut $tx = $store.pool.$begin().await?;
+                let mut $tx = $store.pool.$begin(&committing).await?;
                 let outcome = $body;
-                if let Some(answer) = $tx.close(outcome, &committing, &mut tries).await? {
+                if let Some(answer) = $tx.close(outcome, &mut tries).await? {
                     break Ok(answer);
                 }
             }
@@ -265,6 +265,9 @@ impl Store for Postgres {
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         if finishes.is_empty() {
             return Ok(Vec::new());
+        }
+        if let Some(answers) = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await)? {
+            return Ok(answers);
         }
         transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await)
     }

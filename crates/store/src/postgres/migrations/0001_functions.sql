@@ -41,11 +41,6 @@ declare
     before record;
     gated boolean;
 begin
-    -- A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
-    perform 1 from nodes n where n.id = node and not n.fenced for share;
-    if not found then
-        return;
-    end if;
     for nth in 1 .. cardinality(lanes) loop
         select w.* into before from queues q cross join lateral (
             select l.rank, l.not_before, l.id from live l
@@ -64,6 +59,13 @@ begin
                     and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
                 order by l.rank, l.not_before, l.id limit slots[nth] for update skip locked
             ) c order by c.rank, c.not_before, c.id limit slots[nth]);
+        if cardinality(first) > 0 then
+            -- A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
+            perform 1 from nodes n where n.id = node and not n.fenced for share;
+            if not found then
+                return;
+            end if;
+        end if;
         -- They are locked and do not move.
         return query update live l set state = 2, node_id = node, attempt = l.attempt + 1, epoch = l.epoch + 1,
             started_at = claimed_at where l.ctid = any(first)
@@ -80,13 +82,20 @@ end $$;
 -- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,
 -- and what is counted and read afterwards is as it is under them.
 create function candidates(
-    claimed_at timestamptz, served text, labels text[], wanted bigint, slots bigint, held bigint[]
+    claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[]
 ) returns table (
     id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint
 ) language plpgsql as $$
 declare
     behind bigint[] := array(select q.id from queues q where q.lane = served and q.gated and q.needs <@ labels);
-    ours bigint[] := array(
+    ours bigint[];
+begin
+    -- As above; and before the gates, as whoever fences it does.
+    perform 1 from nodes n where n.id = node and not n.fenced for share;
+    if not found then
+        return;
+    end if;
+    ours := array(
         select g.id from gates g where g.id = any(array(
             select distinct w.gate from unnest(behind) as q (id) cross join lateral (
                 select l.agent_gate, l.turn_gate from live l
@@ -95,7 +104,6 @@ declare
             ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
             where w.gate is not null and not w.gate = any(held)
         )) order by g.id for no key update skip locked);
-begin
     return query select null::uuid, 0, claimed_at, g.id, null::bigint, coalesce(g.cap, 2147483647)
             - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
             - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id)
