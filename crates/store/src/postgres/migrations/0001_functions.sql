@@ -174,43 +174,29 @@ begin
             l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.lane, l.attempt, l.max_attempts,
             l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
     ), told as materialized (
-        -- What each end finds: the ends of the same schedule before it in this batch, and the schedule as it was.
-        select k.*,
-            max(k.place) filter (where k.failed) over before as failed_before,
-            max(k.place) filter (where not k.failed) over before as other_before,
-            max(k.place) filter (where k.failed) over up_to as failed_last,
-            max(k.place) filter (where not k.failed) over up_to as other_last,
-            max(k.place) filter (where k.state = 2) over up_to as done_last,
-            count(*) filter (where k.failed) over up_to as fails,
-            count(*) filter (where k.state = 2) over up_to as dones,
+        -- Each end beside those of the same schedule in this batch.
+        select g.place, g.run, g.schedule_id, g.state, g.failed, g.tick_at,
+            case when g.failed then max(g.place) filter (where g.failed) over before
+                else max(g.place) filter (where not g.failed) over before end as follows,
+            max(g.place) filter (where g.failed) over up_to as failed_last,
+            min(g.place) filter (where g.failed) over up_to as failed_first,
+            max(g.place) filter (where not g.failed) over up_to as other_last,
+            min(g.place) filter (where not g.failed) over up_to as other_first,
+            max(g.place) filter (where g.state = 2) over up_to as done_last,
+            count(*) filter (where g.failed) over up_to as fails,
+            count(*) filter (where g.state = 2) over up_to as dones,
             count(*) over up_to as nth,
-            max(k.place) filter (where k.waits_for = k.run) over up_to as waited,
-            lead(k.place) over up_to is null as is_last
-        from (
-            select g.*, s.waits_for, s.last_failed, s.last_other, s.streak, s.status, s.retired, s.delete_after_run
-            from gone g join schedule_state s on s.schedule_id = g.schedule_id
-            order by s.schedule_id, g.place for no key update of s
-        ) k window
-            up_to as (partition by k.schedule_id order by k.place rows between unbounded preceding and current row),
-            before as (partition by k.schedule_id order by k.place rows between unbounded preceding and 1 preceding)
-    ), kept as (
-        insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, tick_at,
-            not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, summary, prompt,
-            payload, trace_id, created_at, started_at)
-        select number + t.place, settled_at, t.run, t.failed,
-            case when t.failed then coalesce(runs[t.failed_before], t.last_failed)
-                else coalesce(runs[t.other_before], t.last_other) end,
-            t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.state, t.reason, t.lane,
-            t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.prompt, t.payload,
-            t.trace_id, t.created_at, t.started_at
-        from told t
+            lead(g.place) over up_to is null as is_last
+        from gone g window
+            up_to as (partition by g.schedule_id order by g.place rows between unbounded preceding and current row),
+            before as (partition by g.schedule_id order by g.place rows between unbounded preceding and 1 preceding)
     ), changed as (
         update schedule_state s set last_run = t.run, last_state = t.state, last_tick_at = t.tick_at,
             last_finished_at = settled_at,
             last_success_at = case when t.done_last is null then s.last_success_at else settled_at end,
             last_success_run = coalesce(runs[t.done_last], s.last_success_run),
-            last_failed = coalesce(runs[t.failed_last], s.last_failed),
-            last_other = coalesce(runs[t.other_last], s.last_other),
+            last_failed = coalesce(runs[t.failed_last], s.last_failed), prior_failed = s.last_failed,
+            last_other = coalesce(runs[t.other_last], s.last_other), prior_other = s.last_other,
             last_error = case
                 when t.failed_last > coalesce(t.done_last, 0) then words[t.failed_last]
                 when t.done_last is null then s.last_error end,
@@ -222,24 +208,56 @@ begin
                     where o.schedule_id = t.schedule_id and o.state = 2 and o.place > t.failed_last)
                 else -(select count(*) from told o
                     where o.schedule_id = t.schedule_id and o.failed and o.place > t.done_last) end,
-            waits_for = case when t.waited is null then s.waits_for end,
-            retired = s.retired or (s.status = 4 and s.delete_after_run and (t.nth > 1 or t.waited is null))
-        from told t where t.is_last and s.schedule_id = t.schedule_id
+            prior_waits_for = s.waits_for,
+            waits_for = case
+                when s.waits_for is null or s.waits_for = t.run then null
+                when t.nth > 1 and exists (select 1 from told o
+                    where o.schedule_id = t.schedule_id and o.run = s.waits_for) then null
+                else s.waits_for end,
+            -- A one-shot that asked for it goes with its run.
+            retired = s.retired or (s.status = 4 and s.delete_after_run
+                and (t.nth > 1 or s.waits_for is distinct from t.run))
+        from (select * from told where told.is_last order by told.schedule_id) t where s.schedule_id = t.schedule_id
+        returning t.schedule_id, t.run, t.place, t.failed_first, t.other_first, s.prior_failed, s.prior_other,
+            s.status = 4 and s.retired as retires,
+            case when s.waits_for is null and s.status = 0 and not s.retired then s.prior_waits_for end as waited_for
+    ), kept as (
+        insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, tick_at,
+            not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, summary, prompt,
+            payload, trace_id, created_at, started_at)
+        select number + g.place, settled_at, g.run, g.failed,
+            -- By place, because a join of two such lists takes the product of their lengths.
+            nullif((array(
+                select coalesce(p.run, '00000000-0000-0000-0000-000000000000') from (
+                    select t.place, runs[t.follows] as run from told t where t.follows is not null
+                    union all
+                    select c.failed_first, c.prior_failed from changed c where c.failed_first is not null
+                    union all
+                    select c.other_first, c.prior_other from changed c where c.other_first is not null
+                    union all
+                    select u.place, null from generate_series(1, cardinality(runs)) as u (place)
+                    where (select count(*) from told) < cardinality(runs)
+                        and not exists (select 1 from told t where t.place = u.place)
+                ) p order by p.place
+            ))[g.place], '00000000-0000-0000-0000-000000000000'),
+            g.schedule_id, g.agent_id, g.command, g.trigger, g.tick_at, g.not_before, g.state, g.reason, g.lane,
+            g.attempt, g.max_attempts, g.epoch, g.node_id, g.exit_code, g.error, g.summary, g.prompt, g.payload,
+            g.trace_id, g.created_at, g.started_at
+        from gone g
     )
-    select places || array_agg(t.place), states || array_agg(t.state),
-        held || array_agg(t.agent_gate) filter (where t.agent_gate is not null),
-        array_agg(t.turn_gate) filter (where t.turn_gate is not null),
-        array_agg(t.schedule_id) filter (where t.is_last and t.waited > 0 and t.status = 0 and not t.retired),
-        array_agg(t.waited) filter (where t.is_last and t.waited > 0 and t.status = 0 and not t.retired),
-        -- A one-shot that asked for it goes with its run.
-        array_agg(t.schedule_id) filter (where t.is_last and t.status = 4 and t.delete_after_run and not t.retired
-            and (t.nth > 1 or t.waited is null))
-        into places, states, held, turns, armed, waited, retires from told t;
+    select places || array_agg(g.place), states || array_agg(g.state),
+        held || array_agg(g.agent_gate) filter (where g.agent_gate is not null),
+        array_agg(g.turn_gate) filter (where g.turn_gate is not null),
+        (select array_agg(c.schedule_id) from changed c where c.waited_for is not null),
+        (select array_agg(case when c.waited_for = c.run then c.place
+            else (select t.place from told t where t.run = c.waited_for) end) from changed c where c.waited_for is not null),
+        (select array_agg(c.schedule_id) from changed c where c.retires)
+        into places, states, held, turns, armed, waited, retires from gone g;
     places := coalesce(places, '{}');
     states := coalesce(states, '{}');
     held := held || turns;
     if retires is not null then
-        update schedules set retired_at = settled_at where id = any(retires);
+        update schedules set retired_at = settled_at where id = any(retires) and retired_at is null;
     end if;
     if armed is not null then
         insert into timers (due_at, schedule_id, kind, tick_at, version)

@@ -74,7 +74,11 @@ create table schedule_state (
     streak bigint not null default 0,
     -- Heads of the two chains of ended runs, by how long they are kept: failed ones, and others.
     last_failed uuid,
-    last_other uuid
+    last_other uuid,
+    -- What the last batch of ends found here: an update tells only what a row has become.
+    prior_failed uuid,
+    prior_other uuid,
+    prior_waits_for uuid
 ) with (fillfactor = 80);
 
 -- The token: one narrow row for each armed schedule. Who deletes it plans the tick.
