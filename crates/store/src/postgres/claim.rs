@@ -23,11 +23,13 @@ use crate::shapes::*;
 use crate::store::Answer;
 
 /// A busy gate is asked again so often …
-const BUSY_MAX: u32 = 50;
-/// … after so long. Its holder commits within a few round trips.
+const BUSY_MAX: u32 = 60;
+/// … at first at once, for its holder commits within a few round trips, …
+const BUSY_AT_ONCE: u32 = 10;
+/// … then after so long.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Candidates behind gates that are looked at first, if that is enough for the slots …
-const WINDOW_MIN: i64 = 100;
+/// Candidates behind gates that are looked at first, at least, and as many as there are slots …
+const WINDOW_MIN: i64 = 32;
 /// … and in further rounds; what is parked makes place for others.
 const WINDOW: i64 = 500;
 /// Rounds in one transaction, so that a long queue does not hold its gates too long.
@@ -41,6 +43,17 @@ struct Waiting {
     order: Order,
     run: RunId,
     gates: Vec<i64>,
+}
+
+/// A lane under the locks of its gates.
+#[derive(Default)]
+struct Counted {
+    /// Who waits without gates, if that was asked for.
+    free: Vec<Waiting>,
+    /// Who waits behind gates.
+    waiting: Vec<Waiting>,
+    /// The room of the gates that we hold.
+    room: HashMap<i64, i64>,
 }
 
 /// What one transaction claimed.
@@ -82,9 +95,14 @@ impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
-        let (mut claimed, lanes) = transact!(self, |tx| claim_free(&mut tx, now, claim).await)?;
+        // Where gates were in the way the last time they will be again, and one question is enough.
+        let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
+            true => (Vec::new(), claim.lanes.clone()),
+            false => transact!(self, |tx| claim_free(&mut tx, now, claim).await)?,
+        };
+        self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
-        for _ in 0..BUSY_MAX {
+        for tries in 0..BUSY_MAX {
             if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
@@ -105,7 +123,10 @@ impl Postgres {
             if !taken.busy {
                 break;
             }
-            tokio::time::sleep(BUSY_PAUSE).await;
+            match tries < BUSY_AT_ONCE {
+                true => tokio::task::yield_now().await,
+                false => tokio::time::sleep(BUSY_PAUSE).await,
+            }
         }
         claimed.sort_by_key(|run| lanes_in_order.iter().position(|(lane, _)| *lane == run.lane));
         Ok(claimed)
@@ -125,13 +146,24 @@ impl Postgres {
     }
 
     async fn claim_lane(&self, tx: &mut Tx<'_>, lane: &mut Lane<'_>, taken: &mut Taken) -> Result<(), Fault> {
-        let mut window = WINDOW_MIN.max(2 * i64::from(lane.slots));
+        let mut window = WINDOW_MIN.max(i64::from(lane.slots));
         let mut plain = None;
         let mut parked_any = false;
         let (mut starts, mut busy) = (Vec::new(), false);
         for round in 0..ROUNDS_MAX {
-            let (free, waiting, mut room) = self.lock_and_count(tx, lane, window, plain.is_none()).await?;
+            let Some(Counted { free, waiting, mut room }) =
+                self.lock_and_count(tx, lane, window, plain.is_none()).await?
+            else {
+                taken.busy = true;
+                return Ok(());
+            };
             let plain = plain.get_or_insert(free);
+            let slots = lane.slots as usize;
+            if waiting.first().is_some_and(|first| {
+                plain.len() < slots || plain.last().is_none_or(|last| first.order < last.order)
+            }) {
+                self.gates_in_the_way.store(true, Ordering::Relaxed);
+            }
             let full_window = waiting.len() as i64 >= window;
             let decided = decide(plain, &waiting, &mut room, lane.slots);
             starts = decided.starts;
@@ -151,7 +183,7 @@ impl Postgres {
             if released == 0 && !full_window {
                 break;
             }
-            window = window.max(WINDOW);
+            window = WINDOW.max(2 * i64::from(lane.slots));
         }
         taken.busy |= busy;
         lane.start(tx, &starts, lane.is_last && !parked_any, taken).await?;
@@ -163,15 +195,15 @@ impl Postgres {
         Ok(())
     }
 
-    /// Locks the gates of candidates, those that nobody else holds, and counts behind them in the next statement. Gives
-    /// who waits without gates, where that is asked for, who waits behind gates, and the room of those we hold.
+    /// Locks the gates of candidates, those that nobody else holds, and counts behind them in the next statement. `None`
+    /// where all are somebody else's.
     async fn lock_and_count(
         &self,
         tx: &mut Tx<'_>,
         lane: &mut Lane<'_>,
         window: i64,
         with_plain: bool,
-    ) -> Result<(Vec<Waiting>, Vec<Waiting>, HashMap<i64, i64>), Fault> {
+    ) -> Result<Option<Counted>, Fault> {
         let early = match self.sabotage.is(Sabotage::CountBeforeLock) {
             true => Some(count_all_and_lock(tx).await?),
             false => None,
@@ -184,19 +216,23 @@ impl Postgres {
                 &[&lane.now, &lane.claim.node.0, &lane.name, &lane.claim.labels, &window, &slots, &held],
             )
             .await?;
-        let (mut plain, mut gated, mut rooms) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut counted = Counted::default();
         for row in &found {
             let agent: Option<i64> = get(row, "agent_gate")?;
             if let (Some(room), Some(gate)) = (get(row, "room")?, agent) {
                 lane.held.insert(gate);
-                rooms.insert(gate, room);
+                counted.room.insert(gate, room);
                 continue;
             }
+            let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
             let gates: Vec<i64> = agent.into_iter().chain(get::<Option<i64>>(row, "turn_gate")?).collect();
-            let list = if gates.is_empty() { &mut plain } else { &mut gated };
-            list.push(Waiting { order: order(row)?, run: RunId(get(row, "id")?), gates });
+            let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
+            list.push(Waiting { order: order(row)?, run: RunId(run), gates });
         }
-        Ok((plain, gated, early.unwrap_or(rooms)))
+        if let Some(room) = early {
+            counted.room = room;
+        }
+        Ok(Some(counted))
     }
 }
 

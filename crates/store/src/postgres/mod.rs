@@ -82,6 +82,8 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
+    /// Whether the last claim met runs behind gates.
+    gates_in_the_way: AtomicBool,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -139,7 +141,12 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), sabotage: Switch::default() })
+        Ok(Postgres {
+            pool,
+            cache: Mutex::default(),
+            gates_in_the_way: AtomicBool::new(false),
+            sabotage: Switch::default(),
+        })
     }
 }
 

@@ -78,7 +78,8 @@ begin
     end loop;
 end $$;
 
--- Who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
+-- Nothing but an empty row where all that could be locked is somebody else's; else
+-- who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
 -- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,
 -- and what is counted and read afterwards is as it is under them.
 create function candidates(
@@ -88,22 +89,31 @@ create function candidates(
 ) language plpgsql as $$
 declare
     behind bigint[] := array(select q.id from queues q where q.lane = served and q.gated and q.needs <@ labels);
-    ours bigint[];
+    needed bigint[] := array(
+        select distinct w.gate from unnest(behind) as q (id) cross join lateral (
+            select l.agent_gate, l.turn_gate from live l
+            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+            order by l.rank, l.not_before, l.id limit wanted
+        ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
+        where w.gate is not null and not w.gate = any(held));
+    ours bigint[] := array(select g.id from gates g where g.id = any(needed) order by g.id for no key update skip locked);
+    busy boolean := cardinality(needed) > 0 and cardinality(ours) = 0 and cardinality(held) = 0;
 begin
-    -- As above; and before the gates, as whoever fences it does.
-    perform 1 from nodes n where n.id = node and not n.fenced for share;
-    if not found then
+    if not busy then
+        -- As above; but who fences it waits for gates, and we hold some.
+        perform 1 from nodes n where n.id = node and not n.fenced for share skip locked;
+        if not found then
+            perform 1 from nodes n where n.id = node and not n.fenced;
+            if not found then
+                return;
+            end if;
+            busy := true;
+        end if;
+    end if;
+    if busy then
+        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint;
         return;
     end if;
-    ours := array(
-        select g.id from gates g where g.id = any(array(
-            select distinct w.gate from unnest(behind) as q (id) cross join lateral (
-                select l.agent_gate, l.turn_gate from live l
-                where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
-                order by l.rank, l.not_before, l.id limit wanted
-            ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
-            where w.gate is not null and not w.gate = any(held)
-        )) order by g.id for no key update skip locked);
     return query select null::uuid, 0, claimed_at, g.id, null::bigint, coalesce(g.cap, 2147483647)
             - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
             - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id)
