@@ -150,6 +150,15 @@ impl Postgres {
     }
 }
 
+impl Postgres {
+    /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves
+    /// a dead row where the next one begins to look, and the server's own housekeeping comes once a minute. Any number
+    /// of nodes may do so at once; where little is dead nothing is done.
+    pub async fn tend(&self) -> Result<(), Error> {
+        look!(self, |tx| read::tend(&mut tx).await)
+    }
+}
+
 /// Replaces or removes a schedule's token. Whoever planned on the old one has lost.
 async fn set_token(tx: &mut Tx<'_>, schedule: ScheduleId, token: Option<Token>) -> Result<(), Fault> {
     match token {

@@ -167,6 +167,23 @@ impl Postgres {
     }
 }
 
+/// Fewer dead rows than this are no hindrance.
+const DEAD_MIN: i64 = 1_000;
+
+pub(super) async fn tend(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    let sql = "select relname::text as name from pg_stat_user_tables where schemaname = 'belfry' \
+               and relname in ('timers', 'live') and n_dead_tup >= $1";
+    for row in tx.query(sql, &[&DEAD_MIN]).await? {
+        // The entries in the indexes are what is in the way. What somebody else is at is left to them.
+        let sql = match get::<&str>(&row, "name")? {
+            "timers" => "vacuum (skip_locked, index_cleanup on, truncate off) timers",
+            _ => "vacuum (skip_locked, index_cleanup on, truncate off) live",
+        };
+        tx.execute(sql, &[]).await?;
+    }
+    Ok(())
+}
+
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.
 const PROMISES: &[&str] = &[
     // Lowering a limit stops nobody: those that started before do not count.
