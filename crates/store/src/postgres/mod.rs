@@ -3,7 +3,8 @@
 //! Every verb is one short transaction under READ COMMITTED. Limits hold because a gate's row is locked first and what
 //! runs behind it is counted in the next statement, which has a new snapshot; a run is parked only under that lock and
 //! released under the same. Locks are taken in one order: agents, timers, running runs, schedules, gates, waiting runs,
-//! each sorted by id. Start reading at `claim.rs`.
+//! each sorted by id. What a batch of claims or ends does in one round trip stands in `migrations/0001_functions.sql`.
+//! Start reading at `claim.rs`.
 
 /// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
 macro_rules! verb {
@@ -43,8 +44,10 @@ macro_rules! look {
     };
 }
 
+mod books;
 mod claim;
 mod connection;
+mod enqueue;
 mod finish;
 mod node;
 mod plan;
@@ -271,7 +274,7 @@ impl Store for Postgres {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await)
+        transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -316,11 +319,11 @@ impl Store for Postgres {
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_breaker(&mut tx, now, agent, command).await)
+        transact!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
     }
 
     async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_budget(&mut tx, agent).await)
+        transact!(self, |tx| books::reset_budget(&mut tx, agent).await)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

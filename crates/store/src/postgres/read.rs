@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::connection::{Fault, Tx};
 use super::plan::schedule_definition;
 use super::rows::{self, Live, get, live_columns, small};
-use super::{Postgres, finish, set_tokens};
+use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -108,7 +108,7 @@ pub(super) async fn skips(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<Vec<S
 pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {
     let sql = "select * from breakers where agent_id = $1 and command = $2";
     let found = tx.query(sql, &[&agent, &command]).await?;
-    let breaker = found.first().map(finish::breaker).transpose()?.unwrap_or_default();
+    let breaker = found.first().map(books::breaker).transpose()?.unwrap_or_default();
     let sql = "select * from breaker_log where agent_id = $1 and command = $2 order by id";
     let transition = |row: &tokio_postgres::Row| {
         Ok(Transition {
