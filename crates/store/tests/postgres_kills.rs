@@ -1,4 +1,4 @@
-//! What PostgreSQL is asked to live through: kills of whoever writes, and of the server itself.
+//! What PostgreSQL is asked to live through: kills of whoever writes and of the server itself, full disks.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -6,12 +6,14 @@
 mod pg;
 mod suite;
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use belfry_core::{RunId, RunState};
 use belfry_store::postgres::Postgres;
-use belfry_store::{Finished, Store};
+use belfry_store::{Enqueue, Error, Finished, NewRun, Store};
 use suite::Random;
 use suite::world::{World, agent, every, unlimited};
 
@@ -96,4 +98,53 @@ fn note(line: &str, made: &mut Vec<RunId>, done: &mut Vec<RunId>) {
         "done" => done.push(RunId(id)),
         _ => {}
     }
+}
+
+/// Takes all of a disk but a little.
+fn fill(disk: &Path) -> std::path::PathBuf {
+    let filler = disk.join("filler");
+    let mut file = File::create(&filler).unwrap();
+    let block = vec![0x5a; 1 << 16];
+    while file.write_all(&block).is_ok() {}
+    let size = file.metadata().unwrap().len();
+    file.set_len(size.saturating_sub(4 << 20)).unwrap();
+    filler
+}
+
+/// Only with `BELFRY_SMALL_DISK`, which names a folder on a disk of some fifty megabytes that is used for nothing else, such
+/// as a tmpfs: the tables are put there. (Where the server's log of changes finds no room the server itself goes down,
+/// which is a kill.)
+#[tokio::test]
+async fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
+    let Some(disk) = std::env::var_os("BELFRY_SMALL_DISK").map(std::path::PathBuf::from) else { return };
+    let Some(server) = pg::Own::fresh() else { return };
+    let url = server.database_at(&disk.join("belfry"));
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    let filler = fill(&disk);
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let mut made = Vec::new();
+    let error = loop {
+        let id = world.run_id();
+        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now);
+        run.payload = serde_json::json!({ "text": "x".repeat(1500) });
+        match store.enqueue(world.now, &Enqueue { run, key: None }).await {
+            Ok(_) => made.push(id),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Full { .. }) && error.is_retryable(), "{error}");
+    assert!(error.to_string().starts_with("no space left for "), "{error}");
+    assert!(!made.is_empty());
+    // Reading goes on, and nothing that was acknowledged is lost.
+    assert_eq!(store.counts().await.unwrap().pending, made.len() as u64);
+    std::fs::remove_file(&filler).unwrap();
+    world.enqueue("a/s", None).await;
+    for id in &made {
+        assert!(store.run(*id).await.unwrap().is_some());
+    }
+    assert_eq!(store.counts().await.unwrap().pending, made.len() as u64 + 1);
+    world.assert_whole().await;
 }

@@ -105,6 +105,18 @@ impl Own {
         format!("host={} user=postgres dbname=postgres", self.folder.display())
     }
 
+    /// A new database whose tables are in a folder of their own.
+    pub fn database_at(&self, folder: &Path) -> String {
+        fs::create_dir_all(folder).expect("a folder");
+        if is_root() {
+            chown(folder, Some(NOBODY), Some(NOBODY)).expect("a folder for the server");
+        }
+        let sql = format!("create tablespace elsewhere location '{}'", folder.display());
+        execute(&self.url(), &sql).expect("a tablespace");
+        execute(&self.url(), "create database elsewhere tablespace elsewhere").expect("a database");
+        with_database(&self.url(), "elsewhere")
+    }
+
     /// Kills it as a lost machine would, without a word to anybody, and starts it again.
     pub fn kill_and_restart(&mut self) {
         self.process.kill().expect("a kill");
