@@ -27,7 +27,8 @@ fn main() -> ExitCode {
     match arguments.as_slice() {
         ["test"] => test(),
         ["golden"] => {
-            exit(cargo(&["test", "--package", "belfry-cli", "--test", "*"]).env("BELFRY_GOLDEN", "write"))
+            let packages = ["--package", "belfry-cli", "--package", "belfry-config"];
+            exit(cargo(&["test", "--test", "*"]).args(packages).env("BELFRY_GOLDEN", "write"))
         }
         ["bench", rest @ ..] => {
             exit(cargo(&["bench", "--package", "belfry-time", "--bench", "next", "--"]).args(rest))

@@ -10,6 +10,18 @@ pub enum Failure {
     Usage(String),
     /// A time, an interval, a zone … is wrong, in the option named. Exit code 2.
     Time(&'static str, belfry_time::Error),
+    /// The files are wrong, as it was told already. Exit code 2.
+    Config(belfry_config::Errors),
+    /// What was asked for is not there. Exit code 3.
+    NotFound(String),
+    /// The store failed. Exit code 5.
+    Store(belfry_store::Error),
+    /// There is nobody to talk to. Exit code 5.
+    Unreachable(String),
+    /// A run that was waited for has failed. Exit code 1.
+    Run(String),
+    /// It took too long. Exit code 6.
+    Timeout(String),
     /// Reading or writing failed.
     Io(io::Error),
 }
@@ -30,6 +42,17 @@ impl Failure {
                 };
                 (format!("{option}{error}{}", underlined.unwrap_or_default()), 2)
             }
+            Failure::Config(errors) => {
+                let _ = writeln!(anstream::stderr(), "{}", errors.render(true));
+                return ExitCode::from(2);
+            }
+            Failure::NotFound(message) => (message.clone(), 3),
+            // Two servers on one file are a mistake, not an outage.
+            Failure::Store(error @ belfry_store::Error::InUse { .. }) => (error.to_string(), 2),
+            Failure::Store(error) => (error.to_string(), 5),
+            Failure::Unreachable(message) => (message.clone(), 5),
+            Failure::Run(message) => (message.clone(), 1),
+            Failure::Timeout(message) => (message.clone(), 6),
             // The reader has seen enough, as `head` does: that is no failure.
             Failure::Io(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
             Failure::Io(error) => (format!("cannot read or write: {error}"), 5),
@@ -56,6 +79,29 @@ impl<T> InOption<T> for Result<T, belfry_time::Error> {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         Failure::Io(error)
+    }
+}
+
+impl From<belfry_store::Error> for Failure {
+    fn from(error: belfry_store::Error) -> Failure {
+        Failure::Store(error)
+    }
+}
+
+impl From<belfry_config::Errors> for Failure {
+    fn from(errors: belfry_config::Errors) -> Failure {
+        Failure::Config(errors)
+    }
+}
+
+impl From<belfry::Error> for Failure {
+    fn from(error: belfry::Error) -> Failure {
+        match error {
+            belfry::Error::Store(error) => Failure::Store(error),
+            belfry::Error::NotFound { .. } => Failure::NotFound(error.to_string()),
+            belfry::Error::Shutdown { .. } => Failure::Timeout(error.to_string()),
+            other => Failure::Usage(other.to_string()),
+        }
     }
 }
 

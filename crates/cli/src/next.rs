@@ -248,7 +248,7 @@ fn answer(line: &[u8], default_zone: &Zone) -> Result<Vec<String>, String> {
     let arguments = TimingArgs { cron: request.expr, every: request.every, ..TimingArgs::default() };
     let timing = arguments.timing(zone.clone()).map_err(|failure| match failure {
         Failure::Time(_, error) => error.to_string(),
-        Failure::Usage(_) | Failure::Io(_) => "exactly one of expr and every is needed".to_owned(),
+        _ => "exactly one of expr and every is needed".to_owned(),
     })?;
     Ok(upcoming(&timing, from, count).iter().map(|tick| zone.rfc3339(tick.tick_at)).collect())
 }

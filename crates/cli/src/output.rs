@@ -51,7 +51,7 @@ impl Output {
 }
 
 /// The host's time zone; UTC where it names none.
-fn host_zone() -> belfry_time::Zone {
+pub fn host_zone() -> belfry_time::Zone {
     jiff::tz::TimeZone::try_system().map_or_else(|_| belfry_time::Zone::utc(), belfry_time::Zone::from_jiff)
 }
 

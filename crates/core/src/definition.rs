@@ -277,7 +277,9 @@ impl ScheduleDefinition {
         Ok(Schedule { timing, when_every: matches!(self.when, When::Every(_)), definition: self.clone() })
     }
 
-    fn timing(&self, name: &str) -> Result<Option<Timing>, belfry_time::Error> {
+    /// When it ticks; none for webhook and chat. As [`compile`](ScheduleDefinition::compile), with the error that knows
+    /// which part of which text is wrong.
+    pub fn timing(&self, name: &str) -> Result<Option<Timing>, belfry_time::Error> {
         let o = &self.options;
         let zone = match &o.timezone {
             Some(name) => Zone::get(name)?,

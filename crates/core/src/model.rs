@@ -190,6 +190,8 @@ named! {
         First = 1 "first",
         /// The clock starts at `due_at` (end of the awaited run, edit, resume): find the tick after it.
         Next = 2 "next",
+        /// A pause that began at `tick_at` ends at `due_at`: record what it left out, and find the tick after it.
+        Resume = 3 "resume",
     }
 }
 
@@ -199,7 +201,7 @@ named! {
 pub struct Token {
     /// What it stands for.
     pub kind: TokenKind,
-    /// The nominal instant; for `First` and `Next` the same as `due_at`.
+    /// The nominal instant; for `First` and `Next` the same as `due_at`, for `Resume` the begin of the pause.
     pub tick_at: Timestamp,
     /// When the planner looks at it.
     pub due_at: Timestamp,
@@ -214,6 +216,11 @@ impl Token {
     /// A token that asks for the tick after `now`.
     pub fn next(now: Timestamp) -> Token {
         Token { kind: TokenKind::Next, tick_at: now, due_at: now }
+    }
+
+    /// A token that ends a pause.
+    pub fn resume(since: Timestamp, until: Timestamp) -> Token {
+        Token { kind: TokenKind::Resume, tick_at: since, due_at: until }
     }
 }
 

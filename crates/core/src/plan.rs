@@ -93,12 +93,12 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     let token = standing.token;
     match token.kind {
         TokenKind::First => plan_first(schedule, timing, standing),
-        TokenKind::Next => {
-            let tick = with_origin(timing, standing.origin).next(token.tick_at);
-            let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
-            // A new revision counts its calendar steps from here.
-            let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
-            Plan { next, origin, open_skip: standing.open_skip, ..Plan::default() }
+        TokenKind::Next => plan_next(timing, standing, token.tick_at),
+        TokenKind::Resume => {
+            let with_origin = with_origin(timing, standing.origin);
+            let skipped = left_out(&with_origin, SkipReason::Disabled, token.tick_at, token.due_at);
+            let next = plan_next(timing, standing, token.due_at);
+            Plan { closed: skipped.into_iter().collect(), ..next }
         }
         TokenKind::Tick => {
             let timing = with_origin(timing, standing.origin);
@@ -112,6 +112,28 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
             .run(token)
         }
     }
+}
+
+/// The clock starts at `from`.
+fn plan_next(timing: &Timing, standing: &Standing, from: Timestamp) -> Plan {
+    let tick = with_origin(timing, standing.origin).next(from);
+    let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
+    // A new revision counts its calendar steps from here.
+    let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
+    Plan { next, origin, open_skip: standing.open_skip, ..Plan::default() }
+}
+
+/// What a span without planning has left out: the ticks after `since` up to `until`, as one range.
+pub fn left_out(
+    timing: &Timing,
+    reason: SkipReason,
+    since: Timestamp,
+    until: Timestamp,
+) -> Option<SkipRange> {
+    let first = timing.next(since).filter(|tick| tick.tick_at <= until)?;
+    let last = timing.newest_between(since, until, 1).pop()?;
+    let count = timing.count_between(since, until);
+    Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count })
 }
 
 fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {

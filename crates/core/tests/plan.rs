@@ -317,3 +317,110 @@ fn many_caught_up_runs_are_spread_in_tick_order() {
     );
     assert_eq!(delays, spread("02T01:00:00"), "a hash, not a draw");
 }
+
+#[test]
+fn the_end_of_a_pause_records_what_it_left_out_and_finds_the_next_tick() {
+    let paused = |since: &str, until: &str, origin: Option<&str>| Standing {
+        token: Token::resume(at(since), at(until)),
+        origin: origin.map(at),
+        open_skip: None,
+    };
+    let disabled = |from: &str, to: &str, count| SkipRange {
+        reason: SkipReason::Disabled,
+        from: at(from),
+        to: at(to),
+        count,
+    };
+    let slot = every("10m", AnchorName::Slot, None);
+    let completion = every("10m", AnchorName::Completion, None);
+    let daily = every("daily", AnchorName::Start, None);
+    let origin = Some("01T12:00:00");
+    // Schedule, begin and end of the pause, first tick; what was left out, and the next tick.
+    let cases = [
+        (
+            &slot,
+            "02T12:00:00",
+            "02T12:35:00.001",
+            None,
+            Some(("02T12:10:00", "02T12:30:00", 3)),
+            "02T12:40:00",
+        ),
+        (&slot, "02T12:01:00", "02T12:09:59.999", None, None, "02T12:10:00"),
+        (&slot, "02T12:01:00", "02T12:10:00", None, Some(("02T12:10:00", "02T12:10:00", 1)), "02T12:20:00"),
+        (&completion, "02T12:00:00", "02T12:05:00", origin, None, "02T12:15:00"),
+        (
+            &daily,
+            "02T13:00:00",
+            "04T11:00:00",
+            origin,
+            Some(("03T12:00:00", "03T12:00:00", 1)),
+            "04T12:00:00",
+        ),
+    ];
+    for (schedule, since, until, origin, skipped, next) in cases {
+        let standing = paused(since, until, origin);
+        // However late it is looked at.
+        for now in [until, "09T00:00:00"] {
+            let plan = plan(schedule, &standing, &Facts::CLEAR, at(now));
+            let expected: Vec<_> =
+                skipped.map(|(from, to, count)| disabled(from, to, count)).into_iter().collect();
+            assert_eq!((plan.closed.clone(), next_tick(&plan)), (expected, at(next)), "{since} to {until}");
+            assert!(plan.runs.is_empty() && !plan.cancel_live);
+        }
+    }
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    let plan = plan(&once, &paused("02T11:00:00", "02T13:00:00", None), &Facts::CLEAR, at("02T13:00:00"));
+    assert_eq!(plan.closed, [disabled("02T12:00:00", "02T12:00:00", 1)], "its one instant is gone");
+    assert_eq!(plan.next, Next::Exhausted);
+}
+
+#[test]
+fn missed_ticks_of_an_interval_are_counted_on_its_grid() {
+    // Minutes since the tick that is due, policy; runs, missed ticks, the next tick.
+    let cases = [
+        (0, CatchUp::Skip, 1, 0, 5),
+        (4, CatchUp::Skip, 0, 1, 5),
+        (5, CatchUp::Skip, 1, 1, 10),
+        (10, CatchUp::Skip, 1, 2, 15),
+        (13, CatchUp::Skip, 0, 3, 15),
+        // One for all that were missed, and the one on time.
+        (20, CatchUp::RunOnce, 2, 3, 25),
+        (1000, CatchUp::RunAll, 101, 100, 1005),
+    ];
+    for (minutes, policy, runs, missed, next) in cases {
+        let schedule = every("5m", AnchorName::Slot, Some(policy));
+        let now = at("02T12:00:00") + SignedDuration::from_mins(minutes);
+        let facts = Facts::CLEAR;
+        let allow = ScheduleDefinition {
+            options: Options { if_running: IfRunning::Allow, ..schedule.definition.options.clone() },
+            ..schedule.definition
+        };
+        let plan = plan(&allow.compile("agent/schedule").unwrap(), &due("02T12:00:00"), &facts, now);
+        let counted: u64 = plan.closed.iter().map(|range| range.count).sum();
+        let expected = at("02T12:00:00") + SignedDuration::from_mins(next);
+        assert_eq!(
+            (plan.runs.len(), counted, next_tick(&plan)),
+            (runs, missed, expected),
+            "{minutes} minutes"
+        );
+    }
+}
+
+#[test]
+fn a_grid_counts_from_its_phase() {
+    // Phase, interval, now and the next tick, in milliseconds since 1970.
+    let cases = [
+        (1_000, 5_000, 6_500, 11_000),
+        (2_000, 5_000, 6_500, 7_000),
+        (1_000, 5_000, 6_000, 11_000),
+        (1_000, 5_000, 22_000, 26_000),
+        (0, 1_000, 86_400_000, 86_401_000),
+    ];
+    for (phase, interval, now, next) in cases {
+        let phase = (phase > 0).then(|| format!("{phase}ms"));
+        let options = Options { anchor: AnchorName::Slot, phase, ..Options::default() };
+        let schedule = schedule(When::Every(format!("{interval}ms")), options);
+        let tick = schedule.timing.unwrap().next(Timestamp::from_millisecond(now).unwrap()).unwrap();
+        assert_eq!(tick.tick_at.as_millisecond(), next, "{interval} at {now}");
+    }
+}

@@ -187,7 +187,7 @@ async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize 
 
 /// Claims and finishes as a node does: what has ended and what is claimed next go to the store together.
 async fn work_off<S: Store>(store: &S, node: NodeId, now: Timestamp, runs: usize) -> Duration {
-    let claim = Claim { node, lanes: vec![("cron".into(), BATCH as u32)], labels: Vec::new() };
+    let claim = Claim { node, lanes: vec![("cron".into(), BATCH as u32)], labels: Vec::new(), only: None };
     let began = Instant::now();
     let mut done = 0;
     let mut running: Vec<Claimed> = Vec::new();
@@ -282,10 +282,10 @@ fn fill_sqlite(path: &Path, rows: usize) {
     connection.busy_timeout(Duration::from_secs(60)).unwrap();
     connection
         .execute_batch(&format!(
-            "insert into history (id, place, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, attempt, max_attempts, epoch,
+            "insert into history (id, place, ordinal, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, attempt, max_attempts, epoch,
                                   created_at, finished_at)
              with recursive n(i) as (select 1 union all select i + 1 from n where i < {rows})
-             select cast(printf('%016d', i) as blob), i, i % 100000, i, 1, 'poll', 0, 'cron', 0, 2, 1, 4, 1, 0, i from n"
+             select cast(printf('%016d', i) as blob), i, i, i % 100000, i, 1, 'poll', 0, 'cron', 0, 2, 1, 4, 1, 0, i from n"
         ))
         .unwrap();
     println!("sqlite: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());
@@ -348,9 +348,9 @@ impl PostgresByHand {
 
 async fn fill_postgres(url: &str, rows: usize) {
     let began = Instant::now();
-    let fill = "insert into belfry.history (seq, finished_at, id, failed, schedule_id, agent_id, command, trigger, lane, not_before, state, attempt,
+    let fill = "insert into belfry.history (seq, finished_at, id, failed, ordinal, schedule_id, agent_id, command, trigger, lane, not_before, state, attempt,
                                             max_attempts, epoch, payload, created_at)
-                select n, '2000-01-01'::timestamptz + n * interval '1 s', lpad(to_hex(n), 32, '0')::uuid, false, n % 100000, 1, 'poll', 0, 'cron', now(), 2,
+                select n, '2000-01-01'::timestamptz + n * interval '1 s', lpad(to_hex(n), 32, '0')::uuid, false, n, n % 100000, 1, 'poll', 0, 'cron', now(), 2,
                        1, 4, 1, '{}', now() from generate_series(1, $1::bigint) n";
     connect(url).await.execute(fill, &[&(rows as i64)]).await.unwrap();
     println!("postgres: {rows} rows of history in {:.0} s", began.elapsed().as_secs_f64());

@@ -32,6 +32,14 @@ pub enum Error {
         /// Ours.
         known: i64,
     },
+    /// The address is of no kind of store.
+    #[error(
+        "a store's address is sqlite:PATH or postgres://USER@HOST/DATABASE, got one that begins with {beginning:?}"
+    )]
+    Address {
+        /// How it begins; the rest may hold a password.
+        beginning: String,
+    },
     /// Another server holds it.
     #[error("{place} is in use by process {pid}")]
     InUse {

@@ -2,16 +2,22 @@
 //!
 //! Three rooms with the same files inside: `memory` is the specification, `sqlite` the default, `postgres` for many
 //! machines. Nothing is decided here that `belfry-core` can decide: a verb commits what it is given, all or nothing, if
-//! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`.
+//! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
+//! and `views.rs`.
 
+mod any;
 mod error;
+mod hint;
 pub mod memory;
 pub mod postgres;
 pub mod sabotage;
 mod shapes;
 pub mod sqlite;
 mod store;
+mod views;
 
+pub use any::AnyStore;
 pub use error::Error;
 pub use shapes::*;
 pub use store::Store;
+pub use views::*;

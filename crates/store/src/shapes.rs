@@ -29,6 +29,8 @@ pub struct Applied {
     pub retired: u32,
     /// Pending runs that ended because their agent or schedule left.
     pub cancelled: u32,
+    /// Schedules that were left alone, because one of that name was made through the API.
+    pub foreign: u32,
 }
 
 /// A schedule whose token is due, with all that deciding about it needs.
@@ -291,7 +293,7 @@ pub struct Key {
 pub enum Enqueued {
     /// It was made.
     Made,
-    /// It was made before, with the same key.
+    /// It was made before: with the same key, or for the same tick, and then it lives.
     Repeat(RunId),
     /// The key was used with another body.
     KeyReused(RunId),
@@ -308,6 +310,9 @@ pub struct Claim {
     pub lanes: Vec<(String, u32)>,
     /// Labels of the node, sorted.
     pub labels: Vec<String>,
+    /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
+    /// but no limit: where a gate is full it stays as it is.
+    pub only: Option<RunId>,
 }
 
 /// A run that is now running under the claiming node.
@@ -435,15 +440,21 @@ pub struct RunRecord {
     pub id: RunId,
     /// Whose.
     pub agent: AgentId,
+    /// The agent's name, also where it is gone.
+    pub agent_name: String,
     /// Of which schedule.
     pub schedule: ScheduleId,
+    /// `agent/schedule`, also where it is gone.
+    pub name: String,
     /// Which command.
     pub command: String,
     /// What made it.
     pub trigger: Trigger,
     /// The tick that made it.
     pub tick_at: Option<Timestamp>,
-    /// When it may start.
+    /// When its first attempt was to start.
+    pub due_at: Timestamp,
+    /// When its next attempt may start, or the last one might.
     pub not_before: Timestamp,
     /// Where it is.
     pub state: RunState,
@@ -465,6 +476,12 @@ pub struct RunRecord {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
+    /// Its prompt.
+    pub prompt: Option<String>,
+    /// Its payload.
+    pub payload: Value,
+    /// Its trace.
+    pub trace_id: Option<Uuid>,
     /// When it was made.
     pub created_at: Timestamp,
     /// When its last attempt started.
@@ -480,6 +497,8 @@ pub struct ScheduleRecord {
     pub id: ScheduleId,
     /// Whose.
     pub agent: AgentId,
+    /// The agent's name.
+    pub agent_name: String,
     /// `agent/schedule`.
     pub name: String,
     /// What it is.
@@ -508,6 +527,16 @@ pub struct ScheduleRecord {
     pub last_error: Option<String>,
     /// Runs in a row that ended alike: successes above zero, failures below.
     pub streak: i64,
+    /// The last tick that made a run or was skipped.
+    pub last_fired_at: Option<Timestamp>,
+    /// Its runs that are running.
+    pub running: u32,
+    /// Its runs that wait.
+    pub pending: u32,
+    /// When the earliest of its runs that failed and wait may start again.
+    pub next_retry_at: Option<Timestamp>,
+    /// What is used of its agent's failure budget.
+    pub budget: Option<Budget>,
 }
 
 /// How a run of a schedule ended.
@@ -550,10 +579,23 @@ pub struct Retention {
     pub runs_before: Timestamp,
     /// … but failed ones only if they ended before this.
     pub failures_before: Timestamp,
+    /// Of a schedule's runs that failed only so many are kept, the last ones, and as many of the others, however young.
+    pub runs_per_schedule: Option<u32>,
+    /// Where looking for runs beyond that number goes on: what the last call gave.
+    pub after: Option<RunId>,
     /// Ranges of skips that ended before this go.
     pub skips_before: Timestamp,
+    /// Output goes of runs that were made before this, unless they live.
+    pub output_before: Timestamp,
     /// At most so many things go in one call.
     pub batch: u32,
+}
+
+impl Retention {
+    /// The first id that a run made at or after an instant could have: ids begin with the instant of their making.
+    pub(crate) fn first_id(at: Timestamp) -> Uuid {
+        Uuid::from_u128(u128::from(at.as_millisecond().max(0).unsigned_abs()) << 80)
+    }
 }
 
 /// What pruning removed.
@@ -565,4 +607,8 @@ pub struct Pruned {
     pub skips: u32,
     /// Idempotency keys.
     pub keys: u32,
+    /// Pieces of output.
+    pub output: u32,
+    /// Where looking for runs beyond their schedule's number goes on; none starts anew.
+    pub next: Option<RunId>,
 }

@@ -2,11 +2,13 @@
 
 use std::future::Future;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleId, SkipRange};
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
+use serde_json::Value;
 
 use crate::error::Error;
 use crate::shapes::*;
+use crate::views::*;
 
 /// What a verb gives back.
 pub(crate) type Answer<T> = Result<T, Error>;
@@ -17,8 +19,8 @@ pub(crate) type Answer<T> = Result<T, Error>;
 /// `now` is the caller's reading of the store's clock; it never comes from elsewhere.
 pub trait Store: Send + Sync + 'static {
     /// Makes a source's agents and schedules what they are in the files. Timing that changed starts a new revision: no
-    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays.
-    /// Crash: all of the source, or nothing of it.
+    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays. What was
+    /// made through the API is left alone, but goes with its agent. Crash: all of the source, or nothing of it.
     fn apply(
         &self,
         now: Timestamp,
@@ -30,8 +32,33 @@ pub trait Store: Send + Sync + 'static {
     /// The digest that was applied last for a source.
     fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
 
-    /// Pauses a schedule: it is unarmed, its runs go on. `false` where there is none such or it is paused already.
-    /// Crash: paused, or not.
+    /// Makes a schedule of the API what it is here, or makes it new. Timing that changed starts a new revision, as for
+    /// `apply`. What a file owns is not touched. Crash: the whole edit, or nothing of it.
+    fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> impl Future<Output = Answer<Put>> + Send;
+
+    /// Removes a schedule of the API. Its runs that wait end cancelled, those that run go on, history stays. Crash: gone with
+    /// all its waiting runs, or as it was.
+    fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+    ) -> impl Future<Output = Answer<Removed>> + Send;
+
+    /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
+    fn definitions(
+        &self,
+        schedules: &[ScheduleId],
+    ) -> impl Future<Output = Answer<Vec<Option<Definitions>>>> + Send;
+
+    /// Pauses a schedule: it is unarmed, its runs go on. A pause until an instant ends by itself: then its token is due, and
+    /// planning it is as if it had been resumed at that instant, however late. Another pause takes the place of the first.
+    /// `false` where there is none such or it is paused like that already. Crash: paused, with what ends it, or not.
     fn pause(
         &self,
         now: Timestamp,
@@ -95,11 +122,45 @@ pub trait Store: Send + Sync + 'static {
         runs: &[(RunId, Epoch)],
     ) -> impl Future<Output = Answer<u32>> + Send;
 
+    /// Keeps output of an attempt; `false` where its claim no longer holds, and nothing was kept. A piece that is there
+    /// already stays as it is. Crash: all pieces, or none: repeat it.
+    fn append_output(
+        &self,
+        run: RunId,
+        epoch: Epoch,
+        chunks: &[OutputChunk],
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// Output of a run behind a place, in order: pieces until there are `limit_bytes` or more, at least one where there is
+    /// one. Reads only.
+    fn output(
+        &self,
+        run: RunId,
+        after: Option<u64>,
+        limit_bytes: u32,
+    ) -> impl Future<Output = Answer<Vec<OutputChunk>>> + Send;
+
     /// Makes a node known, with its first lease.
     fn join(&self, node: &Node) -> impl Future<Output = Answer<()>> + Send;
 
     /// Extends a node's lease, unless it was fenced.
     fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
+
+    /// Runs under a node that are to be ended. Reads only, little enough to be asked each second.
+    fn cancel_marks(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Epoch, Reason)>>> + Send;
+
+    /// Keeps what it takes to find an attempt's process should its node be lost; `false` where the claim no longer holds.
+    /// It goes with the claim. Crash: kept, or not: start the process after the answer.
+    fn record_child(
+        &self,
+        run: RunId,
+        epoch: Epoch,
+        record: &Value,
+    ) -> impl Future<Output = Answer<bool>> + Send;
+
+    /// What was kept of the processes of a node's claims, for whoever ends what is left of them before he fences the node:
+    /// `fence` gives the claims up. Reads only.
+    fn children_of(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Value)>>> + Send;
 
     /// All nodes that were not fenced.
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;
@@ -125,8 +186,10 @@ pub trait Store: Send + Sync + 'static {
     /// Clears what is used of an agent's failure budget.
     fn reset_budget(&self, agent: AgentId) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Removes what is older than its retention, at most a batch. Never touches what is live, nor any token: a tick that
-    /// was planned is never planned again.
+    /// Removes what is older than its retention, and runs beyond the number that is kept of a schedule's, at most a batch of
+    /// each. Runs are never counted: each knows its place among those of its schedule, and each call walks on over a batch
+    /// of them. Never touches what is live, nor any token: a tick that was planned is never planned again. Crash: all of a
+    /// call, or nothing of it.
     fn prune(&self, now: Timestamp, retention: &Retention) -> impl Future<Output = Answer<Pruned>> + Send;
 
     /// A run.
@@ -145,14 +208,60 @@ pub trait Store: Send + Sync + 'static {
     /// A schedule by its name, `agent/schedule`.
     fn schedule(&self, name: &str) -> impl Future<Output = Answer<Option<ScheduleRecord>>> + Send;
 
-    /// Complete ranges of skips and misses of a schedule, oldest first.
-    fn skips(&self, schedule: ScheduleId) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+    /// Schedules in the order of their names, behind a name. Looks at no more of them than it gives, but for those that the
+    /// filter leaves out.
+    fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<ScheduleRecord, String>>> + Send;
+
+    /// Runs, live and ended, the newest id first, behind an id. Looks at a bounded number of them; who wants more goes on
+    /// at the page's `next`.
+    fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<RunRecord, RunId>>> + Send;
+
+    /// All agents, in the order of their names.
+    fn agents(&self) -> impl Future<Output = Answer<Vec<AgentRecord>>> + Send;
+
+    /// All breakers that have counted or changed, by name of agent and command.
+    fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
+
+    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant.
+    fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
+
+    /// What became of a tick of a schedule, within what is kept. Whether the instant is a tick at all, its definition of
+    /// that time tells: see `revision_at`. Looks at what has happened to the schedule since, and at nothing else.
+    fn tick(&self, schedule: ScheduleId, tick_at: Timestamp)
+    -> impl Future<Output = Answer<TickFate>> + Send;
+
+    /// The revision of a schedule at an instant, with its definition when that began.
+    fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> impl Future<Output = Answer<Option<(i64, ScheduleDefinition)>>> + Send;
 
     /// A breaker.
     fn breaker(&self, agent: AgentId, command: &str) -> impl Future<Output = Answer<BreakerRecord>> + Send;
 
     /// How many runs there are.
     fn counts(&self) -> impl Future<Output = Answer<Counts>> + Send;
+
+    /// Waits until there may be work that was not there at the last call: tokens, waiting runs, cancel marks. Only a hint: it
+    /// may come without reason, and may be lost where a process dies; who waits looks from time to time anyway. For one
+    /// task of a process: two that wait take hints from each other.
+    fn changed(&self) -> impl Future<Output = ()> + Send;
 
     /// Looks for damage and for broken promises among the rows; empty where all is well.
     fn integrity(&self) -> impl Future<Output = Answer<Vec<String>>> + Send;

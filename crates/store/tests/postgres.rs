@@ -6,6 +6,7 @@
 mod pg;
 mod suite;
 
+use belfry_store::Store;
 use belfry_store::postgres::Postgres;
 
 /// A store in a new database; none where there is no PostgreSQL.
@@ -35,6 +36,38 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     let found = suite::many::loose(store.into(), suite::seed(), suite::many::duration()).await;
     println!("{found:?}");
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
+}
+
+#[tokio::test]
+async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
+    use suite::nodes::{drain, hears};
+    use suite::world::{World, fleet};
+    let Some(url) = pg::fresh_database() else { return };
+    let (ours, theirs) = (Postgres::open(&url).await.unwrap(), Postgres::open(&url).await.unwrap());
+    let second = std::time::Duration::from_secs(1);
+    // Until it listens.
+    while tokio::time::timeout(2 * second, ours.changed()).await.is_ok() {}
+    let mut world = World::new(&theirs);
+    let began = std::time::Instant::now();
+    world.apply(&fleet(1)).await;
+    assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
+    drain(&ours).await;
+    let began = std::time::Instant::now();
+    assert!(world.plan_all().await > 0);
+    assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
+    drain(&ours).await;
+    drain(&theirs).await;
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    let kill = "select pg_terminate_backend(pid) from pg_stat_activity \
+                where datname = current_database() and pid <> pg_backend_pid()";
+    client.batch_execute(kill).await.unwrap();
+    // Who does not listen looks himself, and listens again soon.
+    assert!(tokio::time::timeout(2 * second, ours.changed()).await.is_ok());
+    while tokio::time::timeout(2 * second, ours.changed()).await.is_ok() {}
+    let began = std::time::Instant::now();
+    world.enqueue("free/hook", None).await;
+    assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
 }
 
 #[test]

@@ -60,7 +60,7 @@ async fn enqueue(store: &Postgres, name: &str, definition: &AgentDefinition, run
 }
 
 fn claim(node: NodeId, slots: u32) -> Claim {
-    Claim { node, lanes: vec![("cron".into(), slots)], labels: Vec::new() }
+    Claim { node, lanes: vec![("cron".into(), slots)], labels: Vec::new(), only: None }
 }
 
 fn done(run: &Claimed) -> Finish {

@@ -4,6 +4,7 @@
 
 mod suite;
 
+use belfry_store::Store;
 use belfry_store::sqlite::Sqlite;
 
 /// A store in a folder that goes with it.
@@ -34,6 +35,23 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     let found = suite::many::loose(fresh(&folder).into(), suite::seed(), suite::many::duration()).await;
     println!("{found:?}");
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
+}
+
+#[tokio::test]
+async fn what_another_process_writes_is_noticed_within_a_second() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shared.db");
+    let (ours, theirs) = (Sqlite::open(&path).unwrap(), Sqlite::open(&path).unwrap());
+    // The first look cannot tell; after it nothing changes, and our own writes are not others'.
+    suite::nodes::drain(&ours).await;
+    ours.changed().await;
+    suite::world::World::new(&ours).join(1).await;
+    let nothing = tokio::time::timeout(std::time::Duration::from_millis(2_500), ours.changed()).await;
+    assert!(nothing.is_err());
+    let began = std::time::Instant::now();
+    suite::world::World::new(&theirs).apply(&suite::world::fleet(1)).await;
+    ours.changed().await;
+    assert!(began.elapsed() < std::time::Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -37,6 +37,9 @@ impl State {
         if self.nodes.get(&claim.node).is_none_or(|node| node.fenced) {
             return Vec::new();
         }
+        if let Some(run) = claim.only {
+            return self.claim_one(now, claim, run).into_iter().collect();
+        }
         let mut claimed = Vec::new();
         for (lane, slots) in &claim.lanes {
             for run in self.admitted(now, lane, *slots, &claim.labels) {
@@ -44,6 +47,17 @@ impl State {
             }
         }
         claimed
+    }
+
+    fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {
+        let live = self.live.get(&run)?;
+        let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
+        let ready = live.running.is_none() && live.not_before <= now;
+        let has_room = |gate: &Gate<'_>| self.running_behind(*gate) < self.cap(*gate);
+        if !served || !ready || !live.gates().iter().all(has_room) {
+            return None;
+        }
+        self.start(now, run, claim.node)
     }
 
     fn admitted(&self, now: Timestamp, lane: &str, slots: u32, labels: &[String]) -> Vec<RunId> {

@@ -5,7 +5,7 @@ use belfry_core::retry::Verdict;
 use belfry_core::{Reason, RunId, RunState, Token, budget};
 use belfry_time::Timestamp;
 
-use super::{Live, State};
+use super::State;
 use crate::sabotage::{Sabotage, Switch};
 use crate::shapes::*;
 
@@ -74,7 +74,7 @@ impl State {
             summary,
             finished_at: Some(now),
             node: live.running,
-            ..live.record(run)
+            ..self.record(run, &live)
         };
         self.end_of_schedule(now, &record, arm);
         let command = (live.new.agent, live.new.command.clone());
@@ -94,6 +94,10 @@ impl State {
 
     fn end_of_schedule(&mut self, now: Timestamp, run: &RunRecord, arm: Option<Token>) {
         let Some(row) = self.schedules.get_mut(&run.schedule) else { return };
+        row.fired_at = row.fired_at.max(run.tick_at);
+        let ended = &mut row.ended[usize::from(run.state != RunState::Failed)];
+        *ended += 1;
+        self.places.insert(run.id, *ended);
         let record = &mut row.record;
         record.last = Some(LastRun { run: run.id, state: run.state, tick_at: run.tick_at, finished_at: now });
         match run.state {
@@ -119,37 +123,10 @@ impl State {
             }
             return;
         }
-        // A one-shot that asked for it goes with its run.
-        if record.status == Status::Exhausted && record.definition.options.delete_after_run {
+        // A one-shot that asked for it goes with the run of its tick.
+        let fired = record.status == Status::Exhausted && run.tick_at.is_some();
+        if fired && record.definition.options.delete_after_run {
             row.retired = true;
-        }
-    }
-}
-
-impl Live {
-    pub(super) fn record(&self, id: RunId) -> RunRecord {
-        let new = &self.new;
-        RunRecord {
-            id,
-            agent: new.agent,
-            schedule: new.schedule,
-            command: new.command.clone(),
-            trigger: new.trigger,
-            tick_at: new.tick_at,
-            not_before: self.not_before,
-            state: if self.running.is_some() { RunState::Running } else { RunState::Pending },
-            reason: None,
-            lane: new.lane.clone(),
-            attempt: self.attempt,
-            max_attempts: new.max_attempts,
-            epoch: self.epoch,
-            node: self.running,
-            exit_code: self.exit_code,
-            error: self.error.clone(),
-            summary: None,
-            created_at: self.created_at,
-            started_at: self.started_at,
-            finished_at: None,
         }
     }
 }

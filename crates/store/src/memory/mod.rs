@@ -2,13 +2,19 @@
 //! no parking: a claim looks at every run that waits.
 
 mod claim;
+mod edit;
 mod finish;
+mod list;
 mod node;
+mod output;
+mod pause;
 mod plan;
 mod read;
 mod source;
+mod why;
 
-pub(crate) use source::standing_of;
+pub(crate) use pause::resumed;
+pub(crate) use source::{standing_of, unarmed_until};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,15 +27,19 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
+use serde_json::Value;
 
+use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
 
 /// A store that is gone with its process.
 #[derive(Default)]
 pub struct Memory {
     state: Mutex<State>,
+    hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -41,13 +51,18 @@ struct State {
     schedules: BTreeMap<ScheduleId, ScheduleRow>,
     live: BTreeMap<RunId, Live>,
     ended: BTreeMap<RunId, RunRecord>,
+    /// Their places among those of their schedule that failed, or did not.
+    places: BTreeMap<RunId, i64>,
     /// Runs in the order in which they ended.
     ended_order: Vec<RunId>,
     skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
+    /// What schedules were, by the instants of their edits.
+    revisions: BTreeMap<ScheduleId, Vec<(i64, Timestamp, ScheduleDefinition)>>,
     nodes: BTreeMap<NodeId, Node>,
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
+    output: BTreeMap<(RunId, u64), OutputChunk>,
     /// The last number given out, for ids and versions.
     last_number: i64,
 }
@@ -55,6 +70,7 @@ struct State {
 struct Agent {
     name: String,
     source: String,
+    revision: i64,
     definition: Arc<AgentDefinition>,
     retired: bool,
 }
@@ -63,6 +79,10 @@ struct ScheduleRow {
     record: ScheduleRecord,
     compiled: Result<Arc<Schedule>, Arc<str>>,
     version: i64,
+    /// The last tick whose run has ended.
+    fired_at: Option<Timestamp>,
+    /// How many of its runs have failed, and have ended otherwise.
+    ended: [i64; 2],
     retired: bool,
 }
 
@@ -77,6 +97,7 @@ struct Live {
     cancel: Option<Reason>,
     exit_code: Option<i32>,
     error: Option<String>,
+    child: Option<(Epoch, Value)>,
 }
 
 impl Memory {
@@ -123,11 +144,31 @@ impl Store for Memory {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
-        Ok(self.state.lock().apply(now, source, digest, agents))
+        self.hint.after(Ok(self.state.lock().apply(now, source, digest, agents)), |_| true)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
         Ok(self.state.lock().sources.get(source).cloned())
+    }
+
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let put = self.state.lock().put_by_api(now, agent, name, definition);
+        self.hint.after(Ok(put), Put::is_news)
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        self.hint.after(Ok(self.state.lock().remove_by_api(now, schedule)), |_| true)
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let state = self.state.lock();
+        Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
     }
 
     async fn pause(
@@ -137,7 +178,7 @@ impl Store for Memory {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        Ok(self.state.lock().pause(now, schedule, reason, until))
+        self.hint.after(Ok(self.state.lock().pause(now, schedule, reason, until)), |paused| *paused)
     }
 
     async fn resume(
@@ -147,7 +188,8 @@ impl Store for Memory {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        Ok(self.state.lock().resume(now, schedule, catch_up, skipped))
+        let resumed = self.state.lock().resume(now, schedule, catch_up, skipped);
+        self.hint.after(Ok(resumed), |resumed| *resumed)
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -161,11 +203,12 @@ impl Store for Memory {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
         let mut state = self.state.lock();
-        Ok(commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect())
+        let held = commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect();
+        self.hint.after(Ok(held), |held: &Vec<bool>| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        Ok(self.state.lock().enqueue(now, request))
+        self.hint.after(Ok(self.state.lock().enqueue(now, request)), hint::made)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -174,15 +217,24 @@ impl Store for Memory {
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let mut state = self.state.lock();
-        Ok(finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect())
+        let finished = finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect();
+        self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        Ok(self.state.lock().cancel(now, run, reason))
+        self.hint.after(Ok(self.state.lock().cancel(now, run, reason)), hint::cancelled)
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
-        Ok(self.state.lock().give_back(now, node, runs))
+        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| *given > 0)
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        Ok(self.state.lock().append_output(run, epoch, chunks))
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        Ok(self.state.lock().output(run, after, limit_bytes))
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
@@ -194,12 +246,24 @@ impl Store for Memory {
         Ok(self.state.lock().renew(node, lease_until))
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        Ok(self.state.lock().cancel_marks(node))
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        Ok(self.state.lock().record_child(run, epoch, record))
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        Ok(self.state.lock().children_of(node))
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         Ok(self.state.lock().nodes.values().filter(|node| !node.fenced).cloned().collect())
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        Ok(self.state.lock().fence(now, node, lease_seen))
+        self.hint.after(Ok(self.state.lock().fence(now, node, lease_seen)), Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -233,15 +297,55 @@ impl Store for Memory {
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let state = self.state.lock();
-        Ok(state
-            .schedules
-            .values()
-            .find(|row| !row.retired && row.record.name == name)
-            .map(|row| row.record.clone()))
+        let found = state.schedules.values().find(|row| !row.retired && row.record.name == name);
+        Ok(found.map(|row| state.full(row)))
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        Ok(self.state.lock().skips.get(&schedule).cloned().unwrap_or_default())
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        Ok(self.state.lock().list_schedules(filter, after, limit))
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        Ok(self.state.lock().list_runs(filter, after, limit))
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        Ok(self.state.lock().list_agents())
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        Ok(self.state.lock().list_breakers())
+    }
+
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        Ok(self.state.lock().list_skips(schedule, after, limit))
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        Ok(self.state.lock().tick(schedule, tick_at))
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        Ok(self.state.lock().revision_at(schedule, at))
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -252,6 +356,10 @@ impl Store for Memory {
         let state = self.state.lock();
         let running = state.live.values().filter(|live| live.running.is_some()).count() as u64;
         Ok(Counts { pending: state.live.len() as u64 - running, running, ended: state.ended.len() as u64 })
+    }
+
+    async fn changed(&self) {
+        self.hint.given().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {
@@ -266,10 +374,7 @@ pub(crate) fn left_out(
     since: Timestamp,
     now: Timestamp,
 ) -> Option<SkipRange> {
-    let timing = compiled.as_ref().ok()?.timing.as_ref()?;
-    let first = timing.next(since).filter(|tick| tick.tick_at <= now)?;
-    let last = timing.newest_between(since, now, 1).pop()?;
-    Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count: timing.count_between(since, now) })
+    belfry_core::plan::left_out(compiled.as_ref().ok()?.timing.as_ref()?, reason, since, now)
 }
 
 /// Reads a schedule's definition, keeping why it cannot be read.

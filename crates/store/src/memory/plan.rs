@@ -5,7 +5,7 @@ use std::sync::Arc;
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, TokenKind};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -74,6 +74,9 @@ impl State {
         if !unchanged && !sabotage.is(Sabotage::NoTokenCheck) {
             return false;
         }
+        if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
+            return self.commit_resume(commit);
+        }
         let in_scope: Vec<RunId> =
             self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();
         // Only a scope beyond the schedule can have grown without touching its token.
@@ -138,6 +141,7 @@ impl State {
             cancel: None,
             exit_code: None,
             error: None,
+            child: None,
         };
         self.live.insert(new.id, live);
     }
@@ -146,6 +150,12 @@ impl State {
         let schedule = request.run.schedule;
         if self.schedules.get(&schedule).is_none_or(|row| row.retired) {
             return Enqueued::NotFound;
+        }
+        let is_same = |live: &Live| live.new.schedule == schedule && live.new.tick_at == request.run.tick_at;
+        if request.run.tick_at.is_some()
+            && let Some((run, _)) = self.live.iter().find(|(_, live)| is_same(live))
+        {
+            return Enqueued::Repeat(*run);
         }
         if let Some(key) = &request.key {
             let place = (schedule, key.key.clone());

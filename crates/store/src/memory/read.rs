@@ -1,5 +1,7 @@
 //! Reading, and removing what is old.
 
+use std::ops::Bound;
+
 use belfry_core::{RunId, RunState, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
 
@@ -9,13 +11,13 @@ use crate::shapes::*;
 
 impl State {
     pub(super) fn run(&self, run: RunId) -> Option<RunRecord> {
-        self.live.get(&run).map(|live| live.record(run)).or_else(|| self.ended.get(&run).cloned())
+        self.live.get(&run).map(|live| self.record(run, live)).or_else(|| self.ended.get(&run).cloned())
     }
 
     pub(super) fn live_runs(&self) -> Vec<RunRecord> {
         let mut live: Vec<_> = self.live.iter().collect();
         live.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
-        live.into_iter().map(|(run, live)| live.record(*run)).collect()
+        live.into_iter().map(|(run, live)| self.record(*run, live)).collect()
     }
 
     pub(super) fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Vec<RunRecord> {
@@ -48,6 +50,7 @@ impl State {
                 );
             }
         }
+        let (over, next) = self.prune_by_number(retention);
         self.ended_order.retain(|run| self.ended.contains_key(run));
         let mut skips = 0;
         for ranges in self.skips.values_mut() {
@@ -59,6 +62,36 @@ impl State {
         }
         let before = self.keys.len();
         self.keys.retain(|_, (_, key)| key.expires_at > now);
-        Pruned { runs: runs.len() as u32, skips, keys: (before - self.keys.len()) as u32 }
+        let keys = (before - self.keys.len()) as u32;
+        Pruned { runs: runs.len() as u32 + over, skips, keys, output: self.prune_output(retention), next }
+    }
+
+    fn prune_by_number(&mut self, retention: &Retention) -> (u32, Option<RunId>) {
+        let Some(keep) = retention.runs_per_schedule else { return (0, None) };
+        let after = retention.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let walked: Vec<&RunRecord> = self
+            .ended
+            .range((after, Bound::Unbounded))
+            .take(retention.batch as usize)
+            .map(|(_, run)| run)
+            .collect();
+        let is_over = |run: &RunRecord| {
+            let ended = self.schedules.get(&run.schedule).map_or([0, 0], |row| row.ended);
+            let ended = ended[usize::from(run.state != RunState::Failed)];
+            self.places.get(&run.id).is_some_and(|place| *place <= ended - i64::from(keep))
+        };
+        let over: Vec<RunId> = walked.iter().filter(|run| is_over(run)).map(|run| run.id).collect();
+        let next = walked.last().filter(|_| walked.len() == retention.batch as usize).map(|run| run.id);
+        self.ended.retain(|run, _| !over.contains(run));
+        (over.len() as u32, next)
+    }
+
+    fn prune_output(&mut self, retention: &Retention) -> u32 {
+        let bound = RunId(Retention::first_id(retention.output_before));
+        let old = self.output.range(..(bound, 0)).map(|(place, _)| *place);
+        let old = old.filter(|(run, _)| !self.live.contains_key(run)).take(retention.batch as usize);
+        let old: Vec<(RunId, u64)> = old.collect();
+        self.output.retain(|place, _| !old.contains(place));
+        old.len() as u32
     }
 }

@@ -1,13 +1,14 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::sync::Arc;
 
 use belfry_core::check::Status;
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipReason, Token};
 use belfry_time::Timestamp;
 
 use super::{Agent, ScheduleRow, State, compile, left_out};
 use crate::shapes::*;
+use crate::views::*;
 
 impl State {
     pub(super) fn apply(
@@ -21,14 +22,12 @@ impl State {
         for spec in agents {
             let agent = self.put_agent(source, spec);
             for (name, definition) in &spec.schedules {
-                self.put_schedule(
-                    now,
-                    source,
-                    agent,
-                    &format!("{}/{name}", spec.name),
-                    definition,
-                    &mut applied,
-                );
+                match self.put_schedule(now, source, agent, &format!("{}/{name}", spec.name), definition) {
+                    Put::Added(_) => applied.added += 1,
+                    Put::Changed(_) => applied.changed += 1,
+                    Put::OwnedBy(_) => applied.foreign += 1,
+                    Put::Unchanged(_) | Put::NoAgent => {}
+                }
             }
         }
         self.retire_missing(now, source, agents, &mut applied);
@@ -39,36 +38,38 @@ impl State {
     fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
+            agent.revision += i64::from(*agent.definition != spec.definition);
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
             return *id;
         }
         let id = self.number();
         let definition = Arc::new(spec.definition.clone());
-        self.agents
-            .insert(id, Agent { name: spec.name.clone(), source: source.into(), definition, retired: false });
+        let (name, source) = (spec.name.clone(), source.into());
+        self.agents.insert(id, Agent { name, source, revision: 1, definition, retired: false });
         id
     }
 
-    fn put_schedule(
+    /// Makes a schedule what it is in a source. What the API owns is the API's alone; sources of files take over from
+    /// each other.
+    pub(super) fn put_schedule(
         &mut self,
         now: Timestamp,
         source: &str,
         agent: AgentId,
         name: &str,
         definition: &ScheduleDefinition,
-        applied: &mut Applied,
-    ) {
+    ) -> Put {
         let compiled = compile(definition, name);
         let known =
             self.schedules.iter().find(|(_, row)| !row.retired && row.record.name == name).map(|(id, _)| *id);
         let Some(id) = known else {
-            applied.added += 1;
             let id = self.number();
             let (status, token) = standing_of(definition, &compiled, Token::first(now));
             let record = ScheduleRecord {
                 id,
                 agent,
+                agent_name: String::new(),
                 name: name.into(),
                 definition: definition.clone(),
                 revision: 1,
@@ -83,16 +84,27 @@ impl State {
                 last_success: None,
                 last_error: None,
                 streak: 0,
+                last_fired_at: None,
+                running: 0,
+                pending: 0,
+                next_retry_at: None,
+                budget: None,
             };
-            self.schedules.insert(id, ScheduleRow { record, compiled, version: 0, retired: false });
+            let row =
+                ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
+            self.schedules.insert(id, row);
+            self.add_revision(now, id);
             self.set_token(id, token);
-            return;
+            return Put::Added(id);
         };
-        let Some(row) = self.schedules.get_mut(&id) else { return };
-        if row.record.definition == *definition {
-            return;
+        let Some(row) = self.schedules.get_mut(&id) else { return Put::Unchanged(id) };
+        if row.record.source != source && [row.record.source.as_str(), source].contains(&API) {
+            return Put::OwnedBy(row.record.source.clone());
         }
-        applied.changed += 1;
+        row.record.source = source.into();
+        if row.record.definition == *definition {
+            return Put::Unchanged(id);
+        }
         let old = row.record.definition.clone();
         let old_compiled = row.compiled.clone();
         row.record.definition = definition.clone();
@@ -102,6 +114,7 @@ impl State {
         } else if old.options.enabled != definition.options.enabled {
             self.switch(now, id, definition.options.enabled);
         }
+        Put::Changed(id)
     }
 
     /// New timing: no tick before now fires, none fires again.
@@ -118,11 +131,17 @@ impl State {
         row.record.revision += 1;
         row.record.origin = None;
         row.record.waits_for = None;
+        self.add_revision(now, id);
+        let Some(row) = self.schedules.get_mut(&id) else { return };
         let one_shot = row.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
         let token = if one_shot { Token::first(now) } else { Token::next(now) };
         let (status, token) = standing_of(definition, &row.compiled, token);
-        if matches!(row.record.status, Status::Paused { .. }) {
-            return self.set_token(id, None);
+        if let Status::Paused { until, .. } = row.record.status
+            && until.is_none_or(|until| until > now)
+        {
+            // What it has left out so far is recorded: from here on the new timing counts.
+            row.record.status_since = now;
+            return self.set_token(id, until.map(|until| Token::resume(now, until)));
         }
         self.set_status(id, status, now);
         self.set_token(id, token);
@@ -147,7 +166,7 @@ impl State {
         }
     }
 
-    /// Records what a disabled or invalid span has left out.
+    /// Records what a disabled or paused span has left out.
     fn close_unarmed_span(
         &mut self,
         now: Timestamp,
@@ -155,8 +174,8 @@ impl State {
         compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
     ) {
         let Some(row) = self.schedules.get(&id) else { return };
-        if row.record.status == Status::Disabled
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, now)
+        if let Some(end) = unarmed_until(&row.record.status, now)
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, end)
         {
             self.skips.entry(id).or_default().push(range);
         }
@@ -168,78 +187,56 @@ impl State {
                 spec.schedules.iter().any(|(schedule, _)| format!("{}/{schedule}", spec.name) == name)
             })
         };
-        let gone: Vec<ScheduleId> = self
-            .schedules
-            .values()
-            .filter(|row| !row.retired && row.record.source == source && !kept(&row.record.name))
-            .map(|row| row.record.id)
-            .collect();
         for agent in self.agents.values_mut() {
             agent.retired |= agent.source == source && !agents.iter().any(|spec| spec.name == agent.name);
         }
+        let gone: Vec<ScheduleId> = self
+            .schedules
+            .values()
+            .filter(|row| !row.retired)
+            .filter(|row| {
+                let orphan = self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired);
+                orphan || (row.record.source == source && !kept(&row.record.name))
+            })
+            .map(|row| row.record.id)
+            .collect();
         for id in gone {
             applied.retired += 1;
-            self.close_open_skip(id);
-            self.set_token(id, None);
-            let Some(row) = self.schedules.get_mut(&id) else { continue };
-            row.retired = true;
-            row.record.waits_for = None;
-            let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
-                Reason::AgentRemoved
-            } else {
-                Reason::ScheduleRemoved
-            };
-            let pending: Vec<_> = self
-                .live
-                .iter()
-                .filter(|(_, live)| live.new.schedule == id && live.running.is_none())
-                .map(|(run, _)| *run)
-                .collect();
-            for run in pending {
-                applied.cancelled += 1;
-                self.end(now, run, RunState::Cancelled, Some(reason), None, None);
-            }
+            applied.cancelled += self.retire(now, id);
         }
     }
 
-    pub(super) fn pause(
-        &mut self,
-        now: Timestamp,
-        id: ScheduleId,
-        reason: Option<&str>,
-        until: Option<Timestamp>,
-    ) -> bool {
-        if !self.schedules.get(&id).is_some_and(|row| !row.retired && row.record.status == Status::Active) {
-            return false;
-        }
+    /// Retires a schedule, and says how many of its runs were waiting and have ended.
+    pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> u32 {
         self.close_open_skip(id);
-        self.set_status(id, Status::Paused { reason: reason.map(str::to_owned), until }, now);
         self.set_token(id, None);
-        true
-    }
-
-    pub(super) fn resume(
-        &mut self,
-        now: Timestamp,
-        id: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> bool {
-        let Some(row) = self.schedules.get(&id).filter(|row| !row.retired) else { return false };
-        if !matches!(row.record.status, Status::Paused { .. }) {
-            return false;
+        let Some(row) = self.schedules.get_mut(&id) else { return 0 };
+        row.retired = true;
+        row.record.waits_for = None;
+        let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
+            Reason::AgentRemoved
+        } else {
+            Reason::ScheduleRemoved
+        };
+        let pending: Vec<_> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.new.schedule == id && live.running.is_none())
+            .map(|(run, _)| *run)
+            .collect();
+        for run in &pending {
+            self.end(now, *run, RunState::Cancelled, Some(reason), None, None);
         }
-        let since = row.record.status_since;
-        let waits = row.record.waits_for.is_some();
-        let (status, token) = standing_of(
-            &row.record.definition,
-            &row.compiled,
-            Token::next(if catch_up { since } else { now }),
-        );
-        self.skips.entry(id).or_default().extend(skipped.filter(|_| !catch_up));
-        self.set_status(id, status, now);
-        self.set_token(id, token.filter(|_| !waits));
-        true
+        pending.len() as u32
+    }
+}
+
+/// Until when an unarmed span has lasted, if there is one: a pause may have ended before anybody planned its end.
+pub(crate) fn unarmed_until(status: &Status, now: Timestamp) -> Option<Timestamp> {
+    match status {
+        Status::Disabled => Some(now),
+        Status::Paused { until, .. } => Some(until.map_or(now, |until| until.min(now))),
+        Status::Active | Status::Invalid { .. } | Status::Exhausted => None,
     }
 }
 

@@ -372,7 +372,7 @@ fn order(row: &Row) -> Result<Order, Fault> {
     Ok((get(row, "rank")?, get(row, "not_before")?, get(row, "id")?))
 }
 
-fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
+pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
     let payload: &str = get(row, "payload")?;
     Ok(Claimed {
         run: RunId(get(row, "id")?),

@@ -81,6 +81,11 @@ impl Pool {
         Ok(Pool { config, place, idle: Mutex::default(), permits: Semaphore::new(CONNECTIONS_MAX) })
     }
 
+    /// For a connection that hears notifications.
+    pub(super) fn config(&self) -> Config {
+        self.config.clone()
+    }
+
     /// A new connection, outside the pool.
     pub(super) async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
         let (client, connection) = self.config.connect(NoTls).await?;

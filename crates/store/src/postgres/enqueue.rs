@@ -147,8 +147,12 @@ pub(super) async fn enqueue(
     // A plan that did not know of this run is not committed.
     let sql = "update timers set version = nextval('numbers') where schedule_id = $1";
     tx.execute(sql, &[&run.schedule]).await?;
-    // Held, so that nobody retires the schedule before the run is there to be ended with it.
-    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired for share";
+    // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
+    // nobody else asks for the same one.
+    let sql = match run.tick_at {
+        None => "select 1 from schedule_state where schedule_id = $1 and not retired for share",
+        Some(_) => "select 1 from schedule_state where schedule_id = $1 and not retired for no key update",
+    };
     if tx.query(sql, &[&run.schedule]).await?.is_empty() {
         // The key goes as well.
         if request.key.is_some() {
@@ -156,6 +160,12 @@ pub(super) async fn enqueue(
             tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
         }
         return Ok(Enqueued::NotFound);
+    }
+    if let Some(tick_at) = run.tick_at {
+        let sql = "select id from live where schedule_id = $1 and tick_at = $2";
+        if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
+            return Ok(Enqueued::Repeat(RunId(get(row, "id")?)));
+        }
     }
     insert_runs(tx, now, &[run], places).await?;
     Ok(Enqueued::Made)

@@ -46,15 +46,22 @@ macro_rules! look {
 
 mod books;
 mod claim;
+mod claim_one;
 mod connection;
+mod edit;
 mod enqueue;
 mod finish;
+mod list;
 mod node;
+mod notify;
+mod output;
+mod pause;
 mod plan;
 mod read;
 mod rows;
 mod schema;
 mod source;
+mod why;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,16 +70,20 @@ use std::time::Duration;
 
 use belfry_core::definition::Scope;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
+use serde_json::Value;
 
 use self::connection::{Fault, Pool, Tx, error_of};
-use crate::Error;
+use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
+use crate::{Error, hint};
 
 /// A verb that takes longer has failed, whatever the server does.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -87,6 +98,7 @@ pub struct Postgres {
     cache: Mutex<Cache>,
     /// Whether the last claim met runs behind gates.
     gates_in_the_way: AtomicBool,
+    hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -148,12 +160,18 @@ impl Postgres {
             pool,
             cache: Mutex::default(),
             gates_in_the_way: AtomicBool::new(false),
+            hints: Box::default(),
             sabotage: Switch::default(),
         })
     }
 }
 
 impl Postgres {
+    /// What time it is there.
+    pub async fn clock(&self) -> Answer<Timestamp> {
+        look!(self, |tx| read::clock(&mut tx).await)
+    }
+
     /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves
     /// a dead row where the next one begins to look, and the server's own housekeeping comes once a minute. Any number
     /// of nodes may do so at once; where little is dead nothing is done.
@@ -226,13 +244,43 @@ impl Store for Postgres {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         let specs = source::compile_all(agents);
-        verb!(self, LONG_DEADLINE, transaction, |tx| self
+        let answer = verb!(self, LONG_DEADLINE, transaction, |tx| self
             .apply_in(&mut tx, now, source, digest, &specs)
-            .await)
+            .await);
+        self.tell(answer, |_| true).await
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
         look!(self, |tx| source::digest(&mut tx, source).await)
+    }
+
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let spec = [AgentSpec {
+            name: agent.to_owned(),
+            definition: AgentDefinition::default(),
+            schedules: vec![(name.to_owned(), definition.clone())],
+        }];
+        let specs = source::compile_all(&spec);
+        let answer = transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0]).await);
+        self.tell(answer, Put::is_news).await
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        let answer = transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule).await);
+        self.tell(answer, |_| true).await
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        if schedules.is_empty() {
+            return Ok(Vec::new());
+        }
+        look!(self, |tx| self.definitions_in(&mut tx, schedules).await)
     }
 
     async fn pause(
@@ -242,7 +290,8 @@ impl Store for Postgres {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        transact!(self, |tx| source::pause(&mut tx, now, schedule, reason, until).await)
+        let answer = transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason, until).await);
+        self.tell(answer, |paused| *paused).await
     }
 
     async fn resume(
@@ -252,7 +301,8 @@ impl Store for Postgres {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        transact!(self, |tx| source::resume(&mut tx, now, schedule, catch_up, skipped).await)
+        let answer = transact!(self, |tx| pause::resume(&mut tx, now, schedule, catch_up, skipped).await);
+        self.tell(answer, |resumed| *resumed).await
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -269,37 +319,55 @@ impl Store for Postgres {
         }
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
-        transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await)
+        let answer = transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await);
+        self.hint(answer, |held| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await)
+        let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
+        self.tell(answer, hint::made).await
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        self.claim_until_settled(now, claim).await
+        match claim.only {
+            Some(run) => transact!(self, |tx| claim_one::claim_one(&mut tx, now, claim, run).await),
+            None => self.claim_until_settled(now, claim).await,
+        }
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         if finishes.is_empty() {
             return Ok(Vec::new());
         }
-        if let Some(answers) = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await)? {
-            return Ok(answers);
-        }
-        transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await)
+        let unbooked = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
+        let answer = match unbooked {
+            Ok(Some(answers)) => Ok(answers),
+            Ok(None) => transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await),
+            Err(error) => Err(error),
+        };
+        self.hint(answer, |finished| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await)
+        let answer = transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await);
+        self.tell(answer, hint::cancelled).await
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         if runs.is_empty() {
             return Ok(0);
         }
-        transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await)
+        let answer = transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await);
+        self.hint(answer, |given| *given > 0)
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        look!(self, |tx| output::append(&mut tx, run, epoch, chunks).await)
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        look!(self, |tx| output::output(&mut tx, run, after, limit_bytes).await)
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
@@ -310,12 +378,26 @@ impl Store for Postgres {
         transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
     }
 
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        look!(self, |tx| node::cancel_marks(&mut tx, node).await)
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        let record = record.to_string();
+        transact!(self, |tx| node::record_child(&mut tx, run, epoch, &record).await)
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        look!(self, |tx| node::children_of(&mut tx, node).await)
+    }
+
     async fn nodes(&self) -> Answer<Vec<Node>> {
         look!(self, |tx| node::nodes(&mut tx).await)
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await)
+        let answer = transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await);
+        self.hint(answer, Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -343,11 +425,54 @@ impl Store for Postgres {
     }
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
-        look!(self, |tx| read::schedule(&mut tx, name).await)
+        look!(self, |tx| list::schedule(&mut tx, name).await)
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        look!(self, |tx| read::skips(&mut tx, schedule).await)
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        look!(self, |tx| list::schedules(&mut tx, filter, after, limit).await)
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        look!(self, |tx| list::runs(&mut tx, filter, after, limit).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        look!(self, |tx| list::agents(&mut tx).await)
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        look!(self, |tx| list::breakers(&mut tx).await)
+    }
+
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        look!(self, |tx| why::skips(&mut tx, schedule, after, limit).await)
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        look!(self, |tx| why::tick(&mut tx, schedule, tick_at).await)
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        look!(self, |tx| why::revision_at(&mut tx, schedule, at).await)
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -356,6 +481,10 @@ impl Store for Postgres {
 
     async fn counts(&self) -> Answer<Counts> {
         look!(self, |tx| read::counts(&mut tx).await)
+    }
+
+    async fn changed(&self) {
+        self.hinted().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

@@ -191,6 +191,11 @@ impl Postgres {
         books: &mut Books,
         blind: bool,
     ) -> Result<Vec<bool>, Fault> {
+        if let [commit] = batch
+            && is_resume(commit)
+        {
+            return Ok(vec![super::pause::commit_resume(tx, commit).await?]);
+        }
         let mut taken = take_tokens(tx, batch).await?;
         if blind {
             taken.extend(take_any(tx, batch).await?);
@@ -243,11 +248,19 @@ impl Postgres {
 
 /// Whether a commit looks at nothing but its own schedule.
 fn is_plain(commit: &Commit) -> bool {
-    commit.scope == Scope::Schedule && !commit.cancel_live && !commit.runs.iter().any(|run| run.probe)
+    commit.scope == Scope::Schedule
+        && !commit.cancel_live
+        && !commit.runs.iter().any(|run| run.probe)
+        && !is_resume(commit)
+}
+
+/// Whether a commit ends a pause.
+fn is_resume(commit: &Commit) -> bool {
+    commit.token.kind == belfry_core::TokenKind::Resume && commit.invalid.is_none()
 }
 
 /// Locks the tokens that are still those the plans were made on. One that somebody else has locked is as good as gone.
-async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
+pub(super) async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
     let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
     let versions: Vec<_> = batch.iter().map(|commit| commit.version).collect();
     let due_at: Vec<_> = batch.iter().map(|commit| commit.token.due_at).collect();
@@ -493,7 +506,7 @@ impl Reading {
 }
 
 /// A schedule as it was written. One that cannot be read says why, and disturbs no other.
-fn cold_of(name: &str, text: &str) -> Cold {
+pub(super) fn cold_of(name: &str, text: &str) -> Cold {
     match serde_json::from_str::<belfry_core::ScheduleDefinition>(text) {
         Ok(definition) => Cold {
             name: Arc::from(name),

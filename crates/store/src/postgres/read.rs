@@ -1,38 +1,35 @@
 //! Reading, and removing what is old.
 
 use belfry_core::breaker::Transition;
-use belfry_core::{AgentId, RunId, ScheduleId, SkipRange, Token, TokenKind};
+use belfry_core::{AgentId, RunId, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::plan::schedule_definition;
-use super::rows::{self, Live, get, live_columns, small};
+use super::list::{chain, ended_query, live_query};
+use super::rows::{self, Live, get, small};
 use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
+pub(super) async fn clock(tx: &mut Tx<'_>) -> Result<Timestamp, Fault> {
+    let rows = tx.query("select clock_timestamp() as now", &[]).await?;
+    rows.first().map_or(Ok(Timestamp::UNIX_EPOCH), |row| get(row, "now"))
+}
+
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {
-    let sql = concat!(
-        "select ",
-        live_columns!(),
-        " from live l join queues q on q.id = l.queue_id where l.id = $1"
-    );
+    let sql = concat!(live_query!(), " where l.id = $1");
     // It may end between the two looks, but never come back.
     if let Some(row) = tx.query(sql, &[&run.0]).await?.first() {
-        return Ok(Some(Live::read(row)?.record()));
+        return Ok(Some(Live::record(row)?));
     }
-    tx.query("select * from history where id = $1", &[&run.0]).await?.first().map(rows::ended).transpose()
+    let sql = concat!(ended_query!("history"), " where h.id = $1");
+    tx.query(sql, &[&run.0]).await?.first().map(rows::ended).transpose()
 }
 
 pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> {
-    let sql = concat!(
-        "select ",
-        live_columns!(),
-        " from live l join queues q on q.id = l.queue_id order by l.rank, l.not_before, l.id"
-    );
-    let found = tx.query(sql, &[]).await?;
-    found.iter().map(|row| Ok(Live::read(row)?.record())).collect()
+    let sql = concat!(live_query!(), " order by l.rank, l.not_before, l.id");
+    tx.query(sql, &[]).await?.iter().map(Live::record).collect()
 }
 
 /// Walks the two chains of a schedule's runs from their heads, as far as history goes back.
@@ -41,68 +38,13 @@ pub(super) async fn ended_runs(
     schedule: ScheduleId,
     limit: u32,
 ) -> Result<Vec<RunRecord>, Fault> {
-    let sql = "with recursive heads as ( \
-                   select h.run from schedule_state s cross join lateral \
-                   (values (s.last_failed), (s.last_other)) as h (run) where s.schedule_id = $1 \
-               ), chain (id, prev_run, depth) as ( \
-                   select h.id, h.prev_run, 1::bigint from heads join history h on h.id = heads.run \
-                   union all \
-                   select h.id, h.prev_run, c.depth + 1 from chain c join history h on h.id = c.prev_run \
-                   where c.depth < $2::bigint \
-               ) select h.* from chain c join history h on h.id = c.id order by h.seq desc limit $2::bigint";
-    let found = tx.query(sql, &[&schedule, &i64::from(limit)]).await?;
+    let sql = concat!(
+        chain!(),
+        ended_query!("chain n join history"),
+        " on h.id = n.id order by h.seq desc limit $2::bigint"
+    );
+    let found = tx.query(sql, &[&vec![schedule], &i64::from(limit)]).await?;
     found.iter().map(rows::ended).collect()
-}
-
-pub(super) async fn schedule(tx: &mut Tx<'_>, name: &str) -> Result<Option<ScheduleRecord>, Fault> {
-    let sql = "select c.id, c.agent_id, c.name, c.definition, c.revision, c.source, s.*, \
-               t.kind, t.tick_at as token_tick_at, t.due_at \
-               from schedules c join schedule_state s on s.schedule_id = c.id \
-               left join timers t on t.schedule_id = c.id where c.name = $1 and c.retired_at is null";
-    let found = tx.query(sql, &[&name]).await?;
-    let Some(row) = found.first() else { return Ok(None) };
-    let last_run: Option<Uuid> = get(row, "last_run")?;
-    let last = match last_run {
-        None => None,
-        Some(run) => Some(LastRun {
-            run: RunId(run),
-            state: rows::run_state(get(row, "last_state")?)?,
-            tick_at: get(row, "last_tick_at")?,
-            finished_at: get(row, "last_finished_at")?,
-        }),
-    };
-    let success: Option<Timestamp> = get(row, "last_success_at")?;
-    Ok(Some(ScheduleRecord {
-        id: get(row, "id")?,
-        agent: get(row, "agent_id")?,
-        name: get(row, "name")?,
-        definition: schedule_definition(get(row, "definition")?)?,
-        revision: get(row, "revision")?,
-        source: get(row, "source")?,
-        status: rows::status(row)?,
-        status_since: get(row, "status_since")?,
-        token: rows::token(row)?,
-        waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
-        origin: get(row, "origin")?,
-        open_skip: rows::open_skip(row)?,
-        last,
-        last_success: success.zip(get::<Option<Uuid>>(row, "last_success_run")?.map(RunId)),
-        last_error: get(row, "last_error")?,
-        streak: get(row, "streak")?,
-    }))
-}
-
-pub(super) async fn skips(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<Vec<SkipRange>, Fault> {
-    let sql = "select reason, from_at, to_at, count from skips where schedule_id = $1 order by id";
-    let range = |row: &tokio_postgres::Row| {
-        Ok(SkipRange {
-            reason: rows::skip_reason(get(row, "reason")?)?,
-            from: get(row, "from_at")?,
-            to: get(row, "to_at")?,
-            count: get::<i64>(row, "count")?.unsigned_abs(),
-        })
-    };
-    tx.query(sql, &[&schedule]).await?.iter().map(range).collect()
 }
 
 pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {
@@ -163,8 +105,37 @@ impl Postgres {
                        select id from skips where to_at < $1 order by to_at, id limit $2))";
         let skips = tx.execute(sql, &[&retention.skips_before, &batch]).await?;
         let keys = tx.execute("delete from idempotency where expires_at <= $1", &[&now]).await?;
-        Ok(Pruned { runs: runs.len() as u32, skips: skips as u32, keys: keys as u32 })
+        let (over, next) = prune_by_number(tx, retention).await?;
+        let sql = "delete from output where ctid = any(array( \
+                       select o.ctid from output o where o.run_id < $1 \
+                       and not exists (select 1 from live l where l.id = o.run_id) \
+                       order by o.run_id, o.seq limit $2))";
+        let output = tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
+        let runs = runs.len() as u32 + over;
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
     }
+}
+
+/// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
+async fn prune_by_number(tx: &mut Tx<'_>, retention: &Retention) -> Result<(u32, Option<RunId>), Fault> {
+    let Some(keep) = retention.runs_per_schedule.map(i64::from) else { return Ok((0, None)) };
+    let (after, batch) = (retention.after.map_or(Uuid::nil(), |after| after.0), i64::from(retention.batch));
+    let sql = "select h.id, coalesce(h.ordinal <= case when h.failed then s.ended_failed else s.ended_other end - $3, \
+               false) as is_over \
+               from (select id, schedule_id, failed, ordinal from history where id > $1 order by id limit $2) h \
+               left join schedule_state s on s.schedule_id = h.schedule_id order by h.id";
+    let walked = tx.query(sql, &[&after, &batch, &keep]).await?;
+    let mut over: Vec<Uuid> = Vec::new();
+    for row in &walked {
+        if get(row, "is_over")? {
+            over.push(get(row, "id")?);
+        }
+    }
+    if !over.is_empty() {
+        tx.execute("delete from history where id = any($1)", &[&over]).await?;
+    }
+    let next = walked.last().filter(|_| walked.len() as i64 == batch);
+    Ok((over.len() as u32, next.map(|row| get(row, "id").map(RunId)).transpose()?))
 }
 
 /// Fewer dead rows than this are no hindrance.
@@ -213,9 +184,13 @@ const PROMISES: &[&str] = &[
     "select format('schedule %s waits for run %s, which does not live', schedule_id, waits_for) \
      from schedule_state s where waits_for is not null and not exists (select 1 from live l where l.id = s.waits_for)",
     "select format('schedule %s is armed, but not active', s.schedule_id) from schedule_state s \
-     join timers t on t.schedule_id = s.schedule_id where s.retired or s.status <> 0",
+     join timers t on t.schedule_id = s.schedule_id \
+     where s.retired or s.status <> case t.kind when 3 then 1 else 0 end",
+    "select format('schedule %s is paused until %s, when nothing resumes it', s.schedule_id, s.status_until) \
+     from schedule_state s where not s.retired and s.status = 1 and s.status_until is not null \
+     and not exists (select 1 from timers t where t.schedule_id = s.schedule_id and t.due_at = s.status_until)",
     "select format('schedule %s is armed, and waits for a run', s.schedule_id) from schedule_state s \
-     join timers t on t.schedule_id = s.schedule_id where s.waits_for is not null",
+     join timers t on t.schedule_id = s.schedule_id where s.waits_for is not null and t.kind <> 3",
     "select format('schedule %s has no state', c.id) from schedules c \
      where not exists (select 1 from schedule_state s where s.schedule_id = c.id)",
     "select format('the token of schedule %s belongs to nobody', t.schedule_id) from timers t \

@@ -22,8 +22,8 @@ const RUNNING: i16 = 2;
 macro_rules! live_columns {
     () => {
         "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
-         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.created_at, l.started_at, \
-         l.exit_code, l.error, q.lane"
+         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.prompt, l.payload, l.trace_id, \
+         l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane"
     };
 }
 pub(super) use live_columns;
@@ -34,6 +34,7 @@ pub(super) struct Live {
     pub(super) id: RunId,
     pub(super) state: i16,
     pub(super) not_before: Timestamp,
+    pub(super) due_at: Option<Timestamp>,
     pub(super) schedule: ScheduleId,
     pub(super) tick_at: Option<Timestamp>,
     pub(super) agent: AgentId,
@@ -44,6 +45,9 @@ pub(super) struct Live {
     pub(super) max_attempts: i64,
     pub(super) cancel: Option<Reason>,
     pub(super) trigger: Trigger,
+    pub(super) prompt: Option<String>,
+    pub(super) payload: String,
+    pub(super) trace_id: Option<Uuid>,
     pub(super) created_at: Timestamp,
     pub(super) started_at: Option<Timestamp>,
     pub(super) exit_code: Option<i32>,
@@ -57,6 +61,7 @@ impl Live {
             id: RunId(get(row, "id")?),
             state: get(row, "state")?,
             not_before: get(row, "not_before")?,
+            due_at: get(row, "due_at")?,
             schedule: get(row, "schedule_id")?,
             tick_at: get(row, "tick_at")?,
             agent: get(row, "agent_id")?,
@@ -67,6 +72,9 @@ impl Live {
             max_attempts: get(row, "max_attempts")?,
             cancel: get::<Option<i16>>(row, "cancel_reason")?.map(reason).transpose()?,
             trigger: trigger(get(row, "trigger")?)?,
+            prompt: get(row, "prompt")?,
+            payload: get(row, "payload")?,
+            trace_id: get(row, "trace_id")?,
             created_at: get(row, "created_at")?,
             started_at: get(row, "started_at")?,
             exit_code: get(row, "exit_code")?,
@@ -79,15 +87,24 @@ impl Live {
         self.state == RUNNING
     }
 
-    pub(super) fn record(self) -> RunRecord {
-        RunRecord {
+    /// As a record, with the names that its row has as well.
+    pub(super) fn record(row: &Row) -> Result<RunRecord, Fault> {
+        let live = Live::read(row)?;
+        Ok(RunRecord { agent_name: get(row, "agent_name")?, name: get(row, "name")?, ..live.nameless()? })
+    }
+
+    fn nameless(self) -> Result<RunRecord, Fault> {
+        Ok(RunRecord {
             id: self.id,
             agent: self.agent,
+            agent_name: String::new(),
             schedule: self.schedule,
+            name: String::new(),
             state: if self.is_running() { RunState::Running } else { RunState::Pending },
             command: self.command,
             trigger: self.trigger,
             tick_at: self.tick_at,
+            due_at: self.due_at.unwrap_or(self.not_before),
             not_before: self.not_before,
             reason: None,
             lane: self.lane,
@@ -98,23 +115,30 @@ impl Live {
             exit_code: self.exit_code,
             error: self.error,
             summary: None,
+            prompt: self.prompt,
+            payload: payload(&self.payload)?,
+            trace_id: self.trace_id,
             created_at: self.created_at,
             started_at: self.started_at,
             finished_at: None,
-        }
+        })
     }
 }
 
-/// A run from history.
+/// A run from history, with its names.
 pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
+    let not_before = get(row, "not_before")?;
     Ok(RunRecord {
         id: RunId(get(row, "id")?),
         agent: get(row, "agent_id")?,
+        agent_name: get(row, "agent_name")?,
         schedule: get(row, "schedule_id")?,
+        name: get(row, "name")?,
         command: get(row, "command")?,
         trigger: trigger(get(row, "trigger")?)?,
         tick_at: get(row, "tick_at")?,
-        not_before: get(row, "not_before")?,
+        due_at: get::<Option<Timestamp>>(row, "due_at")?.unwrap_or(not_before),
+        not_before,
         state: run_state(get(row, "state")?)?,
         reason: get::<Option<i16>>(row, "reason")?.map(reason).transpose()?,
         lane: get(row, "lane")?,
@@ -125,10 +149,17 @@ pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
         exit_code: get(row, "exit_code")?,
         error: get(row, "error")?,
         summary: get(row, "summary")?,
+        prompt: get(row, "prompt")?,
+        payload: payload(get(row, "payload")?)?,
+        trace_id: get(row, "trace_id")?,
         created_at: get(row, "created_at")?,
         started_at: get(row, "started_at")?,
         finished_at: get(row, "finished_at")?,
     })
+}
+
+fn payload(text: &str) -> Result<serde_json::Value, Fault> {
+    serde_json::from_str(text).map_err(|error| Error::unexpected(format!("a run's payload: {error}")).into())
 }
 
 pub(super) fn node(row: &Row) -> Result<Node, Fault> {

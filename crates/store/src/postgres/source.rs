@@ -1,4 +1,4 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,17 +16,18 @@ use super::plan::schedule_definition;
 use super::rows::{self, get, status_columns};
 use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
 use crate::Error;
-use crate::memory::{compile, left_out, standing_of};
+use crate::memory::{compile, left_out, standing_of, unarmed_until};
 use crate::shapes::*;
+use crate::views::*;
 
-type Compiled = Result<Arc<Schedule>, Arc<str>>;
+pub(super) type Compiled = Result<Arc<Schedule>, Arc<str>>;
 
 /// So many new schedules go into one statement.
 const CHUNK: usize = 5_000;
 
 /// An agent of a source, read before the transaction begins.
 pub(super) struct Spec<'a> {
-    name: &'a str,
+    pub(super) name: &'a str,
     definition: &'a AgentDefinition,
     text: Result<String, String>,
     schedules: Vec<ScheduleSpec<'a>>,
@@ -70,7 +71,7 @@ pub(super) async fn digest(tx: &mut Tx<'_>, source: &str) -> Result<Option<Strin
 }
 
 /// A schedule that is there already.
-struct Known {
+pub(super) struct Known {
     id: ScheduleId,
     source: String,
     revision: i64,
@@ -86,26 +87,22 @@ impl Postgres {
         digest: &str,
         specs: &[Spec<'_>],
     ) -> Result<Applied, Fault> {
-        // One at a time: names are looked up and then made.
-        tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
+        lock_names(tx).await?;
         let mut applied = Applied::default();
         let agents = put_agents(tx, source, specs).await?;
-        let known = known_schedules(tx, source, specs).await?;
-        let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
-        let mut names = HashSet::new();
+        let known = known_schedules(tx, Some(source), specs).await?;
+        let mut put = Vec::with_capacity(specs.len());
         for spec in specs {
             let agent = *agents.get(spec.name).ok_or_else(|| Error::unexpected("an agent without an id"))?;
-            for schedule in &spec.schedules {
-                match known.get(&schedule.name) {
-                    None if names.insert(schedule.name.as_str()) => fresh.push((agent, schedule)),
-                    None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
-                    Some(known) => applied.changed += u32::from(change(tx, now, known, schedule).await?),
-                }
-            }
+            put.push((agent, spec));
         }
-        applied.added = fresh.len() as u32;
-        for chunk in fresh.chunks(CHUNK) {
-            insert_schedules(tx, now, source, chunk).await?;
+        for put in put_schedules(tx, now, source, &known, &put).await? {
+            match put {
+                Put::Added(_) => applied.added += 1,
+                Put::Changed(_) => applied.changed += 1,
+                Put::OwnedBy(_) => applied.foreign += 1,
+                Put::Unchanged(_) | Put::NoAgent => {}
+            }
         }
         self.retire_missing(tx, now, source, specs, &known, &mut applied).await?;
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
@@ -148,8 +145,10 @@ impl Postgres {
     ) -> Result<(), Fault> {
         let agents: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
         let sql = "update agents set retired_at = $3 \
-                   where source = $1 and retired_at is null and not (name = any($2))";
-        tx.execute(sql, &[&source, &agents, &now]).await?;
+                   where source = $1 and retired_at is null and not (name = any($2)) returning id";
+        let gone_agents = tx.query(sql, &[&source, &agents, &now]).await?;
+        let gone_agents: Vec<AgentId> =
+            gone_agents.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let kept: HashSet<&str> =
             specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
         let mut gone: Vec<ScheduleId> = known
@@ -157,7 +156,26 @@ impl Postgres {
             .filter(|(name, known)| known.source == source && !kept.contains(name.as_str()))
             .map(|(_, known)| known.id)
             .collect();
+        if !gone_agents.is_empty() {
+            // Whatever made a schedule, it goes with its agent.
+            let sql = "select id from schedules where agent_id = any($1) and retired_at is null";
+            for row in tx.query(sql, &[&gone_agents]).await? {
+                gone.push(get(&row, "id")?);
+            }
+        }
         gone.sort_unstable();
+        gone.dedup();
+        self.retire(tx, now, &gone, applied).await
+    }
+
+    /// Retires schedules, and counts them and those of their runs that were waiting and have ended.
+    pub(super) async fn retire(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        gone: &[ScheduleId],
+        applied: &mut Applied,
+    ) -> Result<(), Fault> {
         if gone.is_empty() {
             return Ok(());
         }
@@ -238,10 +256,53 @@ async fn put_agents(
     Ok(ids)
 }
 
-/// Schedules that have a name of the source or come from it.
-async fn known_schedules(
+/// One at a time: names are looked up and then made.
+pub(super) async fn lock_names(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
+    Ok(())
+}
+
+/// Makes the schedules of agents what they are in a source. What the API owns is the API's alone; sources of files take
+/// over from each other.
+pub(super) async fn put_schedules(
     tx: &mut Tx<'_>,
+    now: Timestamp,
     source: &str,
+    known: &HashMap<String, Known>,
+    agents: &[(AgentId, &Spec<'_>)],
+) -> Result<Vec<Put>, Fault> {
+    let mut put = Vec::new();
+    let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
+    let mut names = HashSet::new();
+    for (agent, spec) in agents {
+        for schedule in &spec.schedules {
+            match known.get(&schedule.name) {
+                None if names.insert(schedule.name.as_str()) => fresh.push((*agent, schedule)),
+                None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
+                Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
+                    put.push(Put::OwnedBy(known.source.clone()));
+                }
+                Some(known) => {
+                    if known.source != source {
+                        let sql = "update schedules set source = $2 where id = $1";
+                        tx.execute(sql, &[&known.id, &source]).await?;
+                    }
+                    let changed = change(tx, now, known, schedule).await?;
+                    put.push(if changed { Put::Changed(known.id) } else { Put::Unchanged(known.id) });
+                }
+            }
+        }
+    }
+    for chunk in fresh.chunks(CHUNK) {
+        put.extend(insert_schedules(tx, now, source, chunk).await?.into_iter().map(Put::Added));
+    }
+    Ok(put)
+}
+
+/// Schedules that have a name of the source or come from it.
+pub(super) async fn known_schedules(
+    tx: &mut Tx<'_>,
+    source: Option<&str>,
     specs: &[Spec<'_>],
 ) -> Result<HashMap<String, Known>, Fault> {
     let names: Vec<&str> =
@@ -266,7 +327,7 @@ async fn insert_schedules(
     now: Timestamp,
     source: &str,
     fresh: &[(AgentId, &ScheduleSpec<'_>)],
-) -> Result<(), Fault> {
+) -> Result<Vec<ScheduleId>, Fault> {
     let sql = "select nextval('numbers') as id from generate_series(1, $1::bigint)";
     let ids = tx.query(sql, &[&(fresh.len() as i64)]).await?;
     let ids: Vec<ScheduleId> = ids.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
@@ -292,7 +353,8 @@ async fn insert_schedules(
     tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons]).await?;
     let tokens: Vec<(ScheduleId, Token)> =
         ids.iter().zip(&standings).filter_map(|(id, (_, token))| Some((*id, (*token)?))).collect();
-    set_tokens(tx, &tokens).await
+    set_tokens(tx, &tokens).await?;
+    Ok(ids)
 }
 
 /// Makes a schedule what it is in the source; `false` where it is so already.
@@ -336,10 +398,10 @@ async fn change(
 }
 
 /// A schedule's state, locked.
-struct Locked {
-    status: Status,
-    since: Timestamp,
-    waits: bool,
+pub(super) struct Locked {
+    pub(super) status: Status,
+    pub(super) since: Timestamp,
+    pub(super) waits: bool,
     open_skip: Option<SkipRange>,
 }
 
@@ -353,22 +415,24 @@ impl Locked {
         })
     }
 
-    /// What a disabled span has left out.
+    /// What a disabled or paused span has left out.
     fn unarmed_span(&self, now: Timestamp, compiled: &Compiled) -> Option<SkipRange> {
-        match self.status {
-            Status::Disabled => left_out(compiled, SkipReason::Disabled, self.since, now),
-            _ => None,
-        }
+        left_out(compiled, SkipReason::Disabled, self.since, unarmed_until(&self.status, now)?)
     }
 }
 
 /// Locks the state of a schedule that is not retired.
-async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
+pub(super) async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
     let sql = "select * from schedule_state where schedule_id = $1 and not retired for no key update";
     tx.query(sql, &[&id]).await?.first().map(Locked::read).transpose()
 }
 
-async fn set_status(tx: &mut Tx<'_>, id: ScheduleId, status: &Status, now: Timestamp) -> Result<(), Fault> {
+pub(super) async fn set_status(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    status: &Status,
+    now: Timestamp,
+) -> Result<(), Fault> {
     let (code, reason, until) = status_columns(status);
     let sql = "update schedule_state set status = $2, status_reason = $3, status_until = $4, status_since = $5 \
                where schedule_id = $1";
@@ -377,7 +441,7 @@ async fn set_status(tx: &mut Tx<'_>, id: ScheduleId, status: &Status, now: Times
 }
 
 /// Records the skips that were still being counted.
-async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
+pub(super) async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
     let Some(open) = locked.open_skip else { return Ok(()) };
     insert_skips(tx, &[(id, open)]).await?;
     let sql = "update schedule_state set skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
@@ -400,8 +464,13 @@ async fn start_revision(
     close_open_skip(tx, id, locked).await?;
     let sql = "update schedule_state set origin = null, waits_for = null where schedule_id = $1";
     tx.execute(sql, &[&id]).await?;
-    if matches!(locked.status, Status::Paused { .. }) {
-        return set_token(tx, id, None).await;
+    if let Status::Paused { until, .. } = locked.status
+        && until.is_none_or(|until| until > now)
+    {
+        // What it has left out so far is recorded: from here on the new timing counts.
+        let sql = "update schedule_state set status_since = $2 where schedule_id = $1";
+        tx.execute(sql, &[&id, &now]).await?;
+        return set_token(tx, id, until.map(|until| Token::resume(now, until))).await;
     }
     let one_shot = spec.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
     let token = if one_shot { Token::first(now) } else { Token::next(now) };
@@ -432,51 +501,4 @@ async fn switch(
         }
         _ => Ok(()),
     }
-}
-
-pub(super) async fn pause(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    reason: Option<&str>,
-    until: Option<Timestamp>,
-) -> Result<bool, Fault> {
-    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired and status = 0";
-    if tx.query(sql, &[&id]).await?.is_empty() {
-        return Ok(false);
-    }
-    // The token first, in the order of locks.
-    clear_token(tx, id).await?;
-    let locked = lock_state(tx, id).await?.filter(|locked| locked.status == Status::Active);
-    let locked = locked.ok_or(Fault::Again)?;
-    close_open_skip(tx, id, &locked).await?;
-    let paused = Status::Paused { reason: reason.map(str::to_owned), until };
-    set_status(tx, id, &paused, now).await?;
-    // The end of a run may have armed it before we had its state.
-    clear_token(tx, id).await?;
-    Ok(true)
-}
-
-pub(super) async fn resume(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    catch_up: bool,
-    skipped: Option<SkipRange>,
-) -> Result<bool, Fault> {
-    let Some(locked) = lock_state(tx, id).await? else { return Ok(false) };
-    if !matches!(locked.status, Status::Paused { .. }) {
-        return Ok(false);
-    }
-    let found = tx.query("select name, definition from schedules where id = $1", &[&id]).await?;
-    let row = found.first().ok_or_else(|| Error::unexpected("a schedule without a definition"))?;
-    let definition = schedule_definition(get(row, "definition")?)?;
-    let compiled = compile(&definition, get(row, "name")?);
-    let from = if catch_up { locked.since } else { now };
-    let (status, token) = standing_of(&definition, &compiled, Token::next(from));
-    let skipped: Vec<_> = skipped.filter(|_| !catch_up).map(|range| (id, range)).into_iter().collect();
-    insert_skips(tx, &skipped).await?;
-    set_status(tx, id, &status, now).await?;
-    set_token(tx, id, token.filter(|_| !locked.waits)).await?;
-    Ok(true)
 }

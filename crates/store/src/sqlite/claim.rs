@@ -1,9 +1,9 @@
 //! Claiming: who may start, in order, within slots and gates.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use belfry_core::Trigger;
 use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{RunId, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -13,6 +13,7 @@ use crate::shapes::*;
 
 /// A ready run: its place in the order, its gates, and what its claim will say. The attempt is still the one before.
 struct Ready {
+    queue: i64,
     place: (i64, i64, [u8; 16]),
     gates: Vec<i64>,
     claimed: Claimed,
@@ -26,6 +27,9 @@ impl Verb<'_> {
             .is_none()
         {
             return Ok(Vec::new());
+        }
+        if let Some(run) = claim.only {
+            return self.claim_one(now, claim, run);
         }
         let mut claimed = Vec::new();
         for (lane, slots) in &claim.lanes {
@@ -43,6 +47,38 @@ impl Verb<'_> {
             }
         }
         Ok(claimed)
+    }
+
+    /// Starts one run, also one that is parked, if its gates have room.
+    fn claim_one(&self, now: Timestamp, claim: &Claim, run: RunId) -> Done<Vec<Claimed>> {
+        let place = self.row(
+            "select q.id, q.lane, q.needs from live l join queues q on q.id = l.queue_id where l.id = ?",
+            [bytes(run)],
+            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)),
+        )?;
+        let Some((queue, lane, needs)) = place else { return Ok(Vec::new()) };
+        let needs: Vec<String> = from_json(&needs)?;
+        let ready = self.row(
+            "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
+                    tick_at, prompt, payload, trace_id
+             from live where id = ? and state <> 2 and not_before <= ?",
+            params![bytes(run), micros(now)],
+            |row| ready_of(row, queue, &lane),
+        )?;
+        let Some(ready) = ready.filter(|_| needs.iter().all(|label| claim.labels.contains(label))) else {
+            return Ok(Vec::new());
+        };
+        for gate in &ready.gates {
+            if self.room(*gate)? <= 0 {
+                return Ok(Vec::new());
+            }
+        }
+        self.execute(
+            "update live set state = 2, parked_on = null, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
+            params![node_bytes(claim.node), micros(now), bytes(run)],
+        )?;
+        let Claimed { epoch, attempt, .. } = ready.claimed;
+        Ok(vec![Claimed { epoch: epoch + 1, attempt: attempt + 1, ..ready.claimed }])
     }
 
     /// The queues of a lane that a node with these labels can serve.
@@ -69,7 +105,7 @@ impl Verb<'_> {
                         tick_at, prompt, payload, trace_id
                  from live where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, id limit ?",
                 params![queue, micros(now), limit as i64],
-                |row| ready_of(row, lane),
+                |row| ready_of(row, *queue, lane),
             )?);
         }
         ready.sort_by_key(|run| run.place);
@@ -96,14 +132,19 @@ impl Verb<'_> {
         let candidates: Vec<_> =
             ready.iter().map(|run| Candidate { run: (), gates: run.gates.clone() }).collect();
         let mut parked = false;
+        let mut free_starts: BTreeMap<i64, u32> = BTreeMap::new();
         for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots)) {
             let id = bytes(run.claimed.run);
             match admission {
                 Admission::Start => {
-                    self.execute(
-                        "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
-                        params![node_bytes(claim.node), micros(now), id],
-                    )?;
+                    if run.gates.is_empty() {
+                        *free_starts.entry(run.queue).or_default() += 1;
+                    } else {
+                        self.execute(
+                            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
+                            params![node_bytes(claim.node), micros(now), id],
+                        )?;
+                    }
                     let Claimed { epoch, attempt, .. } = run.claimed;
                     claimed.push(Claimed { epoch: epoch + 1, attempt: attempt + 1, ..run.claimed });
                 }
@@ -116,11 +157,19 @@ impl Verb<'_> {
                         let_through += self.release(*other)?;
                     }
                     if let_through > 0 {
-                        return Ok(true);
+                        break;
                     }
                 }
                 Admission::Later | Admission::NoSlot => {}
             }
+        }
+        // Nobody is passed by in a queue without gates: those that start are its first.
+        for (queue, starts) in free_starts {
+            self.execute(
+                "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?3 where id in
+                   (select id from live where queue_id = ?2 and state = 0 and not_before <= ?3 order by rank, not_before, id limit ?4)",
+                params![node_bytes(claim.node), queue, micros(now), starts],
+            )?;
         }
         Ok(parked)
     }
@@ -166,7 +215,7 @@ impl Verb<'_> {
     }
 }
 
-fn ready_of(row: &rusqlite::Row<'_>, lane: &str) -> rusqlite::Result<Ready> {
+fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
     let id: [u8; 16] = row.get(0)?;
     let payload = row.get_ref(14)?.as_str()?;
     let claimed = Claimed {
@@ -185,5 +234,10 @@ fn ready_of(row: &rusqlite::Row<'_>, lane: &str) -> rusqlite::Result<Ready> {
         trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
     };
     let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
-    Ok(Ready { place: (row.get(1)?, row.get(2)?, id), gates: gates.into_iter().flatten().collect(), claimed })
+    Ok(Ready {
+        queue,
+        place: (row.get(1)?, row.get(2)?, id),
+        gates: gates.into_iter().flatten().collect(),
+        claimed,
+    })
 }

@@ -1,5 +1,7 @@
 //! The end of an attempt, and all that hangs on it.
 
+use std::rc::Rc;
+
 use belfry_core::check::Status;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, budget};
@@ -7,13 +9,14 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use super::{Done, Verb, bytes, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
 /// A live run, as far as ending it needs to know it.
 struct Ending {
     run: RunId,
+    standing: Standing,
     ours: bool,
     cancel: Option<Reason>,
     agent: AgentId,
@@ -31,6 +34,7 @@ struct Rest {
     trigger: i64,
     queue: i64,
     not_before: i64,
+    due_at: Option<i64>,
     attempt: i64,
     max_attempts: i64,
     epoch: Epoch,
@@ -38,6 +42,8 @@ struct Rest {
     trace: Option<[u8; 16]>,
     created_at: i64,
     started_at: Option<i64>,
+    prompt: Option<String>,
+    payload: Option<String>,
 }
 
 /// A schedule, as far as the end of its run needs to know it.
@@ -46,6 +52,7 @@ struct Standing {
     waits_for: Option<RunId>,
     delete_after_run: bool,
     ended: i64,
+    ended_failed: i64,
     last_failed: Option<[u8; 16]>,
     last_other: Option<[u8; 16]>,
 }
@@ -62,53 +69,50 @@ struct Result<'a> {
 impl Verb<'_> {
     fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
         self.row(
-            "select state, epoch, cancel_reason, agent_id, schedule_id, command, tick_at, agent_gate, turn_gate, exit_code, error,
-                    trigger, queue_id, not_before, attempt, max_attempts, node_id, trace_id, created_at, started_at
-             from live where id = ?",
+            "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
+                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.command, l.tick_at, l.agent_gate, l.turn_gate, l.exit_code, l.error,
+                    l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at,
+                    l.due_at, l.prompt, nullif(l.payload, '{}'), st.ended_failed
+             from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
-                let rest = Rest {
-                    trigger: row.get(11)?,
-                    queue: row.get(12)?,
-                    not_before: row.get(13)?,
-                    attempt: row.get(14)?,
-                    max_attempts: row.get(15)?,
-                    epoch: row.get(1)?,
-                    node: row.get(16)?,
-                    trace: row.get(17)?,
-                    created_at: row.get(18)?,
-                    started_at: row.get(19)?,
-                };
-                Ok(Ending {
-                    run,
-                    ours: row.get::<_, i64>(0)? == 2 && Some(rest.epoch) == epoch,
-                    cancel: row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
-                    agent: row.get(3)?,
-                    schedule: row.get(4)?,
-                    command: row.get(5)?,
-                    tick_at: row.get(6)?,
-                    gates: [row.get(7)?, row.get(8)?],
-                    exit_code: row.get(9)?,
-                    error: row.get(10)?,
-                    rest,
-                })
-            },
-        )
-    }
-
-    fn standing(&self, schedule: ScheduleId) -> Done<Option<Standing>> {
-        self.row(
-            "select status, status_reason, status_until, waits_for, delete_after_run, ended, last_failed, last_other
-             from schedule_state where schedule_id = ?",
-            [schedule],
-            |row| {
-                Ok(Standing {
+                let standing = Standing {
                     status: status_of(row)?,
                     waits_for: row.get::<_, Option<[u8; 16]>>(3)?.map(run_id),
                     delete_after_run: row.get(4)?,
                     ended: row.get(5)?,
+                    ended_failed: row.get(31)?,
                     last_failed: row.get(6)?,
                     last_other: row.get(7)?,
+                };
+                let rest = Rest {
+                    trigger: row.get(19)?,
+                    queue: row.get(20)?,
+                    not_before: row.get(21)?,
+                    attempt: row.get(22)?,
+                    max_attempts: row.get(23)?,
+                    epoch: row.get(8)?,
+                    node: row.get(24)?,
+                    trace: row.get(25)?,
+                    created_at: row.get(26)?,
+                    started_at: row.get(27)?,
+                    due_at: row.get(28)?,
+                    prompt: row.get(29)?,
+                    payload: row.get(30)?,
+                };
+                Ok(Ending {
+                    run,
+                    standing,
+                    ours: row.get::<_, i64>(9)? == 2 && Some(rest.epoch) == epoch,
+                    cancel: row.get::<_, Option<i16>>(10)?.and_then(Reason::from_code),
+                    agent: row.get(11)?,
+                    schedule: row.get(12)?,
+                    command: row.get(13)?,
+                    tick_at: row.get(14)?,
+                    gates: [row.get(15)?, row.get(16)?],
+                    exit_code: row.get(17)?,
+                    error: row.get(18)?,
+                    rest,
                 })
             },
         )
@@ -171,7 +175,7 @@ impl Verb<'_> {
             Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?])
         })?;
         self.execute(
-            "update live set state = 0, node_id = null, not_before = ?, attempt = attempt - ? where id = ?",
+            "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?, attempt = attempt - ? where id = ?",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
         self.freed.borrow_mut().extend(gates.into_iter().flatten().flatten());
@@ -198,12 +202,16 @@ impl Verb<'_> {
         result: &Result<'_>,
     ) -> Done<()> {
         let (run, agent, rest) = (ending.run, ending.agent, &ending.rest);
-        let Some(standing) = self.standing(ending.schedule)? else { return Ok(()) };
-        let previous = if state == RunState::Failed { standing.last_failed } else { standing.last_other };
+        let standing = &ending.standing;
+        let (previous, before) = match state {
+            RunState::Failed => (standing.last_failed, standing.ended_failed),
+            _ => (standing.last_other, standing.ended - standing.ended_failed),
+        };
         self.execute(
             "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
-                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at)
-             values (?, ?, ?, ?, ?, ?, ?, ?, (select lane from queues where id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at,
+                                  due_at, prompt, payload, ordinal)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 bytes(run),
                 standing.ended + 1,
@@ -213,7 +221,7 @@ impl Verb<'_> {
                 agent,
                 ending.command,
                 rest.trigger,
-                rest.queue,
+                self.lane(rest.queue)?,
                 rest.not_before,
                 state.code(),
                 reason.map(Reason::code),
@@ -228,11 +236,15 @@ impl Verb<'_> {
                 rest.created_at,
                 rest.started_at,
                 micros(now),
+                rest.due_at,
+                rest.prompt,
+                rest.payload,
+                before + 1,
             ],
         )?;
         self.execute("delete from live where id = ?", [bytes(run)])?;
         self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
-        self.end_of_schedule(now, ending, &standing, state, reason, result)?;
+        self.end_of_schedule(now, ending, state, reason, result)?;
         let (breaker_policy, has_budget) = self.policies(agent)?;
         if let Some(policy) = breaker_policy {
             let breaker = self.breaker_of(agent, &ending.command)?;
@@ -245,6 +257,18 @@ impl Verb<'_> {
             self.execute("delete from budgets where agent_id = ?", [agent])?;
         }
         Ok(())
+    }
+
+    /// The lane of a queue; a queue never changes.
+    fn lane(&self, queue: i64) -> Done<Rc<str>> {
+        if let Some(lane) = self.lanes.borrow().get(&queue) {
+            return Ok(lane.clone());
+        }
+        let lane =
+            self.row("select lane from queues where id = ?", [queue], |row| row.get::<_, Rc<str>>(0))?;
+        let lane = lane.unwrap_or_else(|| Rc::from(""));
+        self.lanes.borrow_mut().insert(queue, lane.clone());
+        Ok(lane)
     }
 
     /// An agent's breaker policy, as stored, and whether it has a budget; read once per verb.
@@ -265,12 +289,11 @@ impl Verb<'_> {
         &self,
         now: Timestamp,
         ending: &Ending,
-        standing: &Standing,
         state: RunState,
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let (run, schedule) = (ending.run, ending.schedule);
+        let (run, schedule, standing) = (ending.run, ending.schedule, &ending.standing);
         let error = (state == RunState::Failed)
             .then(|| result.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str)));
         let update = match state {
@@ -283,12 +306,14 @@ impl Verb<'_> {
             params![bytes(run), state.code(), ending.tick_at, micros(now), error, schedule],
         )?;
         if standing.waits_for == Some(run) {
-            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
             if standing.status == Status::Active {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
-        } else if standing.status == Status::Exhausted && standing.delete_after_run {
-            // A one-shot that asked for it goes with its run.
+        } else if standing.status == Status::Exhausted
+            && standing.delete_after_run
+            && ending.tick_at.is_some()
+        {
+            // A one-shot that asked for it goes with the run of its tick.
             self.execute(
                 "update schedules set retired_at = ? where id = ? and retired_at is null",
                 params![micros(now), schedule],
@@ -302,7 +327,8 @@ impl Verb<'_> {
 macro_rules! end_of_schedule {
     ($more:literal) => {
         concat!(
-            "update schedule_state set ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3, last_finished_at = ?4, ",
+            "update schedule_state set waits_for = nullif(waits_for, ?1), ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
+             fired_at = max(ifnull(fired_at, ?3), ifnull(?3, fired_at)), last_finished_at = ?4, ",
             $more,
             " where schedule_id = ?6"
         )
@@ -311,31 +337,7 @@ macro_rules! end_of_schedule {
 const END_COMPLETED: &str = end_of_schedule!(
     "last_other = ?1, last_success_at = ?4, last_success_run = ?1, last_error = ?5, streak = max(streak, 0) + 1"
 );
-const END_FAILED: &str = end_of_schedule!("last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1");
+const END_FAILED: &str = end_of_schedule!(
+    "ended_failed = ended_failed + 1, last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1"
+);
 const END_CANCELLED: &str = end_of_schedule!("last_other = ?1, last_error = coalesce(?5, last_error)");
-
-/// A row of `live` or `history` as a record. Both have the columns of the other, or a constant in their place.
-pub(super) fn record(row: &rusqlite::Row<'_>) -> rusqlite::Result<RunRecord> {
-    Ok(RunRecord {
-        id: run_id(row.get("id")?),
-        agent: row.get("agent_id")?,
-        schedule: row.get("schedule_id")?,
-        command: row.get("command")?,
-        trigger: belfry_core::Trigger::from_code(row.get("trigger")?).unwrap_or(belfry_core::Trigger::Manual),
-        tick_at: maybe_instant(row, "tick_at")?,
-        not_before: instant(row, "not_before")?,
-        state: RunState::from_code(row.get("state")?).unwrap_or(RunState::Pending),
-        reason: row.get::<_, Option<i16>>("reason")?.and_then(Reason::from_code),
-        lane: row.get("lane")?,
-        attempt: row.get("attempt")?,
-        max_attempts: row.get("max_attempts")?,
-        epoch: row.get("epoch")?,
-        node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(super::node_id),
-        exit_code: row.get("exit_code")?,
-        error: row.get("error")?,
-        summary: row.get("summary")?,
-        created_at: instant(row, "created_at")?,
-        started_at: maybe_instant(row, "started_at")?,
-        finished_at: maybe_instant(row, "finished_at")?,
-    })
-}

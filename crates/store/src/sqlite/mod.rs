@@ -5,29 +5,46 @@
 //! without its locks: whoever writes is alone.
 
 mod claim;
+mod edit;
 mod finish;
+mod list;
 mod node;
+mod notify;
+mod output;
+mod pause;
 mod plan;
 mod read;
 mod schema;
 mod source;
+mod statements;
+mod why;
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleId, SkipRange};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
+    SkipRange,
+};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
+use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
+use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
+use crate::views::*;
+use statements::Statements;
 
 /// A store in one SQLite file.
 pub struct Sqlite {
@@ -58,8 +75,13 @@ impl Drop for Sqlite {
 struct Shared {
     path: PathBuf,
     sabotage: Switch,
+    hint: Hint,
+    /// What the file's counter of others' writes was when it was looked at last.
+    seen_version: AtomicI64,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// The same for agents, by revision.
+    agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
 
 type Compiled = Result<Arc<Schedule>, Arc<str>>;
@@ -95,11 +117,19 @@ impl Sqlite {
         Sqlite::start(path, Some(lock))
     }
 
+    /// The process that serves a file, if one does. Reads only.
+    pub fn server(path: &Path) -> Option<u32> {
+        schema::ServerLock::holder(path)
+    }
+
     fn start(path: &Path, lock: Option<schema::ServerLock>) -> Result<Sqlite, Error> {
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             sabotage: Switch::default(),
+            hint: Hint::default(),
+            seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
+            agents: Mutex::default(),
         });
         let connection = schema::open(path)?;
         let (writer, commands) = mpsc::channel(WAITING_MAX);
@@ -127,7 +157,7 @@ impl Sqlite {
     pub async fn limit_pages(&self, pages: Option<u32>) -> Answer<()> {
         self.write(move |verb| {
             let set = format!("pragma max_page_count = {}", pages.unwrap_or(u32::MAX - 1));
-            verb.row(&set, [], |_| Ok(())).map(drop)
+            verb.connection.query_row(&set, [], |_| Ok(())).map_err(|error| verb.failure(&error))
         })
         .await
     }
@@ -178,6 +208,8 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         lost: RefCell::default(),
         freed: RefCell::default(),
         policies: RefCell::default(),
+        lanes: RefCell::default(),
+        statements: Statements::default(),
     };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
@@ -214,6 +246,8 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         lost: RefCell::default(),
         freed: RefCell::default(),
         policies: RefCell::default(),
+        lanes: RefCell::default(),
+        statements: Statements::default(),
     };
     loop {
         let job = questions.lock().blocking_recv();
@@ -232,6 +266,9 @@ struct Verb<'a> {
     freed: RefCell<BTreeSet<i64>>,
     /// Policies of agents that this verb has asked for.
     policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
+    /// Lanes of queues that this verb has asked for.
+    lanes: RefCell<HashMap<i64, Rc<str>>>,
+    statements: Statements<'a>,
 }
 
 /// What a step inside a verb gives back.
@@ -243,6 +280,7 @@ impl Verb<'_> {
         savepoint("savepoint verb")?;
         self.freed.take();
         self.policies.take();
+        self.lanes.take();
         let done = verb(self).and_then(|done| self.release_freed().map(|()| done));
         if let Err(error) = &done
             && self.connection.is_autocommit()
@@ -259,34 +297,37 @@ impl Verb<'_> {
     }
 
     /// Runs a statement; gives the number of rows changed.
-    fn execute(&self, sql: &str, parameters: impl rusqlite::Params) -> Done<usize> {
-        let run = || self.connection.prepare_cached(sql)?.execute(parameters);
-        run().map_err(|error| self.failure(&error))
+    fn execute(&self, sql: impl Into<Cow<'static, str>>, parameters: impl rusqlite::Params) -> Done<usize> {
+        self.prepared(sql, |statement| statement.execute(parameters))
     }
 
     /// All rows of a query.
     fn rows<T>(
         &self,
-        sql: &str,
+        sql: impl Into<Cow<'static, str>>,
         parameters: impl rusqlite::Params,
         map: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
     ) -> Done<Vec<T>> {
-        let query = || {
-            self.connection.prepare_cached(sql)?.query_map(parameters, map)?.collect::<rusqlite::Result<_>>()
-        };
-        query().map_err(|error| self.failure(&error))
+        self.prepared(sql, |statement| statement.query_map(parameters, map)?.collect())
     }
 
     /// The first row of a query, if there is one.
     fn row<T>(
         &self,
-        sql: &str,
+        sql: impl Into<Cow<'static, str>>,
         parameters: impl rusqlite::Params,
         map: impl FnOnce(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
     ) -> Done<Option<T>> {
         use rusqlite::OptionalExtension;
-        let query = || self.connection.prepare_cached(sql)?.query_row(parameters, map).optional();
-        query().map_err(|error: rusqlite::Error| self.failure(&error))
+        self.prepared(sql, |statement| statement.query_row(parameters, map).optional())
+    }
+
+    fn prepared<T>(
+        &self,
+        sql: impl Into<Cow<'static, str>>,
+        run: impl FnOnce(&mut rusqlite::Statement<'_>) -> rusqlite::Result<T>,
+    ) -> Done<T> {
+        self.statements.with(self.connection, sql.into(), run).map_err(|error| self.failure(&error))
     }
 
     /// Reads a schedule's definition, once for each text.
@@ -351,7 +392,8 @@ impl Store for Sqlite {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         let (source, digest, agents) = (source.to_owned(), digest.to_owned(), agents.to_vec());
-        self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await
+        let answer = self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await;
+        self.shared.hint.after(answer, |_| true)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -362,6 +404,28 @@ impl Store for Sqlite {
         .await
     }
 
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
+        let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await;
+        self.shared.hint.after(answer, Put::is_news)
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        let answer = self.write(move |verb| verb.remove_by_api(now, schedule)).await;
+        self.shared.hint.after(answer, |_| true)
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        let schedules = schedules.to_vec();
+        self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -370,7 +434,8 @@ impl Store for Sqlite {
         until: Option<Timestamp>,
     ) -> Answer<bool> {
         let reason = reason.map(str::to_owned);
-        self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await
+        let answer = self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await;
+        self.shared.hint.after(answer, |paused| *paused)
     }
 
     async fn resume(
@@ -380,7 +445,8 @@ impl Store for Sqlite {
         catch_up: bool,
         skipped: Option<SkipRange>,
     ) -> Answer<bool> {
-        self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await
+        let answer = self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await;
+        self.shared.hint.after(answer, |resumed| *resumed)
     }
 
     async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
@@ -395,13 +461,15 @@ impl Store for Sqlite {
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
-        let commits = commits.to_vec();
-        self.write(move |verb| commits.iter().map(|commit| verb.commit(now, commit)).collect()).await
+        let own = commits.to_vec();
+        let held = self.write(move |verb| own.iter().map(|commit| verb.commit(now, commit)).collect()).await;
+        self.shared.hint.after(held, |held: &Vec<bool>| hint::made_runs(commits, held))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = request.clone();
-        self.write(move |verb| verb.enqueue(now, &request)).await
+        let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
+        self.shared.hint.after(answer, hint::made)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -411,16 +479,29 @@ impl Store for Sqlite {
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let finishes = finishes.to_vec();
-        self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await
+        let answer =
+            self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await;
+        self.shared.hint.after(answer, |finished| hint::ended(finished))
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        self.write(move |verb| verb.cancel(now, run, reason)).await
+        let answer = self.write(move |verb| verb.cancel(now, run, reason)).await;
+        self.shared.hint.after(answer, hint::cancelled)
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
         let runs = runs.to_vec();
-        self.write(move |verb| verb.give_back(now, node, &runs)).await
+        let answer = self.write(move |verb| verb.give_back(now, node, &runs)).await;
+        self.shared.hint.after(answer, |given| *given > 0)
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        let chunks = chunks.to_vec();
+        self.write(move |verb| verb.append_output(run, epoch, &chunks)).await
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        self.read(move |verb| verb.output(run, after, limit_bytes)).await
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
@@ -429,7 +510,23 @@ impl Store for Sqlite {
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        self.write(move |verb| verb.renew(node, lease_until)).await
+        if !self.write(move |verb| verb.renew(node, lease_until)).await? {
+            return Ok(Renewed::Fenced);
+        }
+        self.read(move |verb| verb.held(node)).await
+    }
+
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        self.read(move |verb| verb.cancel_marks(node)).await
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        let record = record.to_string();
+        self.write(move |verb| verb.record_child(run, epoch, &record)).await
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        self.read(move |verb| verb.children_of(node)).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
@@ -437,7 +534,8 @@ impl Store for Sqlite {
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        self.write(move |verb| verb.fence(now, node, lease_seen)).await
+        let answer = self.write(move |verb| verb.fence(now, node, lease_seen)).await;
+        self.shared.hint.after(answer, Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
@@ -476,8 +574,53 @@ impl Store for Sqlite {
         self.read(move |verb| verb.schedule(&name)).await
     }
 
-    async fn skips(&self, schedule: ScheduleId) -> Answer<Vec<SkipRange>> {
-        self.read(move |verb| verb.skips(schedule)).await
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        let (filter, after) = (filter.clone(), after.map(str::to_owned));
+        self.read(move |verb| verb.list_schedules(&filter, after.as_deref(), limit)).await
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        let filter = filter.clone();
+        self.read(move |verb| verb.list_runs(&filter, after, limit)).await
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        self.read(|verb| verb.list_agents()).await
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        self.read(|verb| verb.list_breakers()).await
+    }
+
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        self.read(move |verb| verb.skips(schedule, after, limit)).await
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        self.read(move |verb| verb.tick(schedule, tick_at)).await
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        self.read(move |verb| verb.revision_at(schedule, at)).await
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
@@ -487,6 +630,10 @@ impl Store for Sqlite {
 
     async fn counts(&self) -> Answer<Counts> {
         self.read(|verb| verb.counts()).await
+    }
+
+    async fn changed(&self) {
+        self.hinted().await;
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

@@ -3,6 +3,7 @@
 use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
+use serde_json::Value;
 
 use super::source::{from_json, to_json};
 use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
@@ -25,14 +26,18 @@ impl Verb<'_> {
         .map(drop)
     }
 
-    pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<Renewed> {
+    /// Extends a lease; `false` where it was fenced.
+    pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<bool> {
         let renewed = self.execute(
             "update nodes set lease_until = max(lease_until, ?) where id = ? and not fenced",
             params![micros(lease_until), node_bytes(id)],
         )?;
-        if renewed == 0 {
-            return Ok(Renewed::Fenced);
-        }
+        Ok(renewed > 0)
+    }
+
+    /// What runs under a node. It looks at all live runs, because an index by node would cost every start and every end
+    /// more than this costs every few seconds: so it is for a reader, never for the writer.
+    pub(super) fn held(&self, id: NodeId) -> Done<Renewed> {
         let own = self.rows(
             "select id, epoch, cancel_reason from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
@@ -48,6 +53,32 @@ impl Verb<'_> {
             cancels: own.iter().filter_map(|(run, epoch, cancel)| Some((*run, *epoch, (*cancel)?))).collect(),
             live: own.iter().map(|(run, epoch, _)| (*run, *epoch)).collect(),
         })
+    }
+
+    pub(super) fn cancel_marks(&self, id: NodeId) -> Done<Vec<(RunId, Epoch, Reason)>> {
+        let marked = self.rows(
+            "select id, epoch, cancel_reason from live where node_id = ? and cancel_reason is not null and state = 2 order by id",
+            [node_bytes(id)],
+            |row| Ok((run_id(row.get(0)?), row.get(1)?, Reason::from_code(row.get(2)?))),
+        )?;
+        Ok(marked.into_iter().filter_map(|(run, epoch, reason)| Some((run, epoch, reason?))).collect())
+    }
+
+    pub(super) fn record_child(&self, run: RunId, epoch: Epoch, record: &str) -> Done<bool> {
+        let kept = self.execute(
+            "update live set child = ?, child_epoch = epoch where id = ? and state = 2 and epoch = ?",
+            params![record, bytes(run), epoch],
+        )?;
+        Ok(kept > 0)
+    }
+
+    pub(super) fn children_of(&self, id: NodeId) -> Done<Vec<(RunId, Value)>> {
+        let children = self.rows(
+            "select id, child from live where state = 2 and node_id = ? and child_epoch = epoch order by id",
+            [node_bytes(id)],
+            |row| Ok((run_id(row.get(0)?), row.get::<_, String>(1)?)),
+        )?;
+        children.into_iter().map(|(run, text)| Ok((run, from_json(&text)?))).collect()
     }
 
     pub(super) fn nodes(&self) -> Done<Vec<Node>> {

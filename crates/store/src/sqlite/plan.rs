@@ -141,6 +141,9 @@ impl Verb<'_> {
         if consumed == 0 && !unchecked {
             return Ok(false);
         }
+        if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
+            return self.commit_resume(commit);
+        }
         // Only a scope beyond the schedule can have grown without touching its token.
         let grown = commit.scope != Scope::Schedule
             && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;
@@ -335,6 +338,15 @@ impl Verb<'_> {
             })?;
         if known.is_none() {
             return Ok(Enqueued::NotFound);
+        }
+        if let Some(tick_at) = run.tick_at
+            && let Some(first) = self.row(
+                "select id from live where schedule_id = ? and tick_at = ?",
+                params![run.schedule, micros(tick_at)],
+                |row| row.get(0).map(run_id),
+            )?
+        {
+            return Ok(Enqueued::Repeat(first));
         }
         if let Some(key) = &request.key {
             let first = self.row(

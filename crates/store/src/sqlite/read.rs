@@ -1,27 +1,26 @@
 //! Reading, looking for damage, and removing what is old.
 
-use belfry_core::{AgentId, RunId, RunState, ScheduleId, SkipRange, SkipReason};
+use belfry_core::{AgentId, RunId, RunState, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::finish::record;
-use super::plan::{open_skip_of, token_of};
-use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use super::list::{ENDED, live_query, record};
+use super::source::from_json;
+use super::{Done, Verb, bytes, maybe_instant, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
 impl Verb<'_> {
     pub(super) fn run(&self, run: RunId) -> Done<Option<RunRecord>> {
-        let live = self.row(&live_query("l.id = ?"), [bytes(run)], record)?;
+        let live = self.row(live_query("l.id = ?"), [bytes(run)], record)?;
         match live {
             Some(live) => Ok(Some(live)),
-            None => self.row("select * from history where id = ?", [bytes(run)], record),
+            None => self.row(format!("{ENDED} where h.id = ?"), [bytes(run)], record),
         }
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(&live_query("true order by l.rank, l.not_before, l.id"), [], record)
+        self.rows(live_query("true order by l.rank, l.not_before, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.
@@ -32,7 +31,7 @@ impl Verb<'_> {
             |row| Ok([row.get::<_, Option<[u8; 16]>>(0)?, row.get(1)?]),
         )?;
         let next = |id: Option<[u8; 16]>| match id {
-            Some(id) => self.row("select * from history where id = ?", [id], |row| {
+            Some(id) => self.row(format!("{ENDED} where h.id = ?"), [id], |row| {
                 Ok((row.get::<_, i64>("place")?, record(row)?, row.get::<_, Option<[u8; 16]>>("previous")?))
             }),
             None => Ok(None),
@@ -50,65 +49,6 @@ impl Verb<'_> {
             heads[later] = next(previous)?;
         }
         Ok(runs)
-    }
-
-    pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
-        let found = self.row(
-            "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at
-             from schedules s join schedule_state st on st.schedule_id = s.id left join timers t on t.schedule_id = s.id
-             where s.name = ? and s.retired_at is null",
-            [name],
-            |row| {
-                let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
-                    Some(run) => Some(LastRun {
-                        run: run_id(run),
-                        state: RunState::from_code(row.get("last_state")?).unwrap_or(RunState::Completed),
-                        tick_at: maybe_instant(row, "last_tick_at")?,
-                        finished_at: instant(row, "last_finished_at")?,
-                    }),
-                    None => None,
-                };
-                let success_run = row.get::<_, Option<[u8; 16]>>("last_success_run")?.map(run_id);
-                let armed = row.get::<_, Option<i64>>("due_at")?.is_some();
-                let record = ScheduleRecord {
-                    id: row.get("id")?,
-                    agent: row.get("agent_id")?,
-                    name: row.get("name")?,
-                    definition: belfry_core::ScheduleDefinition::new(belfry_core::definition::When::After(String::new())),
-                    revision: row.get("revision")?,
-                    source: row.get("source")?,
-                    status: status_of(row)?,
-                    status_since: instant(row, "status_since")?,
-                    token: if armed { Some(token_of(row)?) } else { None },
-                    waits_for: row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id),
-                    origin: maybe_instant(row, "origin")?,
-                    open_skip: open_skip_of(row)?,
-                    last,
-                    last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
-                    last_error: row.get("last_error")?,
-                    streak: row.get("streak")?,
-                };
-                Ok((record, row.get::<_, String>("definition")?))
-            },
-        )?;
-        found
-            .map(|(record, definition)| Ok(ScheduleRecord { definition: from_json(&definition)?, ..record }))
-            .transpose()
-    }
-
-    pub(super) fn skips(&self, schedule: ScheduleId) -> Done<Vec<SkipRange>> {
-        self.rows(
-            "select reason, from_tick, to_tick, count from skips where schedule_id = ? order by number",
-            [schedule],
-            |row| {
-                Ok(SkipRange {
-                    reason: SkipReason::from_code(row.get(0)?).unwrap_or(SkipReason::Disabled),
-                    from: instant(row, "from_tick")?,
-                    to: instant(row, "to_tick")?,
-                    count: row.get::<_, i64>(3)? as u64,
-                })
-            },
-        )
     }
 
     pub(super) fn breaker_record(&self, agent: AgentId, command: &str) -> Done<BreakerRecord> {
@@ -136,7 +76,7 @@ impl Verb<'_> {
     pub(super) fn prune(&self, now: Timestamp, retention: &Retention) -> Done<Pruned> {
         // Ids begin with the instant of their making: what ended before an instant was made before it.
         let newest = retention.runs_before.max(retention.failures_before);
-        let bound = (u128::from(newest.as_millisecond().max(0) as u64) << 80).to_be_bytes();
+        let bound = Retention::first_id(newest).into_bytes();
         let old = self.rows(
             "select id, schedule_id, tick_at from history
              where id < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by id limit ?5",
@@ -167,7 +107,33 @@ impl Verb<'_> {
             params![micros(retention.skips_before), retention.batch],
         )?;
         let keys = self.execute("delete from idempotency where expires_at <= ?", [micros(now)])?;
-        Ok(Pruned { runs: old.len() as u32, skips: skips as u32, keys: keys as u32 })
+        let (over, next) = self.prune_by_number(retention)?;
+        let output = self.execute(
+            "delete from output where (run_id, seq) in
+               (select run_id, seq from output o where run_id < ? and not exists (select 1 from live l where l.id = o.run_id)
+                order by run_id, seq limit ?)",
+            params![Retention::first_id(retention.output_before).into_bytes(), retention.batch],
+        )?;
+        let runs = old.len() as u32 + over;
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
+    }
+
+    /// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
+    fn prune_by_number(&self, retention: &Retention) -> Done<(u32, Option<RunId>)> {
+        let Some(keep) = retention.runs_per_schedule else { return Ok((0, None)) };
+        let walked = self.rows(
+            "select h.id, h.ordinal <= case h.state when ?3 then st.ended_failed else st.ended - st.ended_failed end - ?4
+             from (select id, schedule_id, state, ordinal from history where id > ?1 order by id limit ?2) h
+               left join schedule_state st on st.schedule_id = h.schedule_id order by h.id",
+            params![retention.after.map_or([0; 16], bytes), retention.batch, RunState::Failed.code(), keep],
+            |row| Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, Option<bool>>(1)?)),
+        )?;
+        let mut over = 0;
+        for (id, _) in walked.iter().filter(|(_, is_over)| *is_over == Some(true)) {
+            over += self.execute("delete from history where id = ?", [id])? as u32;
+        }
+        let next = walked.last().filter(|_| walked.len() == retention.batch as usize);
+        Ok((over, next.map(|(id, _)| run_id(*id))))
     }
 
     pub(super) fn integrity(&self) -> Done<Vec<String>> {
@@ -196,7 +162,19 @@ impl Verb<'_> {
             ),
             (
                 "schedules that wait and have a token",
-                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id where waits_for is not null",
+                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id
+                 where waits_for is not null and t.kind <> 3",
+            ),
+            (
+                "schedules with a token that are not active, or with the end of a pause that are not paused",
+                "select count(*) from schedule_state st join timers t on t.schedule_id = st.schedule_id
+                 where st.status <> case t.kind when 3 then 1 else 0 end",
+            ),
+            (
+                "pauses that nothing ends when they should",
+                "select count(*) from schedule_state st join schedules s on s.id = st.schedule_id
+                 where s.retired_at is null and st.status = 1 and st.status_until is not null
+                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id and t.due_at = st.status_until)",
             ),
             (
                 "active schedules that nothing arms",
@@ -218,14 +196,4 @@ impl Verb<'_> {
         }
         Ok(found)
     }
-}
-
-/// Live runs with the columns of ended ones.
-fn live_query(condition: &str) -> String {
-    let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.attempt, l.max_attempts, l.epoch, l.node_id,
-                   l.exit_code, l.error, l.created_at, l.started_at";
-    format!(
-        "select {columns}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as finished_at, q.lane
-         from live l join queues q on q.id = l.queue_id where {condition}"
-    )
 }

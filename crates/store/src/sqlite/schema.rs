@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
@@ -16,6 +17,14 @@ const VERSION: i64 = MIGRATIONS.len() as i64;
 const APPLICATION_ID: i64 = 0x4245_4c46;
 /// Files up to this size are checked as a whole before they are used.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
+/// A lock that is held is asked for so often …
+const ASKERS_MAX: u32 = 5;
+/// … after so long, before it counts as held by a server.
+const ASKING: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// How long a second server waits for the first to be gone.
+const TAKE_OVER: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
@@ -36,7 +45,8 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
         connection.pragma_update(None, "journal_mode", "wal")?;
         connection.pragma_update(None, "synchronous", "full")?;
-        connection.pragma_update(None, "cache_size", -65_536)?;
+        // Small, because each commit that has rebalanced a tree walks all of it; the system caches the file as well.
+        connection.pragma_update(None, "cache_size", -8_192)?;
         connection.pragma_update(None, "temp_store", "memory")?;
         // A page that changes often is copied back once per 40 MB of log rather than once per 4.
         connection.pragma_update(None, "wal_autocheckpoint", 10_000)?;
@@ -51,7 +61,33 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
 pub(super) struct ServerLock(#[expect(dead_code, reason = "dropping it lets go of the lock")] File);
 
 impl ServerLock {
+    /// Takes the lock; refused while another process has it.
     pub(super) fn take(path: &Path) -> Result<ServerLock, Error> {
+        // Whoever only asks for the holder has it for an instant.
+        for _ in 0..ASKERS_MAX {
+            match ServerLock::try_take(path) {
+                Err(Error::InUse { .. }) => std::thread::sleep(ASKING),
+                other => return other,
+            }
+        }
+        ServerLock::try_take(path)
+    }
+
+    /// The process that holds the lock.
+    pub(super) fn holder(path: &Path) -> Option<u32> {
+        let mut file = File::open(lock_path(path)).ok()?;
+        match file.try_lock_shared() {
+            // Nobody has it, nor have we once the file is closed.
+            Ok(()) | Err(TryLockError::Error(_)) => None,
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                file.read_to_string(&mut pid).ok()?;
+                Some(pid.trim().parse().unwrap_or(0))
+            }
+        }
+    }
+
+    fn try_take(path: &Path) -> Result<ServerLock, Error> {
         let lock_path = lock_path(path);
         let unavailable = |error: std::io::Error| Error::Unavailable {
             detail: format!("{}: {error}", lock_path.display()),
@@ -64,17 +100,22 @@ impl ServerLock {
             .truncate(false)
             .open(&lock_path)
             .map_err(unavailable)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).map_err(unavailable)?;
-                return Err(Error::InUse {
-                    place: path.display().to_string(),
-                    pid: pid.trim().parse().unwrap_or(0),
-                });
+        // A server that was just killed lets go of the file a moment later.
+        let give_up = Instant::now() + TAKE_OVER;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => {
+                    let mut pid = String::new();
+                    file.read_to_string(&mut pid).map_err(unavailable)?;
+                    return Err(Error::InUse {
+                        place: path.display().to_string(),
+                        pid: pid.trim().parse().unwrap_or(0),
+                    });
+                }
+                Err(TryLockError::Error(error)) => return Err(unavailable(error)),
             }
-            Err(TryLockError::Error(error)) => return Err(unavailable(error)),
         }
         let write = |file: &mut File| -> std::io::Result<()> {
             file.set_len(0)?;

@@ -1,4 +1,4 @@
-//! Agents and schedules: apply, pause, resume.
+//! Agents and schedules, as sources have them.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,9 @@ use rusqlite::params;
 
 use super::{Compiled, Done, Verb, micros, run_id};
 use crate::error::Error;
-use crate::memory::{left_out, standing_of};
+use crate::memory::{left_out, standing_of, unarmed_until};
 use crate::shapes::*;
+use crate::views::*;
 
 /// Kinds of gates, as stored.
 pub(super) const GATE_AGENT: i64 = 0;
@@ -29,14 +30,12 @@ impl Verb<'_> {
         for spec in agents {
             let agent = self.put_agent(source, spec)?;
             for (name, definition) in &spec.schedules {
-                self.put_schedule(
-                    now,
-                    source,
-                    agent,
-                    &format!("{}/{name}", spec.name),
-                    definition,
-                    &mut applied,
-                )?;
+                match self.put_schedule(now, source, agent, &format!("{}/{name}", spec.name), definition)? {
+                    Put::Added(_) => applied.added += 1,
+                    Put::Changed(_) => applied.changed += 1,
+                    Put::OwnedBy(_) => applied.foreign += 1,
+                    Put::Unchanged(_) | Put::NoAgent => {}
+                }
             }
         }
         self.retire_missing(now, source, agents, &mut applied)?;
@@ -59,14 +58,15 @@ impl Verb<'_> {
         let id = match known {
             Some(id) => {
                 self.execute(
-                    "update agents set source = ?, definition = ?, breaker = ?, budget = ? where id = ?",
+                    "update agents set source = ?1, revision = revision + (definition <> ?2), definition = ?2, breaker = ?3, budget = ?4
+                     where id = ?5",
                     params![source, definition, breaker, budget, id],
                 )?;
                 id
             }
             None => {
                 self.execute(
-                    "insert into agents (name, source, definition, breaker, budget) values (?, ?, ?, ?, ?)",
+                    "insert into agents (name, source, revision, definition, breaker, budget) values (?, ?, 1, ?, ?, ?)",
                     params![spec.name, source, definition, breaker, budget],
                 )?;
                 self.connection.last_insert_rowid()
@@ -88,23 +88,23 @@ impl Verb<'_> {
         Ok(id)
     }
 
-    fn put_schedule(
+    /// Makes a schedule what it is in a source. What the API owns is the API's alone; sources of files take over from
+    /// each other.
+    pub(super) fn put_schedule(
         &self,
         now: Timestamp,
         source: &str,
         agent: AgentId,
         name: &str,
         definition: &ScheduleDefinition,
-        applied: &mut Applied,
-    ) -> Done<()> {
+    ) -> Done<Put> {
         let text = to_json(definition)?;
         let known = self.row(
-            "select id, definition from schedules where name = ? and retired_at is null",
+            "select id, definition, source from schedules where name = ? and retired_at is null",
             [name],
-            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?)),
+            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)),
         )?;
-        let Some((id, old_text)) = known else {
-            applied.added += 1;
+        let Some((id, old_text, owner)) = known else {
             self.execute(
                 "insert into schedules (agent_id, name, source, revision, definition) values (?, ?, ?, 1, ?)",
                 params![agent, name, source, text],
@@ -118,13 +118,19 @@ impl Verb<'_> {
                 params![id, micros(now), definition.options.delete_after_run],
             )?;
             self.set_status(id, &status, now)?;
-            return self.set_token(id, token);
+            self.set_token(id, token)?;
+            return Ok(Put::Added(id));
         };
+        if owner != source {
+            if [owner.as_str(), source].contains(&API) {
+                return Ok(Put::OwnedBy(owner));
+            }
+            self.execute("update schedules set source = ? where id = ?", params![source, id])?;
+        }
         let old: ScheduleDefinition = from_json(&old_text)?;
         if old == *definition {
-            return Ok(());
+            return Ok(Put::Unchanged(id));
         }
-        applied.changed += 1;
         let old_compiled = self.compile(id, name, &old_text);
         self.execute("update schedules set definition = ? where id = ?", params![text, id])?;
         self.execute(
@@ -133,12 +139,11 @@ impl Verb<'_> {
         )?;
         let compiled = self.compile(id, name, &text);
         if old.timing_key() != definition.timing_key() {
-            self.start_revision(now, id, &text, &old_compiled, &compiled, definition)
+            self.start_revision(now, id, &text, &old_compiled, &compiled, definition)?;
         } else if old.options.enabled != definition.options.enabled {
-            self.switch(now, id, definition.options.enabled, &compiled)
-        } else {
-            Ok(())
+            self.switch(now, id, definition.options.enabled, &compiled)?;
         }
+        Ok(Put::Changed(id))
     }
 
     fn add_revision(&self, now: Timestamp, id: ScheduleId, revision: i64, text: &str) -> Done<()> {
@@ -174,8 +179,15 @@ impl Verb<'_> {
         let one_shot = compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
         let token = if one_shot { Token::first(now) } else { Token::next(now) };
         let (status, token) = standing_of(definition, compiled, token);
-        if matches!(self.status(id)?, Some((Status::Paused { .. }, _))) {
-            return self.set_token(id, None);
+        if let Some((Status::Paused { until, .. }, _)) = self.status(id)?
+            && until.is_none_or(|until| until > now)
+        {
+            // What it has left out so far is recorded: from here on the new timing counts.
+            self.execute(
+                "update schedule_state set status_since = ? where schedule_id = ?",
+                params![micros(now), id],
+            )?;
+            return self.set_token(id, until.map(|until| Token::resume(now, until)));
         }
         self.set_status(id, &status, now)?;
         self.set_token(id, token)
@@ -198,10 +210,11 @@ impl Verb<'_> {
         }
     }
 
-    /// Records what a disabled span has left out.
+    /// Records what a disabled or paused span has left out.
     fn close_unarmed_span(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
-        if let Some((Status::Disabled, since)) = self.status(id)?
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, now)
+        if let Some((status, since)) = self.status(id)?
+            && let Some(end) = unarmed_until(&status, now)
+            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, end)
         {
             self.add_skips(id, &[range])?;
         }
@@ -220,100 +233,46 @@ impl Verb<'_> {
             .iter()
             .flat_map(|spec| spec.schedules.iter().map(|(name, _)| format!("{}/{name}", spec.name)))
             .collect();
-        let known =
-            |sql: &str| self.rows(sql, [source], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
-        let known_agents = known("select id, name from agents where source = ? and retired_at is null")?;
-        let gone_agents: HashSet<AgentId> = known_agents
-            .into_iter()
-            .filter(|(_, name)| !kept_agents.contains(name.as_str()))
-            .map(|(id, _)| id)
-            .collect();
-        for id in &gone_agents {
+        let known_agents = self.rows(
+            "select id, name from agents where source = ? and retired_at is null",
+            [source],
+            |row| Ok((row.get::<_, AgentId>(0)?, row.get::<_, String>(1)?)),
+        )?;
+        for (id, _) in known_agents.iter().filter(|(_, name)| !kept_agents.contains(name.as_str())) {
             self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
         }
-        for (id, name) in
-            known("select id, name from schedules where source = ? and retired_at is null order by id")?
-        {
-            if kept.contains(&name) {
-                continue;
-            }
+        // Whatever made a schedule, it goes with its agent.
+        let known = self.rows(
+            "select s.id, s.name, a.retired_at is not null from schedules s join agents a on a.id = s.agent_id
+             where s.retired_at is null and (s.source = ? or a.retired_at is not null) order by s.id",
+            [source],
+            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?, row.get::<_, bool>(2)?)),
+        )?;
+        for (id, _, orphan) in known.iter().filter(|(_, name, orphan)| *orphan || !kept.contains(name)) {
             applied.retired += 1;
-            self.close_open_skip(id)?;
-            self.set_token(id, None)?;
-            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
-            let agent = self.row(
-                "update schedules set retired_at = ? where id = ? returning agent_id",
-                params![micros(now), id],
-                |row| row.get(0),
-            )?;
-            let reason = if agent.is_some_and(|agent| gone_agents.contains(&agent)) {
-                Reason::AgentRemoved
-            } else {
-                Reason::ScheduleRemoved
-            };
-            let pending = self.rows(
-                "select id from live where schedule_id = ? and state <> 2 order by id",
-                [id],
-                |row| row.get(0).map(run_id),
-            )?;
-            for run in pending {
-                applied.cancelled += 1;
-                self.end(now, run, RunState::Cancelled, reason)?;
-            }
+            let reason = if *orphan { Reason::AgentRemoved } else { Reason::ScheduleRemoved };
+            applied.cancelled += self.retire(now, *id, reason)?;
         }
         Ok(())
     }
 
-    pub(super) fn pause(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        reason: Option<&str>,
-        until: Option<Timestamp>,
-    ) -> Done<bool> {
-        if !matches!(self.status(id)?, Some((Status::Active, _))) || self.is_retired(id)? {
-            return Ok(false);
-        }
+    /// Retires a schedule, and says how many of its runs were waiting and have ended.
+    pub(super) fn retire(&self, now: Timestamp, id: ScheduleId, reason: Reason) -> Done<u32> {
         self.close_open_skip(id)?;
-        self.set_status(id, &Status::Paused { reason: reason.map(str::to_owned), until }, now)?;
         self.set_token(id, None)?;
-        Ok(true)
-    }
-
-    pub(super) fn resume(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Done<bool> {
-        let Some((Status::Paused { .. }, since)) = self.status(id)? else { return Ok(false) };
-        let known = self.row(
-            "select name, definition from schedules where id = ? and retired_at is null",
-            [id],
-            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
-        )?;
-        let Some((name, text)) = known else { return Ok(false) };
-        let definition: ScheduleDefinition = from_json(&text)?;
-        let compiled = self.compile(id, &name, &text);
-        let (status, token) =
-            standing_of(&definition, &compiled, Token::next(if catch_up { since } else { now }));
-        if let Some(range) = skipped.filter(|_| !catch_up) {
-            self.add_skips(id, &[range])?;
+        self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
+        self.execute("update schedules set retired_at = ? where id = ?", params![micros(now), id])?;
+        let pending =
+            self.rows("select id from live where schedule_id = ? and state <> 2 order by id", [id], |row| {
+                row.get(0).map(run_id)
+            })?;
+        for run in &pending {
+            self.end(now, *run, RunState::Cancelled, reason)?;
         }
-        self.set_status(id, &status, now)?;
-        let waits = self.waits(id)?;
-        self.set_token(id, token.filter(|_| !waits))?;
-        Ok(true)
+        Ok(pending.len() as u32)
     }
 
-    fn is_retired(&self, id: ScheduleId) -> Done<bool> {
-        Ok(self
-            .row("select 1 from schedules where id = ? and retired_at is null", [id], |_| Ok(()))?
-            .is_none())
-    }
-
-    fn waits(&self, id: ScheduleId) -> Done<bool> {
+    pub(super) fn waits(&self, id: ScheduleId) -> Done<bool> {
         Ok(self
             .row("select waits_for is not null from schedule_state where schedule_id = ?", [id], |row| {
                 row.get(0)

@@ -224,7 +224,12 @@ async fn enqueue<S: Store>(arena: &Arena<S>, random: &mut Random) {
 }
 
 async fn claim<S: Store>(arena: &Arena<S>, node: NodeId, random: &mut Random, running: &mut Vec<Claimed>) {
-    let claim = Claim { node, lanes: vec![("cron".into(), 1 + random.below(8) as u32)], labels: Vec::new() };
+    let claim = Claim {
+        node,
+        lanes: vec![("cron".into(), 1 + random.below(8) as u32)],
+        labels: Vec::new(),
+        only: None,
+    };
     let start = Instant::now();
     let claimed = arena.store.claim(now(), &claim).await.unwrap();
     let end = Instant::now();

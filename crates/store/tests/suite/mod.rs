@@ -1,13 +1,20 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `editing`, `listing`, `nodes`, `pausing`, `pruning` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` lets many clients loose on one store and judges their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
 
+pub mod cases;
+pub mod editing;
+pub mod listing;
 pub mod many;
+pub mod nodes;
+pub mod pausing;
+pub mod pruning;
 pub mod random;
 pub mod scenarios;
+pub mod why;
 pub mod world;
 
 /// A small generator of numbers: the same seed, the same sequence.

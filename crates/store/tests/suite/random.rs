@@ -6,9 +6,10 @@ use belfry_core::retry::Outcome;
 use belfry_core::{Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
-use belfry_time::SignedDuration;
+use belfry_time::{SignedDuration, Timestamp};
 
 use super::Random;
+use super::listing::{all_runs, all_schedules};
 use super::world::*;
 
 /// One side of the comparison.
@@ -20,9 +21,11 @@ struct Side<'a, S> {
     /// Plans that were decided and not yet committed.
     kept: Vec<Commit>,
     runs: Vec<RunId>,
+    /// Where pruning goes on.
+    walked: Option<RunId>,
 }
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 13] = [
     "limited/completion",
     "limited/start",
     "limited/slot",
@@ -34,7 +37,12 @@ const NAMES: [&str; 11] = [
     "free/once",
     "free/hook",
     "free/broken",
+    "limited/api",
+    "free/api",
 ];
+
+/// What the API puts there.
+const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
 
 #[derive(Debug, Clone)]
 enum Operation {
@@ -51,16 +59,22 @@ enum Operation {
     Join(u128),
     Renew(u128),
     Fence(u128),
-    Pause(usize),
+    Pause(usize, Option<i64>),
     Resume(usize, bool),
     Prune,
     ResetBreaker,
     ResetBudget,
+    Put(usize, usize),
+    Remove(usize),
+    Append { which: usize, stale: bool },
 }
 
 fn operation(random: &mut Random) -> Operation {
     match random.below(100) {
-        0..=19 => Operation::Plan(1 + random.below(20) as u32),
+        0..=14 => Operation::Plan(1 + random.below(20) as u32),
+        15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
+        17 => Operation::Remove(random.below(NAMES.len())),
+        18..=19 => Operation::Append { which: random.below(1000), stale: random.chance(20) },
         20..=29 => Operation::Advance([100, 1_000, 10_000, 60_000, 120_000, 600_000][random.below(6)]),
         30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32),
         48..=69 => {
@@ -72,7 +86,10 @@ fn operation(random: &mut Random) -> Operation {
         82..=83 => Operation::Join(random.below(3) as u128),
         84..=85 => Operation::Renew(random.below(3) as u128),
         86 => Operation::Fence(random.below(3) as u128),
-        87..=88 => Operation::Pause(random.below(NAMES.len())),
+        87..=88 => Operation::Pause(
+            random.below(NAMES.len()),
+            random.chance(60).then(|| [5_000, 61_000, 600_000][random.below(3)]),
+        ),
         89..=91 => Operation::Resume(random.below(NAMES.len()), random.chance(50)),
         92 => Operation::Apply(random.below(40)),
         93 => Operation::Prune,
@@ -97,7 +114,8 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
         let (answer, expected) = (ours.take(&operation).await, theirs.take(&operation).await);
         assert_eq!(answer, expected, "seed {seed}, operation {n}: {operation:?}");
         if n % 25 == 0 || n + 1 == count {
-            let (state, expected) = (ours.snapshot().await, theirs.snapshot().await);
+            let lists = n % 500 == 0 || n + 1 == count;
+            let (state, expected) = (ours.snapshot(lists).await, theirs.snapshot(lists).await);
             if state != expected {
                 let only = |a: &[String], b: &[String]| {
                     a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>()
@@ -120,6 +138,7 @@ impl<'a, S: Store> Side<'a, S> {
             claimed: Vec::new(),
             kept: Vec::new(),
             runs: Vec::new(),
+            walked: None,
         }
     }
 
@@ -133,22 +152,17 @@ impl<'a, S: Store> Side<'a, S> {
             }
             Operation::Apply(variant) => {
                 let applied = self.world.apply(&fleet(*variant)).await;
-                for name in NAMES {
-                    if let Some(record) = store.schedule(name).await.unwrap() {
-                        self.names.insert(record.id, name.into());
-                        self.names.insert(-record.agent, name.split('/').next().unwrap_or_default().into());
-                    }
-                }
+                self.learn_names().await;
                 format!("{applied:?}")
             }
             Operation::Plan(limit) => {
                 let due = store.due(now, *limit).await.unwrap();
                 let mut words = Vec::new();
                 for due in &due {
-                    words.push(format!(
-                        "{} {:?} {} {} {:?} {:?}",
-                        due.name, due.standing, due.live, due.pending, due.breaker, due.budget
-                    ));
+                    // Nobody asks what lives of a schedule that cannot be read.
+                    let facts =
+                        due.compiled.as_ref().ok().map(|_| (due.live, due.pending, due.breaker, due.budget));
+                    words.push(format!("{} {:?} {facts:?}", due.name, due.standing));
                     let commit = self.world.decide(due);
                     self.runs.extend(commit.runs.iter().map(|run| run.id));
                     words.push(format!("{:?}", store.commit(now, &[commit]).await.unwrap()));
@@ -231,10 +245,12 @@ impl<'a, S: Store> Side<'a, S> {
                 self.world.join(*node).await;
                 String::new()
             }
-            Operation::Renew(node) => format!(
-                "{:?}",
-                store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap()
-            ),
+            Operation::Renew(node) => {
+                let marks = store.cancel_marks(node_id(*node)).await.unwrap();
+                let children = store.children_of(node_id(*node)).await.unwrap();
+                let renewed = store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap();
+                format!("{marks:?} {children:?} {renewed:?}")
+            }
             Operation::Fence(node) => {
                 let nodes = store.nodes().await.unwrap();
                 let Some(node) = nodes.iter().find(|known| known.id == node_id(*node)) else {
@@ -242,9 +258,10 @@ impl<'a, S: Store> Side<'a, S> {
                 };
                 format!("{:?}", store.fence(now, node.id, node.lease_until).await.unwrap())
             }
-            Operation::Pause(which) => match store.schedule(NAMES[*which]).await.unwrap() {
+            Operation::Pause(which, until) => match store.schedule(NAMES[*which]).await.unwrap() {
                 Some(record) => {
-                    format!("{}", store.pause(now, record.id, Some("because"), None).await.unwrap())
+                    let until = until.map(|ms| now + SignedDuration::from_millis(ms));
+                    format!("{}", store.pause(now, record.id, Some("because"), until).await.unwrap())
                 }
                 None => "none".into(),
             },
@@ -253,22 +270,68 @@ impl<'a, S: Store> Side<'a, S> {
                 None => "none".into(),
             },
             Operation::Prune => {
+                let ago = |minutes| now - SignedDuration::from_mins(minutes);
                 let retention = Retention {
-                    runs_before: now - SignedDuration::from_mins(30),
-                    failures_before: now - SignedDuration::from_mins(90),
-                    skips_before: now - SignedDuration::from_mins(60),
-                    batch: 1000,
+                    runs_per_schedule: Some(6),
+                    after: self.walked,
+                    skips_before: ago(60),
+                    output_before: ago(5),
+                    ..retention(ago(30), ago(90), 1000)
                 };
-                format!("{:?}", store.prune(now, &retention).await.unwrap())
+                let pruned = store.prune(now, &retention).await.unwrap();
+                self.walked = pruned.next;
+                format!("{pruned:?}")
             }
             Operation::ResetBreaker => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_breaker(now, record.agent, "poll").await.unwrap()),
                 None => "none".into(),
             },
+            Operation::Put(which, variant) => {
+                let (agent, name) = PUT[*which];
+                let definition =
+                    [every("1m"), every("45s"), cron("*/2 * * * *"), cron("0 0 30 2 *")][*variant].clone();
+                let put = store.put_schedule(now, agent, name, &definition).await.unwrap();
+                self.learn_names().await;
+                match put {
+                    Put::Added(_) => "added".into(),
+                    Put::Changed(_) => "changed".into(),
+                    Put::Unchanged(_) => "unchanged".into(),
+                    other => format!("{other:?}"),
+                }
+            }
+            Operation::Remove(which) => match store.schedule(NAMES[*which]).await.unwrap() {
+                Some(record) => format!("{:?}", store.remove_schedule(now, record.id).await.unwrap()),
+                None => "none".into(),
+            },
+            Operation::Append { which, stale } => {
+                let Some(claimed) = self.claimed.get(which % self.claimed.len().max(1)) else {
+                    return String::new();
+                };
+                let chunk = OutputChunk {
+                    seq: OutputChunk::first_seq(claimed.epoch) + *which as u64 % 3,
+                    attempt: claimed.attempt,
+                    stream: Stream::Out,
+                    bytes: which.to_string().into(),
+                };
+                let epoch = claimed.epoch - i32::from(*stale);
+                let kept = store.append_output(claimed.run, epoch, &[chunk]).await.unwrap();
+                let child = store.record_child(claimed.run, epoch, &serde_json::json!(which)).await.unwrap();
+                format!("{kept} {child} {:?}", store.output(claimed.run, None, 5).await.unwrap())
+            }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
                 None => "none".into(),
             },
+        }
+    }
+
+    /// The numbers this store gave to names.
+    async fn learn_names(&mut self) {
+        for name in NAMES {
+            if let Some(record) = self.world.store.schedule(name).await.unwrap() {
+                self.names.insert(record.id, name.into());
+                self.names.insert(-record.agent, name.split('/').next().unwrap_or_default().into());
+            }
         }
     }
 
@@ -285,8 +348,13 @@ impl<'a, S: Store> Side<'a, S> {
         format!("{name:?} {run:?}")
     }
 
+    fn schedule_words(&self, mut record: ScheduleRecord) -> String {
+        (record.id, record.agent) = (0, 0);
+        format!("{record:?}")
+    }
+
     /// Everything there is to see, without the numbers that stores give out.
-    async fn snapshot(&self) -> Vec<String> {
+    async fn snapshot(&self, lists: bool) -> Vec<String> {
         let store = self.world.store;
         let mut words = vec![
             format!("{:?}", store.counts().await.unwrap()),
@@ -295,17 +363,54 @@ impl<'a, S: Store> Side<'a, S> {
         words.extend(store.live_runs().await.unwrap().into_iter().map(|run| self.run_words(run)));
         words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
         for name in NAMES {
-            let Some(mut record) = store.schedule(name).await.unwrap() else { continue };
+            let Some(record) = store.schedule(name).await.unwrap() else { continue };
             let (id, agent) = (record.id, record.agent);
-            (record.id, record.agent) = (0, 0);
-            words.push(format!("{record:?}"));
-            words.push(format!("{name} {:?}", store.skips(id).await.unwrap()));
+            words.push(self.schedule_words(record.clone()));
+            let definitions = store.definitions(&[id]).await.unwrap();
+            words.extend(definitions.into_iter().flatten().map(|of| {
+                let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
+                format!("{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?}")
+            }));
+            words.push(format!("{name} {:?}", store.skips(id, None, 1000).await.unwrap()));
             words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
             words.push(format!(
                 "{name} {:?}",
                 store.breaker(agent, &record.definition.options.command).await.unwrap()
             ));
+            if lists {
+                let of = RunFilter { schedule: Some(name.into()), ..RunFilter::default() };
+                words.extend(all_runs(store, &of, 40).await.into_iter().map(|run| self.run_words(run)));
+                let minute = self.world.now.as_second() / 60 * 60;
+                for tick in (0..60).filter_map(|n| Timestamp::from_second(minute - n * 60).ok()) {
+                    words.push(match store.tick(id, tick).await.unwrap() {
+                        TickFate::Run(run) => self.run_words(*run),
+                        other => format!("{name} {tick} {other:?}"),
+                    });
+                    words.push(format!("{:?}", store.revision_at(id, tick).await.unwrap()));
+                }
+            }
         }
+        if !lists {
+            return words;
+        }
+        let of = RunFilter { agent: Some("fragile".into()), ..RunFilter::default() };
+        for filter in [RunFilter::default(), of] {
+            words.extend(all_runs(store, &filter, 60).await.into_iter().map(|run| self.run_words(run)));
+        }
+        let active = ScheduleFilter { status: vec![StatusKind::Active], ..ScheduleFilter::default() };
+        let listed = all_schedules(store, &active, 3).await;
+        words.extend(listed.into_iter().map(|record| self.schedule_words(record)));
+        words.extend(store.agents().await.unwrap().into_iter().map(|agent| {
+            format!("{} {} {:?} {:?}", agent.name, agent.source, agent.definition, agent.budget)
+        }));
+        words.extend(
+            store
+                .breakers()
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|entry| format!("{} {} {:?}", entry.agent_name, entry.command, entry.breaker)),
+        );
         words
     }
 }

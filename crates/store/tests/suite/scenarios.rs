@@ -3,7 +3,7 @@
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, Breaker, IfRunning, Options, Retry, Scope, When};
 use belfry_core::retry::Outcome;
-use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind};
+use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind, Trigger};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 
@@ -23,6 +23,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     what_was_never_started_does_not_count(&fresh().await).await;
     cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
     a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
+    a_tick_that_is_asked_for_twice_lives_once(&fresh().await).await;
+    one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(&fresh().await).await;
     a_pause_is_not_downtime(&fresh().await).await;
     an_edit_fires_nothing_before_it_and_nothing_again(&fresh().await).await;
     what_left_the_source_is_retired_and_comes_back_new(&fresh().await).await;
@@ -30,6 +32,13 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
+    super::cases::all(&fresh).await;
+    super::editing::all(&fresh).await;
+    super::listing::all(&fresh).await;
+    super::pausing::all(&fresh).await;
+    super::why::all(&fresh).await;
+    super::nodes::all(&fresh).await;
+    super::pruning::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
@@ -313,6 +322,54 @@ async fn a_key_makes_a_repeat_answer_with_the_first_run(store: &impl Store) {
     assert_eq!(world.enqueue("free/hook", Some(("k", 2))).await.1, Enqueued::Made, "a key is kept for a day");
 }
 
+async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("*/5 * * * *"))])]).await;
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let tick_at = Some(world.now - SignedDuration::from_hours(1));
+    let ask = async |world: &mut World<'_, _>| {
+        let of = NewRun::of(world.run_id(), record.agent, record.id, &compiled, &unlimited(), world.now);
+        let run = NewRun { tick_at, trigger: Trigger::Backfill, ..of };
+        (run.id, store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap())
+    };
+    let (first, made) = ask(&mut world).await;
+    assert_eq!(made, Enqueued::Made);
+    assert_eq!(ask(&mut world).await.1, Enqueued::Repeat(first));
+    let claimed = world.claim(node, 5).await.remove(0);
+    assert_eq!((claimed.run, claimed.tick_at, claimed.trigger), (first, tick_at, Trigger::Backfill));
+    world.complete(&claimed).await;
+    assert_eq!(ask(&mut world).await.1, Enqueued::Made, "once it has ended it may be made again");
+    world.assert_whole().await;
+}
+
+async fn one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(store: &impl Store) {
+    let mut world = World::new(store);
+    let (node, guest) = (world.join(1).await, world.join(2).await);
+    let schedules = [("s1", every("1h")), ("s2", every("1h")), ("s3", every("1h"))];
+    world.apply(&[agent("a", AgentDefinition::default(), &schedules)]).await;
+    assert_eq!(world.plan_all().await, 3);
+    let order: Vec<_> = store.live_runs().await.unwrap().iter().map(|run| run.id).collect();
+    let first = world.claim_only(guest, order[2]).await.remove(0);
+    assert_eq!((first.run, first.attempt, first.epoch), (order[2], 1, 1), "the last in the row");
+    assert_eq!(first.lane, "cron");
+    assert!(world.claim_only(guest, order[2]).await.is_empty(), "it runs already");
+    assert!(world.claim_only(guest, order[1]).await.is_empty(), "the agent is at its limit");
+    assert!(world.claim(node, 5).await.is_empty(), "for others as well");
+    world.complete(&first).await;
+    // Those that were parked meanwhile are served, too.
+    let second = world.claim_only(guest, order[1]).await.remove(0);
+    assert_eq!(second.run, order[1]);
+    assert!(world.claim(node, 5).await.is_empty());
+    world.complete(&second).await;
+    let third = world.claim(node, 5).await.remove(0);
+    assert_eq!(third.run, order[0]);
+    world.complete(&third).await;
+    assert!(world.claim_only(node_id(9), order[0]).await.is_empty());
+    world.assert_whole().await;
+}
+
 async fn a_pause_is_not_downtime(store: &impl Store) {
     let mut world = World::new(store);
     let node = world.join(1).await;
@@ -322,7 +379,10 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     let (s, c) = (world.schedule("a/s").await.id, world.schedule("a/c").await.id);
     for id in [s, c] {
         assert!(store.pause(world.now, id, Some("maintenance"), None).await.unwrap());
-        assert!(!store.pause(world.now, id, None, None).await.unwrap(), "it is paused already");
+        assert!(
+            !store.pause(world.now, id, Some("maintenance"), None).await.unwrap(),
+            "it is paused like that already"
+        );
     }
     // A pause during a run survives its end.
     world.advance(60_000);
@@ -343,7 +403,7 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     assert!(store.resume(world.now, s, false, Some(range)).await.unwrap());
     assert!(store.resume(world.now, c, true, None).await.unwrap());
     assert!(!store.resume(world.now, c, true, None).await.unwrap());
-    assert_eq!(store.skips(s).await.unwrap(), [range]);
+    assert_eq!(store.skips(s, None, 1000).await.unwrap(), [range]);
     assert_eq!(world.plan_all().await, 1, "only the one that was asked to catch up");
     assert!(world.schedule("a/s").await.token.unwrap().tick_at > world.now);
     world.assert_whole().await;
@@ -377,7 +437,7 @@ async fn an_edit_fires_nothing_before_it_and_nothing_again(store: &impl Store) {
     world.apply(&fleet("*/1 * * * *", true)).await;
     let record = world.schedule("a/s").await;
     assert_eq!((record.revision, record.status), (2, Status::Active));
-    let skips = store.skips(record.id).await.unwrap();
+    let skips = store.skips(record.id, None, 1000).await.unwrap();
     assert_eq!(skips.last().map(|range| (range.reason, range.count)), Some((SkipReason::Disabled, 10)));
     assert_eq!(world.plan_all().await, 0);
 }
@@ -487,12 +547,7 @@ async fn pruning_never_lets_a_tick_fire_again(store: &impl Store) {
         world.finish(&claimed, outcome).await;
     }
     let id = world.schedule("a/s").await.id;
-    let prune = |failures_before| Retention {
-        runs_before: world.now,
-        failures_before,
-        skips_before: world.now,
-        batch: 2,
-    };
+    let prune = |failures_before| retention(world.now, failures_before, 2);
     assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 2, "a batch at a time");
     assert_eq!(store.prune(world.now, &prune(start())).await.unwrap().runs, 1);
     let left: Vec<_> = store.ended_runs(id, 10).await.unwrap().iter().map(|run| run.state).collect();
@@ -542,7 +597,7 @@ async fn every_tick_has_one_result(store: &impl Store) {
             store.live_runs().await.unwrap().iter().filter(|run| run.schedule == record.id).count() as u64;
         let ended = store.ended_runs(record.id, 1000).await.unwrap().len() as u64;
         let skipped: u64 = store
-            .skips(record.id)
+            .skips(record.id, None, 1000)
             .await
             .unwrap()
             .iter()

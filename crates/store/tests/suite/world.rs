@@ -31,6 +31,19 @@ pub fn schedule(when: When, options: Options) -> ScheduleDefinition {
     ScheduleDefinition { when, options }
 }
 
+/// By age alone.
+pub fn retention(before: Timestamp, failures_before: Timestamp, batch: u32) -> Retention {
+    Retention {
+        runs_before: before,
+        failures_before,
+        runs_per_schedule: None,
+        after: None,
+        skips_before: before,
+        output_before: before,
+        batch,
+    }
+}
+
 pub fn every(interval: &str) -> ScheduleDefinition {
     ScheduleDefinition::new(When::Every(interval.into()))
 }
@@ -231,7 +244,13 @@ impl<'a, S: Store> World<'a, S> {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
             labels: vec!["gpu".into()],
+            only: None,
         };
+        self.store.claim(self.now, &claim).await.unwrap()
+    }
+
+    pub async fn claim_only(&self, node: NodeId, run: RunId) -> Vec<Claimed> {
+        let claim = Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run) };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 

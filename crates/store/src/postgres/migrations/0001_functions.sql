@@ -159,7 +159,8 @@ begin
     end if;
     if array_position(ends, null) is not null then
         with back as (
-            update live l set state = 0, node_id = null, parked_on = null, not_before = f.not_before,
+            update live l set state = 0, node_id = null, parked_on = null,
+                due_at = coalesce(l.due_at, l.not_before), not_before = f.not_before,
                 attempt = greatest(l.attempt - case when f.counted then 0 else 1 end, 0),
                 exit_code = f.exit_code, error = f.error
             from (
@@ -181,28 +182,28 @@ begin
             and (f.state is not null or l.cancel_reason is not null)
         returning f.place, f.run, coalesce(f.state, 4::smallint) as state, f.state is not distinct from 3 as failed,
             case when f.state is null then l.cancel_reason else f.reason end as reason, f.exit_code, f.error, f.summary,
-            l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.lane, l.attempt, l.max_attempts,
-            l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
+            l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
+            l.max_attempts, l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
     ), told as materialized (
         -- Each end beside those of the same schedule in this batch.
-        select g.place, g.run, g.schedule_id, g.state, g.failed, g.tick_at,
+        select g.*,
             case when g.failed then max(g.place) filter (where g.failed) over before
                 else max(g.place) filter (where not g.failed) over before end as follows,
             max(g.place) filter (where g.failed) over up_to as failed_last,
-            min(g.place) filter (where g.failed) over up_to as failed_first,
             max(g.place) filter (where not g.failed) over up_to as other_last,
-            min(g.place) filter (where not g.failed) over up_to as other_first,
             max(g.place) filter (where g.state = 2) over up_to as done_last,
+            max(g.tick_at) over up_to as fired_at,
             count(*) filter (where g.failed) over up_to as fails,
             count(*) filter (where g.state = 2) over up_to as dones,
             count(*) over up_to as nth,
-            lead(g.place) over up_to is null as is_last
+            max(g.place) over (partition by g.schedule_id) as last_place
         from gone g window
             up_to as (partition by g.schedule_id order by g.place rows between unbounded preceding and current row),
             before as (partition by g.schedule_id order by g.place rows between unbounded preceding and 1 preceding)
     ), changed as (
         update schedule_state s set last_run = t.run, last_state = t.state, last_tick_at = t.tick_at,
-            last_finished_at = settled_at,
+            last_finished_at = settled_at, fired_at = greatest(s.fired_at, t.fired_at),
+            ended_failed = s.ended_failed + t.fails, ended_other = s.ended_other + t.nth - t.fails,
             last_success_at = case when t.done_last is null then s.last_success_at else settled_at end,
             last_success_run = coalesce(runs[t.done_last], s.last_success_run),
             last_failed = coalesce(runs[t.failed_last], s.last_failed), prior_failed = s.last_failed,
@@ -224,36 +225,45 @@ begin
                 when t.nth > 1 and exists (select 1 from told o
                     where o.schedule_id = t.schedule_id and o.run = s.waits_for) then null
                 else s.waits_for end,
-            -- A one-shot that asked for it goes with its run.
-            retired = s.retired or (s.status = 4 and s.delete_after_run
-                and (t.nth > 1 or s.waits_for is distinct from t.run))
-        from (select * from told where told.is_last order by told.schedule_id) t where s.schedule_id = t.schedule_id
-        returning t.schedule_id, t.run, t.place, t.failed_first, t.other_first, s.prior_failed, s.prior_other,
+            -- A one-shot that asked for it goes with the run of its tick.
+            retired = s.retired or (s.status = 4 and s.delete_after_run and exists (select 1 from told o
+                where o.schedule_id = t.schedule_id and o.tick_at is not null and o.run is distinct from s.waits_for))
+        from (select * from told where told.place = told.last_place order by told.schedule_id) t
+        where s.schedule_id = t.schedule_id
+        returning t.schedule_id, t.run, t.place, s.prior_failed, s.prior_other,
+            s.ended_failed - t.fails as failed_before, s.ended_other - t.nth + t.fails as other_before,
             s.status = 4 and s.retired as retires,
             case when s.waits_for is null and s.status = 0 and not s.retired then s.prior_waits_for end as waited_for
+    ), prior as materialized (
+        -- Their schedules as they were, by the places of their last ends, because a join of two such lists takes the
+        -- product of their lengths. Without nulls, because only then an array is read at a place without going there.
+        select array_agg(coalesce(p.failed, '00000000-0000-0000-0000-000000000000') order by p.place) as failed,
+            array_agg(coalesce(p.other, '00000000-0000-0000-0000-000000000000') order by p.place) as other,
+            array_agg(p.failed_before order by p.place) as failed_before,
+            array_agg(p.other_before order by p.place) as other_before
+        from (
+            select c.place, c.prior_failed as failed, c.prior_other as other, c.failed_before, c.other_before from changed c
+            union all
+            select t.place, null, null, 0, 0 from told t where t.place <> t.last_place
+            union all
+            select u.place, null, null, 0, 0 from generate_series(1, cardinality(runs)) as u (place)
+            where (select count(*) from told) < cardinality(runs)
+                and not exists (select 1 from told t where t.place = u.place)
+        ) p
     ), kept as (
-        insert into history (seq, finished_at, id, failed, prev_run, schedule_id, agent_id, command, trigger, tick_at,
-            not_before, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error, summary, prompt,
-            payload, trace_id, created_at, started_at)
-        select number + g.place, settled_at, g.run, g.failed,
-            -- By place, because a join of two such lists takes the product of their lengths.
-            nullif((array(
-                select coalesce(p.run, '00000000-0000-0000-0000-000000000000') from (
-                    select t.place, runs[t.follows] as run from told t where t.follows is not null
-                    union all
-                    select c.failed_first, c.prior_failed from changed c where c.failed_first is not null
-                    union all
-                    select c.other_first, c.prior_other from changed c where c.other_first is not null
-                    union all
-                    select u.place, null from generate_series(1, cardinality(runs)) as u (place)
-                    where (select count(*) from told) < cardinality(runs)
-                        and not exists (select 1 from told t where t.place = u.place)
-                ) p order by p.place
-            ))[g.place], '00000000-0000-0000-0000-000000000000'),
-            g.schedule_id, g.agent_id, g.command, g.trigger, g.tick_at, g.not_before, g.state, g.reason, g.lane,
-            g.attempt, g.max_attempts, g.epoch, g.node_id, g.exit_code, g.error, g.summary, g.prompt, g.payload,
-            g.trace_id, g.created_at, g.started_at
-        from gone g
+        insert into history (seq, finished_at, id, failed, prev_run, ordinal, schedule_id, agent_id, command, trigger,
+            tick_at, not_before, due_at, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error,
+            summary, prompt, payload, trace_id, created_at, started_at)
+        select number + t.place, settled_at, t.run, t.failed,
+            case when t.follows is not null then runs[t.follows]
+                else nullif(case when t.failed then b.failed[t.last_place] else b.other[t.last_place] end,
+                    '00000000-0000-0000-0000-000000000000') end,
+            case when t.failed then b.failed_before[t.last_place] + t.fails
+                else b.other_before[t.last_place] + t.nth - t.fails end,
+            t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.due_at, t.state, t.reason, t.lane,
+            t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.prompt, t.payload,
+            t.trace_id, t.created_at, t.started_at
+        from prior b cross join told t
     )
     select places || array_agg(g.place), states || array_agg(g.state),
         held || array_agg(g.agent_gate) filter (where g.agent_gate is not null),

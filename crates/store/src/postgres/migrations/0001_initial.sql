@@ -13,7 +13,7 @@ create table sources (
 create table agents (
     id bigint primary key,
     source text not null,
-    name text not null,
+    name text collate "C" not null,
     edition bigint not null,
     definition text not null,
     -- Has a breaker or a budget: only then do the ends of its runs look here.
@@ -27,7 +27,8 @@ create index agents_policies on agents (id) where policies;
 create table schedules (
     id bigint primary key,
     agent_id bigint not null,
-    name text not null,
+    -- In the order of its bytes, whatever the database's locale.
+    name text collate "C" not null,
     source text not null,
     revision bigint not null,
     definition text not null,
@@ -37,6 +38,8 @@ create unique index schedules_name on schedules (name) where retired_at is null;
 -- An agent's live runs are found by its schedules: an index of them by agent would be written on every claim.
 create index schedules_agent on schedules (agent_id);
 create index schedules_source on schedules (source) where retired_at is null;
+-- Also for those that are gone.
+create index schedules_every_name on schedules (name);
 
 -- What a schedule was, by the instants of its edits.
 create table schedule_revisions (
@@ -67,6 +70,8 @@ create table schedule_state (
     last_run uuid,
     last_state smallint,
     last_tick_at timestamptz,
+    -- The last tick whose run has ended.
+    fired_at timestamptz,
     last_finished_at timestamptz,
     last_success_at timestamptz,
     last_success_run uuid,
@@ -75,6 +80,9 @@ create table schedule_state (
     -- Heads of the two chains of ended runs, by how long they are kept: failed ones, and others.
     last_failed uuid,
     last_other uuid,
+    -- How many runs either has had.
+    ended_failed bigint not null default 0,
+    ended_other bigint not null default 0,
     -- What the last batch of ends found here: an update tells only what a row has become.
     prior_failed uuid,
     prior_other uuid,
@@ -121,6 +129,8 @@ create table live (
     queue_id bigint not null,
     rank integer not null,
     not_before timestamptz not null,
+    -- What not_before was first, where it changed.
+    due_at timestamptz,
     schedule_id bigint not null,
     tick_at timestamptz,
     agent_id bigint not null,
@@ -145,7 +155,10 @@ create table live (
     exit_code integer,
     error text,
     -- Its queue's.
-    lane text not null
+    lane text not null,
+    -- How to find the process of this claim.
+    child text,
+    child_epoch integer
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
@@ -154,6 +167,7 @@ create index live_parked on live (parked_on, queue_id, rank, not_before, id) whe
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 create index live_node on live (node_id) where state = 2;
+create index live_cancelled on live (node_id) where cancel_reason is not null;
 
 -- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
 -- a schedule's runs are listed without an index by schedule.
@@ -161,6 +175,8 @@ create table history (
     id uuid primary key,
     seq bigint not null,
     failed boolean not null,
+    -- Its place in the chain.
+    ordinal bigint not null,
     prev_run uuid,
     schedule_id bigint not null,
     agent_id bigint not null,
@@ -168,6 +184,7 @@ create table history (
     trigger smallint not null,
     tick_at timestamptz,
     not_before timestamptz not null,
+    due_at timestamptz,
     state smallint not null,
     reason smallint,
     lane text not null,
@@ -187,6 +204,16 @@ create table history (
 );
 create index history_age on history (failed, finished_at, seq);
 
+-- What attempts wrote, in the order of places within their run.
+create table output (
+    run_id uuid not null,
+    seq bigint not null,
+    attempt bigint not null,
+    stream smallint not null,
+    bytes bytea not null,
+    primary key (run_id, seq)
+);
+
 create table skips (
     id bigint primary key,
     schedule_id bigint not null,
@@ -195,7 +222,7 @@ create table skips (
     to_at timestamptz not null,
     count bigint not null
 );
-create index skips_schedule on skips (schedule_id, id);
+create index skips_schedule on skips (schedule_id, from_at);
 create index skips_age on skips (to_at);
 
 create table nodes (
@@ -210,7 +237,7 @@ create table nodes (
 
 create table breakers (
     agent_id bigint not null,
-    command text not null,
+    command text collate "C" not null,
     state smallint not null,
     failures bigint not null,
     opened_at timestamptz,

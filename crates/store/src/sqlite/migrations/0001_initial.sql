@@ -6,6 +6,7 @@ create table agents (
   id integer primary key,
   name text not null,
   source text not null,
+  revision integer not null,
   definition text not null,
   -- Parts of the definition that the end of a run looks at, where there are such.
   breaker text,
@@ -25,6 +26,8 @@ create table schedules (
   retired_at integer
 ) strict;
 create unique index schedules_name on schedules (name) where retired_at is null;
+-- Also for those that are gone.
+create index schedules_every_name on schedules (name);
 create index schedules_agent on schedules (agent_id);
 
 create table schedule_revisions (
@@ -51,13 +54,16 @@ create table schedule_state (
   last_run blob,
   last_state integer,
   last_tick_at integer,
+  -- The last tick whose run has ended.
+  fired_at integer,
   last_finished_at integer,
   last_success_at integer,
   last_success_run blob,
   last_error text,
   streak integer not null default 0,
-  -- How many of its runs have ended, and the heads of the two chains of them in history.
+  -- How many of its runs have ended, how many of these failed, and the heads of the two chains of them in history.
   ended integer not null default 0,
+  ended_failed integer not null default 0,
   last_failed blob,
   last_other blob,
   delete_after_run integer not null
@@ -98,6 +104,8 @@ create table live (
   queue_id integer not null,
   rank integer not null,
   not_before integer not null,
+  -- What not_before was first, where it changed.
+  due_at integer,
   schedule_id integer not null,
   tick_at integer,
   agent_id integer not null,
@@ -119,13 +127,16 @@ create table live (
   created_at integer not null,
   started_at integer,
   exit_code integer,
-  error text
+  error text,
+  -- How to find the process of this claim.
+  child text,
+  child_epoch integer
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
-create index live_node on live (node_id) where state = 2;
+create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 
@@ -134,6 +145,8 @@ create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is
 create table history (
   id blob primary key,
   place integer not null,
+  -- Among those of the same kind.
+  ordinal integer not null,
   previous blob,
   schedule_id integer not null,
   tick_at integer,
@@ -142,6 +155,7 @@ create table history (
   trigger integer not null,
   lane text not null,
   not_before integer not null,
+  due_at integer,
   state integer not null,
   reason integer,
   attempt integer not null,
@@ -151,10 +165,23 @@ create table history (
   exit_code integer,
   error text,
   summary text,
+  prompt text,
+  -- None is an empty object.
+  payload text,
   trace_id blob,
   created_at integer not null,
   started_at integer,
   finished_at integer not null
+) strict, without rowid;
+
+-- What attempts wrote, in the order of places within their run.
+create table output (
+  run_id blob not null,
+  seq integer not null,
+  attempt integer not null,
+  stream integer not null,
+  bytes blob not null,
+  primary key (run_id, seq)
 ) strict, without rowid;
 
 create table skips (

@@ -1,0 +1,78 @@
+//! `belfry apply`: from files to the store, whoever runs.
+
+use belfry_config::Errors;
+use belfry_store::{Applied, Store};
+use clap::Args;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::place::{Place, SOURCE};
+use crate::reach::{self, Reach};
+
+/// Bring the files into the store, all or nothing, also while servers run
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry apply
+  belfry -c /etc/belfry/belfry.yaml apply -o json
+
+It refuses what `belfry check` would find wrong. Schedules whose timing stays go on as if nothing had happened; what left the
+files is retired, and its waiting runs end. Every node runs from the store, and follows within a second.")]
+pub struct Apply {}
+
+#[derive(Serialize)]
+struct Answer {
+    changed_anything: bool,
+    added: u32,
+    changed: u32,
+    retired: u32,
+    cancelled: u32,
+    foreign: u32,
+}
+
+impl Apply {
+    /// Applies them.
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        // There is nothing to apply where there is no file.
+        place.load()?;
+        reach::block_on(async {
+            let reach = Reach::open_with_files(place).await?;
+            apply(&reach, output).await
+        })
+    }
+}
+
+/// Applies the files that were read, and tells what changed.
+pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
+    let Some(loaded) = &reach.loaded else { return Ok(()) };
+    if !loaded.invalid.is_empty() {
+        return Err(Failure::Config(Errors { problems: loaded.invalid.clone() }));
+    }
+    for warning in &loaded.warnings {
+        reach::say(&warning.render(true))?;
+    }
+    let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
+    let applied = if same {
+        Applied::default()
+    } else {
+        reach.store.apply(reach.now().await?, SOURCE, &loaded.digest, &loaded.agents).await?
+    };
+    let Applied { added, changed, retired, cancelled, foreign } = applied;
+    let mut words = match same {
+        true => "nothing has changed since the files were applied last".to_owned(),
+        false => format!("{added} added, {changed} changed, {retired} retired"),
+    };
+    if cancelled > 0 {
+        words.push_str(&format!("; {cancelled} waiting runs ended"));
+    }
+    if foreign > 0 {
+        words.push_str(&format!(
+            "; {foreign} left alone: a schedule of that name was made with `belfry add`, and `belfry rm` makes room for the file's"
+        ));
+    }
+    reach::answer(
+        output,
+        &Answer { changed_anything: !same, added, changed, retired, cancelled, foreign },
+        &words,
+    )
+}

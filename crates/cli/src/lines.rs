@@ -1,0 +1,131 @@
+//! What happens, one line each: for people, or as JSON.
+
+use std::io::{self, Write};
+
+use anstyle::{AnsiColor, Style};
+use belfry::Event;
+use belfry::event::{Level, Name};
+use belfry_config::{Errors, Problem};
+use belfry_time::Zone;
+
+/// Writes what happens to standard output.
+pub struct Lines {
+    json: bool,
+    zone: Zone,
+    level: Level,
+}
+
+impl Lines {
+    pub fn new(json: bool, zone: Zone, level: &str) -> Lines {
+        let level = match level {
+            "error" => Level::Error,
+            "warn" => Level::Warn,
+            "debug" | "trace" => Level::Debug,
+            _ => Level::Info,
+        };
+        Lines { json, zone, level }
+    }
+
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// One event.
+    pub fn event(&mut self, event: &Event) -> io::Result<()> {
+        if event.level > self.level {
+            return Ok(());
+        }
+        let mut out = anstream::stdout().lock();
+        if self.json {
+            serde_json::to_writer(&mut out, event)?;
+            return writeln!(out);
+        }
+        let time = self.zone.local(event.timestamp).strftime("%H:%M:%S%.3f");
+        let style = style(event);
+        let name = match (&event.agent, &event.schedule) {
+            (Some(agent), Some(schedule)) => format!("{agent}/{schedule}"),
+            (Some(agent), None) => agent.clone(),
+            _ => String::new(),
+        };
+        writeln!(out, "{time}  {style}{:<12}{style:#} {name:<24} {}", words(event), details(event))
+    }
+
+    /// A sentence that is no event.
+    pub fn say(&mut self, text: &str) -> io::Result<()> {
+        if self.json {
+            writeln!(anstream::stderr(), "{text}")
+        } else {
+            writeln!(anstream::stdout(), "{text}")
+        }
+    }
+
+    /// Something that is wrong with one schedule.
+    pub fn problem(&mut self, problem: &Problem) -> io::Result<()> {
+        writeln!(anstream::stderr(), "{}", problem.render(!self.json))
+    }
+
+    /// What is wrong with the files.
+    pub fn errors(&mut self, errors: &Errors) -> io::Result<()> {
+        writeln!(anstream::stderr(), "{}", errors.render(!self.json))
+    }
+}
+
+fn style(event: &Event) -> Style {
+    match (event.level, event.event, event.state) {
+        (Level::Error, ..) => AnsiColor::Red.on_default().bold(),
+        (_, Name::RunFinished, Some("failed")) => AnsiColor::Red.on_default(),
+        (_, Name::RunFinished, _) => AnsiColor::Green.on_default(),
+        (Level::Warn, ..) => AnsiColor::Yellow.on_default(),
+        (_, Name::RunStarted, _) => AnsiColor::Cyan.on_default(),
+        _ => Style::new().dimmed(),
+    }
+}
+
+fn words(event: &Event) -> String {
+    match event.event {
+        Name::RunFinished => event.state.unwrap_or("finished").to_owned(),
+        Name::RunStarted => "started".into(),
+        Name::RunRetried => "retries".into(),
+        Name::RunCancelled => "cancelled".into(),
+        Name::TickSkipped => "skipped".into(),
+        Name::TickMissed => "missed".into(),
+        other => other.as_str().replace('_', " "),
+    }
+}
+
+fn details(event: &Event) -> String {
+    let mut parts = Vec::new();
+    if let Some(attempt) = event.attempt.filter(|attempt| *attempt > 1) {
+        parts.push(format!("attempt {attempt}"));
+    }
+    match event.event {
+        Name::RunStarted => {
+            parts.extend(event.reason.as_ref().filter(|reason| *reason != "schedule").cloned());
+            parts.extend(event.lag_ms.filter(|lag| *lag >= 1000).map(|lag| format!("{} late", millis(lag))));
+        }
+        _ => parts.extend(event.reason.clone()),
+    }
+    parts.extend(event.count.filter(|count| *count > 1).map(|count| format!("{count}×")));
+    parts.extend(event.took_ms.map(millis));
+    parts.extend(event.retry_at.map(|at| {
+        let wait = at.duration_since(event.timestamp).as_millis().max(0) as u64;
+        format!("again in {}", millis(wait))
+    }));
+    if let Some(run) =
+        event.run_id.filter(|_| event.event == Name::RunFinished && event.state == Some("failed"))
+    {
+        parts.push(format!("belfry logs {run}"));
+    }
+    parts.extend(event.detail.as_deref().map(one_line));
+    parts.join(" · ")
+}
+
+fn millis(ms: u64) -> String {
+    if ms < 1000 { format!("{ms}ms") } else { format!("{:.1}s", ms as f64 / 1000.0) }
+}
+
+/// Text from outside stays on its line and within reason, and moves no cursor.
+fn one_line(text: &str) -> String {
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
+    clean.trim().to_owned()
+}

@@ -1,0 +1,97 @@
+//! Where things are: the configuration file, the store, the state beside it.
+
+use std::path::{Path, PathBuf};
+
+use belfry_config::{Host, Loaded};
+use belfry_store::AnyStore;
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::output::host_zone;
+
+/// Which files and which store.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Place {
+    /// The configuration file [default: belfry.yaml in the current folder]
+    #[arg(short = 'c', long = "config", value_name = "FILE", global = true, env = "BELFRY_CONFIG")]
+    config: Option<PathBuf>,
+}
+
+/// Names that are looked for in the current folder.
+const NAMES: [&str; 2] = ["belfry.yaml", "belfry.yml"];
+/// The name under which the files' agents are kept in the store.
+pub const SOURCE: &str = "files";
+
+impl Place {
+    /// The configuration file that is meant, whether it is there or not.
+    pub fn file(&self) -> PathBuf {
+        match &self.config {
+            Some(path) => path.clone(),
+            None => {
+                NAMES.iter().map(PathBuf::from).find(|path| path.exists()).unwrap_or_else(|| NAMES[0].into())
+            }
+        }
+    }
+
+    /// Reads the files.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let path = self.file();
+        if self.config.is_none() && !path.exists() {
+            return Err(Failure::Usage(format!(
+                "there is no {} in this folder. `belfry init` writes one, `-c FILE` names another, and `belfry up --demo` needs none",
+                NAMES[0]
+            )));
+        }
+        load(&path)
+    }
+
+    /// The address of the store: BELFRY_STORE, or what the files say, or the default beside where they would be.
+    pub fn store_address(&self) -> Result<String, Failure> {
+        if let Some(address) = variable("BELFRY_STORE") {
+            return Ok(address);
+        }
+        if self.config.is_none() && !self.file().exists() {
+            return Ok("sqlite:.belfry/belfry.db".into());
+        }
+        Ok(self.load()?.settings.store.expose().to_owned())
+    }
+
+    /// Opens the store beside a server, if there is one. A file that is not there is not made.
+    pub async fn open(&self) -> Result<AnyStore, Failure> {
+        let address = self.store_address()?;
+        if let Some(path) = address.strip_prefix("sqlite:")
+            && !Path::new(path).exists()
+        {
+            return Err(Failure::NotFound(format!(
+                "there is no store at {path} yet; `belfry up` makes it, `-c FILE` or BELFRY_STORE names another"
+            )));
+        }
+        Ok(AnyStore::open(&address, false).await?)
+    }
+}
+
+/// Reads one file and those it includes.
+pub fn load(path: &Path) -> Result<Loaded, Failure> {
+    let zone = host_zone();
+    Ok(belfry_config::load(path, &Host::new(&variable, zone.name()))?)
+}
+
+/// Reads a configuration that is no file.
+pub fn load_text(text: &str, path: &Path) -> Result<Loaded, Failure> {
+    let zone = host_zone();
+    Ok(belfry_config::load_text(text, path, &Host::new(&variable, zone.name()))?)
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The folder for what belongs to a node: beside the file of a store that is one, else beside the configuration.
+pub fn state_dir(address: &str, config: &Path) -> PathBuf {
+    let beside = match address.strip_prefix("sqlite:") {
+        Some(path) => Path::new(path).parent().map(Path::to_owned),
+        None => config.parent().map(|folder| folder.join(".belfry")),
+    };
+    beside.unwrap_or_else(|| PathBuf::from(".belfry")).join("run")
+}

@@ -1,0 +1,109 @@
+//! `belfry run`: a run by hand, beside the ticks.
+
+use belfry::{Engine, RunRequest};
+use clap::Args;
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::place::Place;
+use crate::reach::{self, Reach};
+use crate::wait::Waiting;
+
+/// Run a schedule now, beside its ticks
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry run reporter/morning
+  belfry run reporter/morning --follow --prompt \"Only the headlines.\"
+  belfry run prices/poll --payload '{\"full\": true}' --wait --timeout 10m
+  belfry run deploy/once --key release-42 -o json
+
+It counts for limits and overlap, and moves no schedule. Where a server runs, that starts it within a second; where none runs,
+this process does, waits for the end and leaves: Ctrl-C then cancels the run. The same --key within 24 hours answers with the
+first run.")]
+pub struct Run {
+    /// Which schedule
+    #[arg(value_name = "AGENT/SCHEDULE")]
+    name: String,
+
+    /// The prompt, instead of the schedule's
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+
+    /// A JSON object, merged over the schedule's payload key by key
+    #[arg(long, value_name = "JSON")]
+    payload: Option<String>,
+
+    /// Makes a repeat answer with the first run
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    #[command(flatten)]
+    waiting: Waiting,
+}
+
+impl Run {
+    /// Makes the run, and sees to it as far as that is wanted.
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        reach::split(&self.name)?;
+        self.waiting.check(output)?;
+        let request = RunRequest {
+            prompt: self.prompt.clone(),
+            payload: payload(self.payload.as_deref())?,
+            key: self.key.clone(),
+            trace_id: None,
+        };
+        reach::block_on(async {
+            let reach = Reach::open_with_files(place).await?;
+            if reach.server.is_none()
+                && let Some(loaded) = &reach.loaded
+            {
+                apply_files(&reach, loaded).await?;
+            }
+            reach.schedule(&self.name).await?;
+            let now = reach.now().await?;
+            let run = belfry::enqueue(&reach.store, &reach.options(), now, &self.name, request).await?;
+            self.waiting.see_to(run, &reach, place, output).await
+        })
+    }
+}
+
+/// Brings the files into the store where nobody serves it, as `up` does when it starts.
+async fn apply_files(reach: &Reach, loaded: &belfry_config::Loaded) -> Result<(), Failure> {
+    for problem in &loaded.invalid {
+        reach::say(&problem.render(true))?;
+    }
+    let engine = Engine::builder().store(reach.store.clone()).build();
+    if crate::up::apply(&engine, loaded).await? {
+        reach::say(
+            "config skew: the files differ from what the store has; `belfry apply` makes them the same",
+        )?;
+    }
+    Ok(())
+}
+
+/// An object from the command line.
+fn payload(text: Option<&str>) -> Result<Map<String, Value>, Failure> {
+    let Some(text) = text else { return Ok(Map::new()) };
+    match serde_json::from_str(text) {
+        Ok(Value::Object(payload)) => Ok(payload),
+        Ok(other) => Err(Failure::Usage(format!(
+            "--payload must be a JSON object such as {{\"full\": true}}, got {}",
+            kind(&other)
+        ))),
+        Err(error) => Err(Failure::Usage(format!(
+            "--payload is not JSON: {error}. Write an object such as '{{\"full\": true}}', in single quotes for the shell"
+        ))),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

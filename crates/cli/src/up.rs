@@ -1,0 +1,356 @@
+//! `belfry up`: from files to work done on time.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use belfry::driver::{Keep, Options};
+use belfry::event::{Level, Name};
+use belfry::{AnyStore, Engine, Event, StopOptions};
+use belfry_config::{Loaded, LogFormat, Settings};
+use belfry_core::plan::Spread;
+use belfry_runner::{KeeperHandle, KeeperOptions};
+use belfry_store::Store;
+use belfry_time::{SignedDuration, Timestamp, Zone};
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::failure::Failure;
+use crate::lines::Lines;
+use crate::output::Output;
+use crate::place::{self, Place, SOURCE};
+use crate::reach;
+
+/// Run the scheduler: plan, run, and keep a reason for everything that did not run
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry up
+  belfry up --demo
+  belfry -c /etc/belfry/belfry.yaml up --log-format json
+
+It runs in the foreground. SIGTERM or Ctrl-C lets what runs end, a second one ends it at once; SIGHUP, a changed file or
+`belfry reload` reads the files again.")]
+pub struct Up {
+    /// Run a small example that needs no file; its state goes when it stops
+    #[arg(long)]
+    demo: bool,
+
+    /// How to write what happens [default: text on a terminal, JSON lines otherwise]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    log_format: Option<LogChoice>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogChoice {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+impl Up {
+    /// Runs until it is told to stop.
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let demo = if self.demo {
+                Some(tempfile::Builder::new().prefix("belfry-demo-").tempdir()?)
+            } else {
+                None
+            };
+            let file = demo.as_ref().map_or_else(|| place.file(), |folder| folder.path().join("belfry.yaml"));
+            let loaded = match &demo {
+                Some(_) => place::load_text(belfry_config::DEMO, &file)?,
+                None => place.load()?,
+            };
+            self.serve(&file, loaded, output).await
+        })
+    }
+
+    async fn serve(&self, file: &Path, loaded: Loaded, output: &Output) -> Result<(), Failure> {
+        let mut lines =
+            Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str());
+        let address = loaded.settings.store.expose().to_owned();
+        let store = Arc::new(AnyStore::open(&address, true).await?);
+        let lease = Duration::from_millis(loaded.settings.engine.lease_ms);
+        let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(lease))
+            .await
+            .map_err(|error| Failure::Usage(format!("cannot start the keeper: {error}")))?;
+        let mut asked = signals()?;
+        let engine = Engine::builder()
+            .store(store.clone())
+            .options(options(&loaded.settings, &store))
+            .keeper(keeper)
+            .state_dir(place::state_dir(&address, file))
+            .build();
+        let mut events = engine.events();
+        let skew = apply(&engine, &loaded).await?;
+        greet(&mut lines, &engine, &loaded, skew, output).await?;
+        engine.start().await?;
+        let mut watched = Watched::new(&loaded);
+        let mut look = tokio::time::interval(Duration::from_secs(1));
+        let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) => lines.event(&event)?,
+                    Err(tokio::sync::broadcast::error::RecvError::Lagged(lost)) => {
+                        lines.say(&format!("{lost} lines were lost: they came faster than they could be written"))?;
+                    }
+                    Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
+                },
+                what = asked.recv() => match what {
+                    Some(Asked::Reload) => watched = reload(&engine, file, &mut lines).await.unwrap_or(watched),
+                    Some(Asked::Stop) | None => break,
+                },
+                _ = look.tick() => {
+                    if watched.changed() {
+                        watched = reload(&engine, file, &mut lines).await.unwrap_or_else(|| watched.seen());
+                    }
+                }
+            }
+        }
+        stop(&engine, timeout, &mut asked, &mut events, &mut lines).await
+    }
+
+    fn is_json(&self, settings: &Settings) -> bool {
+        match (self.log_format, settings.log.format) {
+            (Some(choice), _) => choice == LogChoice::Json,
+            (None, LogFormat::Json) => true,
+            (None, LogFormat::Text) => false,
+            (None, LogFormat::Auto) => !std::io::stdout().is_terminal(),
+        }
+    }
+}
+
+/// Applies the files where they changed, or where nobody else runs from the store; says whether they differ all the same.
+pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
+    let store = engine.store();
+    let known = store.source_digest(SOURCE).await?;
+    if known.as_deref() == Some(&loaded.digest) {
+        return Ok(false);
+    }
+    let now = store.clock().await?.unwrap_or_else(Timestamp::now);
+    let others = reach::serving(&store.nodes().await?, now) > 0;
+    if known.is_some() && others && matches!(**store, AnyStore::Postgres(_)) {
+        return Ok(true);
+    }
+    engine.apply(SOURCE, &loaded.digest, &loaded.agents).await?;
+    Ok(false)
+}
+
+async fn greet(
+    lines: &mut Lines,
+    engine: &Engine,
+    loaded: &Loaded,
+    skew: bool,
+    output: &Output,
+) -> Result<(), Failure> {
+    for problem in loaded.invalid.iter().chain(&loaded.warnings) {
+        lines.problem(problem)?;
+    }
+    if skew {
+        lines.say("config skew: the files differ from what the other nodes run from; `belfry apply` makes them the same")?;
+    }
+    if lines.is_json() {
+        return Ok(());
+    }
+    let schedules: usize = loaded.agents.iter().map(|agent| agent.schedules.len()).sum();
+    lines.say(&format!("state in {}", loaded.settings.store))?;
+    lines.say(&format!(
+        "{} agents with {schedules} schedules from {}",
+        loaded.agents.len(),
+        files(loaded)
+    ))?;
+    let (now, zone) = (engine.now(), output.zone()?);
+    for (tick, name) in next_ticks(loaded, now, 5) {
+        lines.say(&format!("  next {}  {name}", local(tick, &zone)))?;
+    }
+    Ok(())
+}
+
+fn files(loaded: &Loaded) -> String {
+    let names: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
+    if names.is_empty() { "the example".into() } else { names.join(", ") }
+}
+
+/// The next ticks over all schedules of the files.
+fn next_ticks(loaded: &Loaded, now: Timestamp, count: usize) -> Vec<(Timestamp, String)> {
+    let mut ticks: Vec<(Timestamp, String)> = Vec::new();
+    for agent in &loaded.agents {
+        for (schedule, definition) in &agent.schedules {
+            let name = format!("{}/{schedule}", agent.name);
+            let timing = definition.compile(&name).ok().and_then(|compiled| compiled.timing);
+            let enabled = definition.options.enabled;
+            if let Some(tick) = timing.filter(|_| enabled).and_then(|timing| timing.first(now)) {
+                ticks.push((tick.due_at, name));
+            }
+        }
+    }
+    ticks.sort();
+    ticks.truncate(count);
+    ticks
+}
+
+/// A time of day for people.
+pub fn local(at: Timestamp, zone: &Zone) -> String {
+    zone.local(at).strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
+}
+
+/// Reads the files again, all or nothing. Gives what is to be watched from now on; nothing where they are wrong.
+async fn reload(engine: &Engine, file: &Path, lines: &mut Lines) -> Option<Watched> {
+    let rejected = |detail: String| {
+        let event = Event::new(engine.now(), Level::Error, Name::ConfigRejected);
+        engine.tell(Event { detail: Some(detail), ..event });
+    };
+    match place::load(file) {
+        Ok(loaded) => {
+            for problem in loaded.invalid.iter().chain(&loaded.warnings) {
+                // Where it cannot be written nobody reads it.
+                let _ = lines.problem(problem);
+            }
+            match engine.apply(SOURCE, &loaded.digest, &loaded.agents).await {
+                Ok(_) => Some(Watched::new(&loaded)),
+                Err(error) => {
+                    rejected(error.to_string());
+                    None
+                }
+            }
+        }
+        Err(Failure::Config(errors)) => {
+            let _ = lines.errors(&errors);
+            rejected(format!("nothing was changed: {errors}"));
+            None
+        }
+        Err(other) => {
+            rejected(format!("nothing was changed: {other:?}"));
+            None
+        }
+    }
+}
+
+async fn stop(
+    engine: &Engine,
+    timeout: Duration,
+    asked: &mut mpsc::Receiver<Asked>,
+    events: &mut tokio::sync::broadcast::Receiver<Arc<Event>>,
+    lines: &mut Lines,
+) -> Result<(), Failure> {
+    let running = engine.running_total();
+    if running > 0 && !lines.is_json() {
+        lines.say(&format!(
+            "stopping: {running} still running, {} s left; again to end them at once",
+            timeout.as_secs()
+        ))?;
+    }
+    let first = engine.clone();
+    let mut stopped = tokio::spawn(async move { first.stop(StopOptions { wait: true, timeout }).await });
+    let result = loop {
+        tokio::select! {
+            event = events.recv() => if let Ok(event) = event { lines.event(&event)? },
+            Some(Asked::Stop) = asked.recv() => {
+                let again = engine.clone();
+                tokio::spawn(async move { again.stop(StopOptions { wait: false, timeout: Duration::ZERO }).await });
+            }
+            result = &mut stopped => break result,
+        }
+    };
+    while let Ok(event) = events.try_recv() {
+        lines.event(&event)?;
+    }
+    std::io::stdout().flush()?;
+    match result {
+        Ok(result) => Ok(result?),
+        Err(error) => Err(Failure::Usage(error.to_string())),
+    }
+}
+
+/// How the engine works, from the settings.
+pub fn options(settings: &Settings, store: &AnyStore) -> Options {
+    let ms = Duration::from_millis;
+    let engine = &settings.engine;
+    let poll = match store {
+        AnyStore::Postgres(_) => engine.poll_interval_ms,
+        AnyStore::Memory(_) | AnyStore::Sqlite(_) => engine.check_interval_ms,
+    };
+    let mut lanes = belfry::default_lanes();
+    lanes.extend(settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)));
+    Options {
+        lanes,
+        max_concurrent: engine.max_concurrent,
+        labels: engine.labels.clone(),
+        check_interval: ms(engine.check_interval_ms),
+        poll_interval: ms(poll),
+        lease: ms(engine.lease_ms),
+        orphan_check: ms(engine.orphan_check_ms),
+        spread: Spread {
+            threshold: engine.jitter_threshold as usize,
+            longest: SignedDuration::from_millis(engine.max_catch_up_jitter_ms as i64),
+        },
+        keep: Keep {
+            runs: settings.retention.runs_ms.map(ms),
+            failures: settings.retention.failures_ms.map(ms),
+            runs_per_schedule: settings.retention.runs_per_schedule,
+            output: settings.retention.output_ms.map(ms),
+            skips: settings.retention.skips_ms.map(ms),
+        },
+        ..Options::default()
+    }
+}
+
+/// Files that are looked at for changes, by when they were written and how long they are.
+struct Watched {
+    paths: Vec<PathBuf>,
+    seen: Vec<Option<(SystemTime, u64)>>,
+}
+
+impl Watched {
+    fn new(loaded: &Loaded) -> Watched {
+        let paths: Vec<PathBuf> = loaded.files.iter().chain(&loaded.folders).cloned().collect();
+        Watched { seen: look(&paths), paths }
+    }
+
+    fn changed(&self) -> bool {
+        look(&self.paths) != self.seen
+    }
+
+    /// As it is now: what is wrong is told once.
+    fn seen(&self) -> Watched {
+        Watched { paths: self.paths.clone(), seen: look(&self.paths) }
+    }
+}
+
+fn look(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
+    let of = |path: &PathBuf| path.metadata().and_then(|data| Ok((data.modified()?, data.len()))).ok();
+    paths.iter().map(of).collect()
+}
+
+/// What the operator asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Stop,
+    Reload,
+}
+
+/// Signals as they come; more than a few at once say nothing new.
+fn signals() -> Result<mpsc::Receiver<Asked>, Failure> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let (send, asked) = mpsc::channel(4);
+    tokio::spawn(async move {
+        loop {
+            let asked = tokio::select! {
+                _ = terminate.recv() => Asked::Stop,
+                _ = interrupt.recv() => Asked::Stop,
+                _ = hang_up.recv() => Asked::Reload,
+            };
+            if send.send(asked).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(asked)
+}

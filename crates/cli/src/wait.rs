@@ -1,0 +1,283 @@
+//! Waiting for a run: for one that a server starts, or as the guest that runs it.
+
+use std::io::Write;
+use std::time::Duration;
+
+use belfry::{Engine, Options, RunId, RunState, StopOptions};
+use belfry_core::Reason;
+use belfry_runner::{KeeperHandle, KeeperOptions};
+use belfry_store::{RunRecord, Store, Stream};
+use belfry_time::parse_duration;
+use clap::Args;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+use crate::failure::{Failure, InOption};
+use crate::output::{Format, Output};
+use crate::place::{self, Place};
+use crate::reach::{Reach, Server, answer, say};
+
+/// How often a run that is waited for is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Output that is read at once.
+const OUTPUT_BYTES: u32 = 256 << 10;
+/// How often a guest asks for its run while a limit holds it back.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+/// Nobody waits longer than this.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+
+/// What to do once the run is made.
+#[derive(Debug, Args)]
+pub struct Waiting {
+    /// Wait for its end; the exit code is 0 if it completed and 1 if not
+    #[arg(long)]
+    wait: bool,
+
+    /// As --wait, and show what it writes as it comes
+    #[arg(long)]
+    follow: bool,
+
+    /// Wait no longer than this [default: as long as it takes]
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<String>,
+
+    /// Where no server runs: leave it to the next `belfry up` rather than run it here
+    #[arg(long, conflicts_with_all = ["wait", "follow", "timeout"])]
+    no_start: bool,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    run_id: RunId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<RunState>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Reason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a str>,
+}
+
+/// How waiting ended.
+enum Waited {
+    Ended(Box<RunRecord>),
+    TimeIsUp,
+    Interrupted,
+}
+
+impl Waiting {
+    /// Looks for options that do not go together.
+    pub fn check(&self, output: &Output) -> Result<(), Failure> {
+        if self.follow && output.format != Format::Table {
+            let words = "--follow writes what the run writes, which is no JSON; use --wait with -o json, or `belfry logs` afterwards";
+            return Err(Failure::Usage(words.into()));
+        }
+        self.until().map(drop)
+    }
+
+    /// Whether this process would run it, were it made now.
+    pub fn is_guest(&self, reach: &Reach) -> bool {
+        reach.server.is_none() && !self.no_start
+    }
+
+    fn until(&self) -> Result<Option<Instant>, Failure> {
+        let Some(text) = &self.timeout else { return Ok(None) };
+        let time = parse_duration(text).in_option("--timeout")?;
+        Ok(Some(Instant::now() + Duration::try_from(time).unwrap_or_default().min(LONGEST)))
+    }
+
+    /// Sees to a run that was made: tells its id, and runs it or waits for it as far as that is wanted.
+    pub async fn see_to(
+        &self,
+        run: RunId,
+        reach: &Reach,
+        place: &Place,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let only_id = Answer { run_id: run, state: None, reason: None, exit_code: None, error: None };
+        let is_guest = self.is_guest(reach);
+        if !is_guest && !self.wait && !self.follow {
+            answer(output, &only_id, &run.to_string())?;
+            return match reach.server {
+                Some(Server::Process(pid)) => say(&format!("process {pid} starts it")),
+                Some(Server::Nodes(1)) => say("one node runs, and starts it"),
+                Some(Server::Nodes(count)) => say(&format!("{count} nodes run, and one of them starts it")),
+                None => say("no server runs: it waits for the next `belfry up`"),
+            };
+        }
+        // Said before anything can happen to it; standard output is the run's own where it is followed.
+        if output.format == Format::Table {
+            if self.follow {
+                say(&format!("run {run}"))?
+            } else {
+                answer(output, &only_id, &run.to_string())?
+            }
+        }
+        let waited = if is_guest && reach.run(run).await?.state.is_live() {
+            self.as_guest(run, reach, place).await?
+        } else {
+            self.for_server(run, reach).await?
+        };
+        let record = match waited {
+            Waited::Ended(record) => *record,
+            Waited::TimeIsUp | Waited::Interrupted => {
+                let record = reach.run(run).await?;
+                if record.state.is_live() {
+                    self.print(&record, output)?;
+                    return Err(Failure::Timeout(format!(
+                        "run {run} has not ended in time: it is {} and goes on. `belfry cancel {run}` ends it",
+                        record.state
+                    )));
+                }
+                let cancelled = matches!(waited, Waited::TimeIsUp) && record.state == RunState::Cancelled;
+                if cancelled {
+                    self.print(&record, output)?;
+                    return Err(Failure::Timeout(format!(
+                        "run {run} has not ended in time, and was cancelled"
+                    )));
+                }
+                record
+            }
+        };
+        self.print(&record, output)?;
+        match record.state {
+            RunState::Completed => {
+                if output.format == Format::Table {
+                    say(&format!("{} completed{}", record.name, took(&record)))?;
+                }
+                Ok(())
+            }
+            _ => Err(Failure::Run(words(&record))),
+        }
+    }
+
+    fn print(&self, record: &RunRecord, output: &Output) -> Result<(), Failure> {
+        if output.format == Format::Table {
+            return Ok(());
+        }
+        let json = Answer {
+            run_id: record.id,
+            state: Some(record.state),
+            reason: record.reason,
+            exit_code: record.exit_code,
+            error: record.error.as_deref(),
+        };
+        answer(output, &json, "")
+    }
+
+    /// Waits while others run it.
+    async fn for_server(&self, run: RunId, reach: &Reach) -> Result<Waited, Failure> {
+        self.look(run, reach, self.until()?, self.follow).await
+    }
+
+    /// Runs it here: joins as a node that is there for this run alone, and leaves.
+    async fn as_guest(&self, run: RunId, reach: &Reach, place: &Place) -> Result<Waited, Failure> {
+        let options = Options { only: Some(run), poll_interval: ASK_EVERY, ..reach.options() };
+        let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(options.lease))
+            .await
+            .map_err(|error| Failure::Usage(format!("cannot start the keeper: {error}")))?;
+        let engine = Engine::builder()
+            .store(reach.store.clone())
+            .options(options)
+            .keeper(keeper)
+            .state_dir(place::state_dir(&reach.address, &place.file()))
+            .build();
+        let until = self.until()?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
+        engine.start().await?;
+        let mut asked = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = hang_up.recv() => {}
+            }
+        };
+        let first = tokio::select! {
+            waited = self.look(run, reach, until, self.follow) => waited,
+            () = asked() => Ok(Waited::Interrupted),
+        };
+        if !matches!(first, Ok(Waited::Ended(_))) {
+            // Whoever asked for it is gone or has seen enough: it is withdrawn, and its processes end.
+            reach.store.cancel(reach.now().await?, run, Reason::Requested).await?;
+            engine.hint().await;
+            let again = engine.clone();
+            tokio::select! {
+                ended = self.look(run, reach, None, self.follow && first.is_ok()) => drop(ended?),
+                () = asked() => again.stop(StopOptions { wait: false, timeout: Duration::ZERO }).await?,
+            }
+        }
+        engine.stop(StopOptions { wait: true, timeout: Duration::from_secs(5) }).await?;
+        first
+    }
+
+    /// Looks at a run until it has ended, and shows what it writes where that is wanted.
+    async fn look(
+        &self,
+        run: RunId,
+        reach: &Reach,
+        until: Option<Instant>,
+        follow: bool,
+    ) -> Result<Waited, Failure> {
+        let mut after = None;
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            look.tick().await;
+            // What a run wrote is there before its end is, so the end is looked at first.
+            let record = reach.run(run).await?;
+            if follow {
+                self.show(run, reach, &mut after).await?;
+            }
+            if !record.state.is_live() {
+                return Ok(Waited::Ended(Box::new(record)));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(Waited::TimeIsUp);
+            }
+        }
+    }
+
+    async fn show(&self, run: RunId, reach: &Reach, after: &mut Option<u64>) -> Result<(), Failure> {
+        loop {
+            let chunks = reach.store.output(run, *after, OUTPUT_BYTES).await?;
+            let Some(last) = chunks.last() else { return Ok(()) };
+            *after = Some(last.seq);
+            for chunk in &chunks {
+                match chunk.stream {
+                    Stream::Out => std::io::stdout().lock().write_all(&chunk.bytes)?,
+                    Stream::Err | Stream::Note => std::io::stderr().lock().write_all(&chunk.bytes)?,
+                }
+            }
+            std::io::stdout().lock().flush()?;
+        }
+    }
+}
+
+/// How a run ended, in a sentence.
+fn words(record: &RunRecord) -> String {
+    let mut why = Vec::new();
+    match (record.reason, record.exit_code) {
+        (Some(Reason::ExitCode), Some(code)) => why.push(format!("exit code {code}")),
+        (Some(reason), _) => why.push(reason.to_string()),
+        (None, _) => {}
+    }
+    let error = record.error.as_deref().and_then(|error| error.lines().next()).map(str::trim);
+    why.extend(error.filter(|error| !error.is_empty()).map(str::to_owned));
+    let why = if why.is_empty() { String::new() } else { format!(": {}", why.join(", ")) };
+    let attempts =
+        if record.attempt > 1 { format!(" after {} attempts", record.attempt) } else { String::new() };
+    format!(
+        "{} {}{attempts}{why}. `belfry logs {}` shows what it wrote",
+        record.name, record.state, record.id
+    )
+}
+
+fn took(record: &RunRecord) -> String {
+    let (Some(from), Some(to)) = (record.started_at, record.finished_at) else { return String::new() };
+    let ms = to.duration_since(from).as_millis().max(0);
+    if ms < 1000 { format!(" in {ms}ms") } else { format!(" in {:.1}s", ms as f64 / 1000.0) }
+}

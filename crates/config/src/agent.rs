@@ -1,0 +1,186 @@
+//! An agent, from a tree that was checked: defaults merged under it, and every value where the store wants it.
+
+use std::path::Path;
+
+use belfry_core::AgentDefinition;
+use belfry_core::definition::{Breaker, Budget};
+use belfry_core::work::{Action, Stdin};
+use serde_json::{Map, Value};
+
+use crate::context::Context;
+use crate::file;
+use crate::keys::ACTIONS;
+use crate::problem::{Quoted, Severity, Span};
+use crate::reference;
+use crate::settings::{duration, number, set, texts};
+use crate::tree::{Data, Key, Node};
+use crate::value;
+
+/// An agent's keys over the defaults. What says which program starts is one choice, and is not mixed.
+pub(crate) fn merged(defaults: Option<&Node>, agent: &Node) -> Node {
+    let Some(defaults) = defaults else { return agent.clone() };
+    let chosen = ACTIONS.iter().any(|action| agent.get(action).is_some());
+    let mut under = defaults.clone();
+    if let Data::Map(entries) = &mut under.data {
+        entries
+            .retain(|(key, _)| key.text != "schedules" && !(chosen && ACTIONS.contains(&key.text.as_str())));
+    }
+    merge(&under, agent)
+}
+
+fn merge(under: &Node, over: &Node) -> Node {
+    match (&under.data, &over.data) {
+        (Data::Map(low), Data::Map(high)) => {
+            let mut entries: Vec<(Key, Node)> = Vec::with_capacity(low.len() + high.len());
+            for (key, value) in high {
+                let below = low.iter().find(|(other, _)| other.text == key.text);
+                // A map that is left empty takes everything from below.
+                let value = below.map_or_else(|| value.clone(), |(_, below)| merge(below, value));
+                entries.push((key.clone(), value));
+            }
+            let missing = low.iter().filter(|(key, _)| over.entry(&key.text).is_none());
+            entries.extend(missing.cloned());
+            Node { span: over.span, data: Data::Map(entries) }
+        }
+        (Data::Map(_), _) if over.is_null() => under.clone(),
+        _ => over.clone(),
+    }
+}
+
+/// Reads an agent. `place` is its name in the file.
+pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> AgentDefinition {
+    let mut agent = AgentDefinition::default();
+    let work = &mut agent.work;
+    let handler = context.handlers.contains(&name) && !ACTIONS.iter().any(|key| node.get(key).is_some());
+    if !handler {
+        work.action = action(context, node, &format!("the agent {}", Quoted(name)), ACTIONS, place);
+    }
+    for (command, node) in node.get("commands").map(Node::entries).unwrap_or_default() {
+        let what = format!("the command {}", Quoted(&command.text));
+        let action = match &node.data {
+            Data::List(_) => Action::Run(argv(node)),
+            _ => action(context, node, &what, &["run", "shell"], command.span),
+        };
+        work.commands.insert(command.text.clone(), action);
+    }
+    work.prompt = prompt(node, "none");
+    work.payload = object(node.get("payload"));
+    work.stdin = match node.get("stdin").and_then(Node::text) {
+        Some("prompt") => Stdin::Prompt,
+        Some("payload") => Stdin::Payload,
+        _ => Stdin::None,
+    };
+    work.cwd = node.get("cwd").and_then(|node| {
+        let folder = context.folders.get(node.span.file)?;
+        Some(file::absolute(folder, Path::new(node.text()?)).display().to_string())
+    });
+    let env = node.get("env").map(Node::entries).unwrap_or_default();
+    work.env = env.iter().filter_map(|(key, value)| Some((key.text.clone(), scalar(value)?))).collect();
+    work.env_pass = texts(node.get("env_pass"));
+    set(&mut work.timeout_ms, node.entry("timeout").map(|(_, node)| duration(node)));
+    set(&mut work.grace_ms, node.get("grace").and_then(duration));
+    set(&mut work.output_bytes, node.get("output").and_then(Node::text).and_then(value::size));
+    set(&mut agent.max_concurrent, node.entry("max_concurrent").map(|(_, node)| number(node)));
+    if let Some(retry) = node.get("retry") {
+        set(&mut agent.retry.max, retry.get("max").and_then(number));
+        set(&mut agent.retry.base_ms, retry.get("base").and_then(duration));
+        set(&mut agent.retry.max_delay_ms, retry.get("max_delay").and_then(duration));
+        set(&mut agent.work.no_retry_codes, retry.get("no_retry_codes").map(codes));
+        set(&mut agent.work.ok_codes, retry.get("ok_codes").map(codes));
+        agent.budget = retry.get("budget").and_then(|budget| {
+            Some(Budget { max: number(budget.get("max")?)?, period_ms: duration(budget.get("period")?)? })
+        });
+    }
+    agent.breaker = node.get("breaker").and_then(|breaker| {
+        let threshold = number(breaker.get("threshold")?)?;
+        Some(Breaker { threshold, reset_after_ms: duration(breaker.get("reset_after")?)? })
+    });
+    set(&mut agent.lane, node.get("lane").and_then(Node::text).map(str::to_owned));
+    agent.needs = texts(node.get("needs"));
+    agent
+}
+
+/// Exactly one thing to start.
+fn action(context: &mut Context<'_>, node: &Node, what: &str, choices: &[&str], place: Span) -> Action {
+    let written: Vec<_> = node
+        .entries()
+        .iter()
+        .filter(|(key, value)| choices.contains(&key.text.as_str()) && !is_blank(value))
+        .collect();
+    if let [(first, _), (second, _), ..] = written.as_slice() {
+        let message = format!("{what} has both `{}` and `{}`", first.text, second.text);
+        let (first, second) = (first.span, second.span);
+        context.error(second, message).help("keep exactly one of `run` and `shell`");
+        context.also(first, "the first");
+    }
+    match written.first() {
+        Some((key, value)) if key.text == "run" => Action::Run(argv(value)),
+        Some((key, value)) if key.text == "shell" => Action::Shell(scalar(value).unwrap_or_default()),
+        Some(_) => Action::Handler,
+        None => {
+            // Wrong in another way, and said so.
+            if matches!(node.data, Data::Map(_)) || node.is_null() {
+                context
+                    .error(place, format!("{what} does not say what to run"))
+                    .help("add `run: [\"program\", \"argument\"]`, or `shell: \"a line for the shell\"`");
+            }
+            Action::Handler
+        }
+    }
+}
+
+fn is_blank(node: &Node) -> bool {
+    node.is_null() || node.text().is_some_and(|text| text.trim().is_empty())
+}
+
+fn argv(node: &Node) -> Vec<String> {
+    let texts = node.items().iter().filter_map(scalar);
+    texts.map(|text| reference::unescape_literal(&text)).collect()
+}
+
+/// The text of a scalar as it was written: also of an empty one, and of `null`.
+pub(crate) fn scalar(node: &Node) -> Option<String> {
+    match &node.data {
+        Data::Scalar { text, .. } => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// A prompt, unless it is `absent` in plain letters.
+pub(crate) fn prompt(node: &Node, absent: &str) -> Option<String> {
+    let prompt = node.get("prompt").filter(|prompt| !prompt.is_plain_word(absent))?;
+    prompt.text().map(reference::unescape_literal)
+}
+
+pub(crate) fn object(node: Option<&Node>) -> Map<String, Value> {
+    match node.and_then(|node| node.json().ok()) {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn codes(node: &Node) -> Vec<i32> {
+    node.items().iter().filter_map(number).collect()
+}
+
+/// Points at policies that can never act.
+pub(crate) fn warn(context: &mut Context<'_>, node: &Node, name: &str, agent: &AgentDefinition) {
+    let Some(retry) = node.get("retry") else { return };
+    let mut idle = |node: &Node, why: &str| {
+        context.report(Severity::Warning, Some(node.span), format!("{name}: {why}"));
+    };
+    if let Some(base) = retry.get("base")
+        && agent.retry.base_ms > agent.retry.max_delay_ms
+    {
+        idle(base, "`retry.base` is longer than `retry.max_delay`, which is used instead");
+    }
+    if let Some(codes) = retry.get("no_retry_codes") {
+        let both = codes
+            .items()
+            .iter()
+            .find(|code| number(code).is_some_and(|code: i32| agent.work.ok_codes.contains(&code)));
+        if let Some(both) = both {
+            idle(both, "this code is also in `retry.ok_codes`: it means success and is never retried");
+        }
+    }
+}

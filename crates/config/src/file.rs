@@ -1,0 +1,203 @@
+//! Reading files that anybody may have written: nothing here blocks, grows without bound or follows a link out of the
+//! folder of the main file.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+/// A file may be so large.
+pub(crate) const BYTES_MAX: u64 = 8 << 20;
+
+/// What was read.
+pub(crate) struct Text {
+    pub text: String,
+    /// Anybody on the host may write it.
+    pub world_writable: bool,
+}
+
+/// Reads a regular file of UTF-8.
+pub(crate) fn read(path: &Path) -> Result<Text, String> {
+    let file = open(path).map_err(|error| cause(&error))?;
+    let metadata = file.metadata().map_err(|error| cause(&error))?;
+    if metadata.is_dir() {
+        return Err("it is a directory".into());
+    }
+    if !metadata.is_file() {
+        return Err("it is not a regular file".into());
+    }
+    let too_large = || format!("it is larger than {} MiB", BYTES_MAX >> 20);
+    if metadata.len() > BYTES_MAX {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| cause(&error))?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(too_large());
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;
+        format!("line {line} is not UTF-8")
+    })?;
+    let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
+    Ok(Text { text, world_writable: world_writable(&metadata) })
+}
+
+/// Without waiting: a FIFO without a writer would block for ever.
+#[cfg(unix)]
+fn open(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
+}
+
+#[cfg(not(unix))]
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).open(path)
+}
+
+#[cfg(unix)]
+fn world_writable(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    metadata.mode() & 0o002 != 0
+}
+
+#[cfg(not(unix))]
+fn world_writable(_: &Metadata) -> bool {
+    false
+}
+
+pub(crate) const NO_SUCH_FILE: &str = "there is no such file";
+
+/// An I/O error in plain words, without the number.
+pub(crate) fn cause(error: &std::io::Error) -> String {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::NotFound => NO_SUCH_FILE.into(),
+        ErrorKind::PermissionDenied => "permission denied".into(),
+        ErrorKind::NotADirectory => "a part of its path is not a directory".into(),
+        ErrorKind::IsADirectory => "it is a directory".into(),
+        _ if error.to_string().contains("symbolic links") => "its symbolic links go in a circle".into(),
+        _ => error.to_string(),
+    }
+}
+
+/// An absolute path without `.` and `..`, by its letters alone: the file need not exist.
+pub(crate) fn absolute(base: &Path, path: &Path) -> PathBuf {
+    let joined = base.join(path);
+    let joined = std::path::absolute(&joined).unwrap_or(joined);
+    let mut clean = PathBuf::new();
+    for part in joined.components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                clean.pop();
+            }
+            part => clean.push(part),
+        }
+    }
+    clean
+}
+
+/// How many files a pattern may name.
+const MATCHES_MAX: usize = 10_000;
+
+/// What a pattern such as `agents/*.yaml` names under `base`, sorted; and the folders that were looked into.
+/// `*` and `?` match inside a name, and never a leading dot.
+pub(crate) fn matches(base: &Path, pattern: &str) -> std::io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let mut found = vec![PathBuf::new()];
+    let mut folders = Vec::new();
+    let parts: Vec<_> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    for (i, part) in parts.iter().enumerate() {
+        if !is_pattern(part) {
+            found.iter_mut().for_each(|path| path.push(part));
+            continue;
+        }
+        let mut next = Vec::new();
+        for path in &found {
+            let folder = base.join(path);
+            let entries = match std::fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => continue,
+                Err(error) => return Err(error),
+            };
+            folders.push(folder.clone());
+            for entry in entries.take(MATCHES_MAX) {
+                let name = entry?.file_name();
+                let Some(name) = name.to_str() else { continue };
+                let last = i + 1 == parts.len();
+                if fits(name, part) && (last || folder.join(name).is_dir()) {
+                    next.push(path.join(name));
+                }
+            }
+        }
+        if next.len() > MATCHES_MAX {
+            return Err(std::io::Error::other(format!("more than {MATCHES_MAX} files fit")));
+        }
+        found = next;
+    }
+    found.retain(|path| base.join(path).exists());
+    found.sort();
+    Ok((found, folders))
+}
+
+pub(crate) fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?'])
+}
+
+fn fits(name: &str, pattern: &str) -> bool {
+    if name.starts_with('.') && !pattern.starts_with('.') {
+        return false;
+    }
+    let (name, pattern): (Vec<char>, Vec<char>) = (name.chars().collect(), pattern.chars().collect());
+    // Greedy with one way back: linear in practice, quadratic at worst.
+    let (mut n, mut p, mut back) = (0, 0, None);
+    while n < name.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                back = Some((n, p));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == name[n] => {
+                n += 1;
+                p += 1;
+            }
+            _ => match back {
+                Some((from, star)) => {
+                    back = Some((from + 1, star));
+                    n = from + 1;
+                    p = star + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_names() {
+        for (pattern, name) in
+            [("*", "a"), ("*.yaml", "a.yaml"), ("a*c*e", "abcde"), ("?.y", "a.y"), ("**", "x"), (".*", ".x")]
+        {
+            assert!(fits(name, pattern), "{pattern} {name}");
+        }
+        for (pattern, name) in [("*.yaml", "a.yml"), ("*", ".hidden"), ("?", "ab"), ("a*b", "ac"), ("?", "")]
+        {
+            assert!(!fits(name, pattern), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn paths_are_made_absolute_by_their_letters() {
+        let base = Path::new("/a/b");
+        assert_eq!(absolute(base, Path::new("./c/../d")), Path::new("/a/b/d"));
+        assert_eq!(absolute(base, Path::new("../../../x")), Path::new("/x"));
+        assert_eq!(absolute(base, Path::new("/y")), Path::new("/y"));
+    }
+}

@@ -1,0 +1,228 @@
+//! One schedule or one agent that did not come from a file: from `belfry add`, `belfry set` and the API. The same keys
+//! and the same words as in a file; but nothing is filled in from the environment, and what would be `invalid` in a
+//! file is refused.
+
+use std::path::PathBuf;
+
+use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
+
+use crate::context::Context;
+use crate::export;
+use crate::keys::{AGENT, KINDS, SCHEDULE, Shape};
+use crate::load::read_agent;
+use crate::problem::{Errors, Problem, Span};
+use crate::schedule::{self, Inherited};
+use crate::tree::{self, Data, Key, Node};
+
+/// What was written.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// A map in YAML, or a JSON object.
+    Text(&'a str),
+    /// `key=value`, one by one. Only `payload`, `webhook` and `chat` are read as YAML or JSON, and `not_on` may be a list
+    /// with commas: everything else needs no quotes.
+    Pairs(&'a [(String, String)]),
+}
+
+/// Where a fragment comes from, and what it goes into.
+#[derive(Debug, Clone)]
+pub struct About<'a> {
+    /// `agent/schedule`; of an agent, its name.
+    pub name: &'a str,
+    /// What errors call the input: `command line`, `request`.
+    pub origin: &'a str,
+    /// What it takes over where it is silent.
+    pub inherited: Inherited<'a>,
+    /// The schedule's agent, so that warnings can look at it.
+    pub agent: Option<&'a AgentDefinition>,
+}
+
+/// What a fragment says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parsed<T> {
+    /// The definition; it compiles.
+    pub definition: T,
+    /// What works, but hardly as meant.
+    pub warnings: Vec<Problem>,
+}
+
+/// Reads a schedule. With a `base`, keys that are not written stay as they are there, and a key that is written as
+/// `null` goes back to its default.
+pub fn parse_schedule(
+    input: Input<'_>,
+    base: Option<&ScheduleDefinition>,
+    about: &About<'_>,
+) -> Result<Parsed<ScheduleDefinition>, Errors> {
+    let nothing = |_: &str| None;
+    let mut context = Context::new(&nothing);
+    let node = match input {
+        Input::Text(text) => context.parse(about.origin.to_owned(), PathBuf::from("/"), text.to_owned()),
+        Input::Pairs(pairs) => Some(read_pairs(&mut context, about.origin, pairs)),
+    };
+    let Some(node) = node else { return Err(refuse(context)) };
+    let place = Span { file: node.span.file, start: node.span.start, end: node.span.start };
+    check_names(&mut context, about.name, place);
+    let written = without_nulls(&node);
+    context.check_map(about.name, &written, SCHEDULE);
+    if context.has_errors() {
+        return Err(refuse(context));
+    }
+    let node = match base {
+        Some(base) => patched(&mut context, base, &node),
+        None => written,
+    };
+    let definition = schedule::read(&mut context, &node, about.name, place, &about.inherited);
+    if let (Some(definition), Some(agent)) = (&definition, about.agent) {
+        schedule::warn(&mut context, &node, about.name, definition, agent);
+    }
+    finish(context, definition)
+}
+
+/// Reads an agent, with its schedules if it has any. There is no file, so `cwd` must be absolute.
+pub fn parse_agent(text: &str, about: &About<'_>) -> Result<Parsed<AgentSpec>, Errors> {
+    let nothing = |_: &str| None;
+    let mut context = Context::new(&nothing);
+    let node = context.parse(about.origin.to_owned(), PathBuf::from("/"), text.to_owned());
+    let Some(node) = node else { return Err(refuse(context)) };
+    let place = Span { file: node.span.file, start: node.span.start, end: node.span.start };
+    check_names(&mut context, about.name, place);
+    context.check(about.name, &node, &Shape::Map(AGENT));
+    if let Some(cwd) = node.get("cwd").filter(|cwd| cwd.text().is_some_and(|text| !text.starts_with('/'))) {
+        context.wrong("cwd", cwd, "an absolute path");
+    }
+    let key = Key { text: about.name.to_owned(), span: place };
+    let agent = read_agent(&mut context, &key, &node, None, &about.inherited, None);
+    finish(context, Some(agent))
+}
+
+fn finish<T>(context: Context<'_>, definition: Option<T>) -> Result<Parsed<T>, Errors> {
+    let (invalid, warnings) = context.finish()?;
+    match definition {
+        Some(definition) if invalid.is_empty() => Ok(Parsed { definition, warnings }),
+        _ => Err(Errors { problems: invalid }),
+    }
+}
+
+fn refuse(context: Context<'_>) -> Errors {
+    context.finish().err().unwrap_or(Errors { problems: Vec::new() })
+}
+
+fn check_names(context: &mut Context<'_>, name: &str, place: Span) {
+    match name.split_once('/') {
+        Some((agent, schedule)) => {
+            context.check_name("agent", agent, place);
+            context.check_name("schedule", schedule, place);
+        }
+        None => context.check_name("agent", name, place),
+    }
+}
+
+/// A key without a value is a key that is not written; but for what makes it tick, where that is a mistake.
+fn without_nulls(node: &Node) -> Node {
+    let mut node = node.clone();
+    if let Data::Map(entries) = &mut node.data {
+        entries.retain(|(key, value)| KINDS.contains(&key.text.as_str()) || !value.is_null());
+    }
+    node
+}
+
+/// The schedule as it is, with the written keys over it.
+fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) -> Node {
+    let text = export::schedule(base);
+    let Some(below) = context.parse("the schedule as it is".into(), PathBuf::from("/"), text) else {
+        return over.clone();
+    };
+    let another_kind = over.entries().iter().any(|(key, _)| KINDS.contains(&key.text.as_str()));
+    let kept = below.entries().iter().filter(|(key, _)| {
+        over.entry(&key.text).is_none() && !(another_kind && KINDS.contains(&key.text.as_str()))
+    });
+    // What was stored is stored escaped, for files; here nothing is filled in.
+    let kept = kept.cloned().map(|(key, mut node)| {
+        if !["prompt", "payload", "webhook", "chat"].contains(&key.text.as_str()) {
+            context.expand(&mut node, &|_| false);
+        }
+        (key, node)
+    });
+    let mut entries: Vec<_> = kept.collect();
+    entries.extend(without_nulls(over).entries().iter().cloned());
+    Node { span: over.span, data: Data::Map(entries) }
+}
+
+/// Reads pairs as one text with a line for each, so that errors can show them.
+fn read_pairs(context: &mut Context<'_>, origin: &str, pairs: &[(String, String)]) -> Node {
+    let file = context.sources.len();
+    let lines: Vec<_> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let text = lines.join("\n");
+    context.add_source(origin.to_owned(), text);
+    let mut entries: Vec<(Key, Node)> = Vec::new();
+    let mut at = 0;
+    for (key, value) in pairs {
+        let span = Span { file, start: at, end: at + key.len() };
+        let start = span.end + 1;
+        at = start + value.len() + 1;
+        if entries.iter().any(|(other, _)| other.text == *key) {
+            context.error(span, format!("the key `{key}` is written twice"));
+            continue;
+        }
+        let node = match key.as_str() {
+            "payload" | "webhook" | "chat" => structured(context, file, start, value),
+            "not_on" if value.trim_start().starts_with('[') => structured(context, file, start, value),
+            "not_on" => days(file, start, value),
+            _ => {
+                let span = Span { file, start, end: start + value.len() };
+                if value.contains('\0') {
+                    context.error(span, "a value holds a NUL character");
+                }
+                Node::scalar(span, value.clone(), true)
+            }
+        };
+        entries.push((Key { text: key.clone(), span }, node));
+    }
+    Node { span: Span { file, start: 0, end: 0 }, data: Data::Map(entries) }
+}
+
+fn structured(context: &mut Context<'_>, file: usize, start: usize, value: &str) -> Node {
+    let (node, flaws) = tree::parse(file, value);
+    for mut flaw in flaws {
+        flaw.span = moved(flaw.span, start);
+        flaw.first = flaw.first.map(|span| moved(span, start));
+        context.flaw(flaw);
+    }
+    let empty = Node::scalar(Span { file, start, end: start }, "", true);
+    let mut node = node.unwrap_or(empty.clone());
+    move_all(&mut node, start);
+    node
+}
+
+fn moved(span: Span, by: usize) -> Span {
+    Span { start: span.start + by, end: span.end + by, ..span }
+}
+
+fn move_all(node: &mut Node, by: usize) {
+    node.span = moved(node.span, by);
+    match &mut node.data {
+        Data::Scalar { .. } => {}
+        Data::List(items) => items.iter_mut().for_each(|item| move_all(item, by)),
+        Data::Map(entries) => {
+            for (key, value) in entries {
+                key.span = moved(key.span, by);
+                move_all(value, by);
+            }
+        }
+    }
+}
+
+fn days(file: usize, start: usize, value: &str) -> Node {
+    let mut at = start;
+    let mut items = Vec::new();
+    for day in value.split(',') {
+        let blank = day.len() - day.trim_start().len();
+        let day_at = at + blank;
+        if !day.trim().is_empty() {
+            let span = Span { file, start: day_at, end: day_at + day.trim().len() };
+            items.push(Node::scalar(span, day.trim(), true));
+        }
+        at += day.len() + 1;
+    }
+    Node { span: Span { file, start, end: start + value.len() }, data: Data::List(items) }
+}

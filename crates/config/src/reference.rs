@@ -1,0 +1,150 @@
+//! `${NAME}` and `${NAME:-default}`: references to the environment. `$$` is a dollar; a dollar before anything else is
+//! itself.
+
+use std::ops::Range;
+
+pub(crate) const RULE: &str = "references are `${NAME}` and `${NAME:-default}`; for a literal `$` write `$$`";
+
+/// What is wrong with a reference, and where in the text.
+#[derive(Debug)]
+pub(crate) struct Flaw {
+    pub range: Range<usize>,
+    pub message: String,
+}
+
+/// A piece of a text.
+enum Piece<'a> {
+    Text(&'a str),
+    Reference { name: &'a str, default: Option<&'a str>, range: Range<usize> },
+}
+
+/// Whether all references are well formed.
+pub(crate) fn check(text: &str) -> Result<(), Flaw> {
+    pieces(text).map(|_| ())
+}
+
+/// Whether the text is more than references and literals: whether it holds a reference at all.
+pub(crate) fn has_reference(text: &str) -> bool {
+    pieces(text).is_ok_and(|pieces| pieces.iter().any(|piece| matches!(piece, Piece::Reference { .. })))
+}
+
+/// Fills in every reference. An empty variable counts as unset where there is a default.
+///
+/// This is also how a node reads the values of `env` when an attempt starts.
+pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Flaw> {
+    let mut out = String::new();
+    for piece in pieces(text)? {
+        match piece {
+            Piece::Text(text) => out.push_str(text),
+            Piece::Reference { name, default, range } => match (env(name), default) {
+                (Some(value), None) => out.push_str(&value),
+                (Some(value), Some(_)) if !value.is_empty() => out.push_str(&value),
+                (_, Some(default)) => out.push_str(default),
+                (None, None) => {
+                    let message = format!("the environment variable `{name}` is not set");
+                    return Err(Flaw { range, message });
+                }
+            },
+        }
+    }
+    Ok(out)
+}
+
+fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(dollar) = text[at..].find('$').map(|i| at + i) {
+        pieces.push(Piece::Text(&text[at..dollar]));
+        let rest = &text[dollar + 1..];
+        if rest.starts_with('$') {
+            pieces.push(Piece::Text("$"));
+            at = dollar + 2;
+        } else if let Some(inner) = rest.strip_prefix('{') {
+            let Some(length) = inner.find('}') else {
+                let message = "a reference is not closed".into();
+                return Err(Flaw { range: dollar..text.len(), message });
+            };
+            let range = dollar..dollar + length + 3;
+            let (name, default) = match inner[..length].split_once(":-") {
+                Some((name, default)) => (name, Some(default)),
+                None => (&inner[..length], None),
+            };
+            if !is_name(name) {
+                let message = format!("{} is not a reference", crate::problem::Quoted(&text[range.clone()]));
+                return Err(Flaw { range, message });
+            }
+            at = range.end;
+            pieces.push(Piece::Reference { name, default, range });
+        } else {
+            pieces.push(Piece::Text("$"));
+            at = dollar + 1;
+        }
+    }
+    pieces.push(Piece::Text(&text[at..]));
+    Ok(pieces)
+}
+
+/// `[A-Za-z_][A-Za-z0-9_]*`
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+}
+
+/// Where a text that takes no references looks as if it had one: a `${` that is not written `$${`.
+pub(crate) fn find_literal(text: &str) -> Option<Range<usize>> {
+    let at = text.match_indices("${").map(|(at, _)| at).find(|at| !text[..*at].ends_with('$'))?;
+    let end = text[at..].find('}').map_or(text.len(), |i| at + i + 1);
+    Some(at..end)
+}
+
+/// Turns `$${` into `${`, in a text that takes no references.
+pub(crate) fn unescape_literal(text: &str) -> String {
+    text.replace("$${", "${")
+}
+
+/// The reverse.
+pub(crate) fn escape_literal(text: &str) -> String {
+    text.replace("${", "$${")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_filled_in() {
+        let env = |name: &str| match name {
+            "A" => Some("1".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        };
+        for (text, expected) in [
+            ("", ""),
+            ("x${A}y", "x1y"),
+            ("${B:-b}${A:-b}${EMPTY:-e}[${EMPTY}]", "b1e[]"),
+            ("$$ $${A} $A $", "$ ${A} $A $"),
+            ("${B:-}", ""),
+        ] {
+            assert_eq!(resolve(text, &env).unwrap(), expected, "{text}");
+        }
+        for (text, message) in [
+            ("a${", "a reference is not closed"),
+            ("${}", "`${}` is not a reference"),
+            ("${1A}", "`${1A}` is not a reference"),
+            ("${B}", "the environment variable `B` is not set"),
+        ] {
+            assert_eq!(resolve(text, &env).unwrap_err().message, message, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_literal_reference_can_be_written() {
+        for text in ["${A}", "$${A}", "$$${A}", "a $ b", "$$", "${", "$"] {
+            let escaped = escape_literal(text);
+            assert_eq!(find_literal(&escaped), None, "{text}");
+            assert_eq!(unescape_literal(&escaped), text);
+        }
+        assert_eq!(find_literal("a ${B} c"), Some(2..6));
+    }
+}

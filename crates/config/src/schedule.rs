@@ -1,0 +1,312 @@
+//! A schedule, from a tree that was checked; whether it compiles; and whether its policies can ever act.
+
+use belfry_core::ScheduleDefinition;
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
+use belfry_time::{Cron, ErrorKind, Every, Jitter, Window, Zone, parse_duration, parse_instant};
+use serde_json::Value;
+
+use crate::agent::{object, prompt};
+use crate::context::Context;
+use crate::keys::KINDS;
+use crate::problem::{Quoted, Severity, Span};
+use crate::reference;
+use crate::settings::{duration, number, set};
+use crate::tree::{Data, Node};
+use crate::value;
+
+/// What a schedule takes over where it is silent.
+#[derive(Debug, Clone)]
+pub struct Inherited<'a> {
+    /// The zone that the file names.
+    pub timezone: Option<&'a str>,
+    /// The host's zone, an IANA name.
+    pub host_timezone: &'a str,
+    /// `engine.late_after`.
+    pub late_after_ms: Option<u64>,
+}
+
+/// Reads a schedule; none where it does not say what makes it tick. `name` is `agent/schedule`, `place` its name in
+/// the file. A schedule that does not compile is given back all the same.
+pub(crate) fn read(
+    context: &mut Context<'_>,
+    node: &Node,
+    name: &str,
+    place: Span,
+    inherited: &Inherited<'_>,
+) -> Option<ScheduleDefinition> {
+    let when = kind(context, node, name, place)?;
+    let named = node.get("timezone").filter(|node| !node.is_word("inherited")).and_then(Node::text);
+    let named = named.or(inherited.timezone);
+    // A local time of the host is not a time: on another host it is another one. So it stays without a zone, and wrong.
+    let homeless = matches!(&when, When::At(at) if named.is_none() && parse_instant(at, None).is_err());
+    let timezone = named.unwrap_or(inherited.host_timezone);
+    let mut options = Options { timezone: (!homeless).then(|| timezone.to_owned()), ..options(node) };
+    if node.get("late_after").is_none() {
+        options.late_after_ms = inherited.late_after_ms;
+    }
+    let definition = ScheduleDefinition { when, options };
+    compiles(context, node, &definition, name, place);
+    Some(definition)
+}
+
+/// Exactly one of `every`, `cron`, `at`, `after`, `webhook`, `chat`.
+fn kind(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> Option<When> {
+    // `chat:` with nothing behind it is a chat with its defaults; `cron:` with nothing is a mistake of its own.
+    let kinds = node.entries().iter().filter(|(key, _)| KINDS.contains(&key.text.as_str()));
+    let written: Vec<_> = kinds.collect();
+    if let [(first, _), (second, _), ..] = written.as_slice() {
+        let message =
+            format!("the schedule {} has both `{}` and `{}`", Quoted(name), first.text, second.text);
+        let (first, second) = (first.span, second.span);
+        context.error(second, message).help(format!("keep exactly one of {}", list(KINDS)));
+        context.also(first, "the first");
+        return None;
+    }
+    let Some((key, value)) = written.first() else {
+        if matches!(node.data, Data::Map(_)) || node.is_null() {
+            let message = format!("the schedule {} does not say when it runs", Quoted(name));
+            context.error(place, message).help(format!("add exactly one of {}", list(KINDS)));
+        }
+        return None;
+    };
+    let text = || value.text().map(str::to_owned);
+    match key.text.as_str() {
+        "every" => text().map(When::Every),
+        "cron" => text().map(When::Cron),
+        "at" => text().map(When::At),
+        "after" => text().map(When::After),
+        "webhook" => Some(When::Webhook(Value::Object(object(Some(value))))),
+        _ => Some(When::Chat(Value::Object(object(Some(value))))),
+    }
+}
+
+fn list(keys: &[&str]) -> String {
+    let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
+    keys.join(", ")
+}
+
+fn options(node: &Node) -> Options {
+    let mut o = Options::default();
+    let word = |key: &str| node.get(key).and_then(Node::text);
+    let optional = |key: &str| node.get(key).filter(|node| !node.is_word("none")).and_then(Node::text);
+    o.anchor = match word("anchor") {
+        Some("start") => AnchorName::Start,
+        Some("slot") => AnchorName::Slot,
+        _ => AnchorName::Completion,
+    };
+    // No phase and a phase of nothing are the same timing.
+    let zero = |phase: &&str| parse_duration(phase).is_ok_and(|phase| phase.is_zero());
+    o.phase = word("phase").filter(|phase| !zero(phase)).map(str::to_owned);
+    o.jitter = optional("jitter").map(str::to_owned);
+    o.only_between = optional("only_between").map(str::to_owned);
+    o.not_on = days(node).iter().filter_map(|day| day.text().map(str::to_owned)).collect();
+    o.dst_gap_skip = word("dst_gap") == Some("skip");
+    o.dst_fold_both = word("dst_fold") == Some("both");
+    set(&mut o.enabled, word("enabled").and_then(value::flag));
+    o.catch_up = word("catch_up").and_then(|word| match word {
+        "skip" => Some(CatchUp::Skip),
+        "run_once" => Some(CatchUp::RunOnce),
+        "run_all" => Some(CatchUp::RunAll),
+        _ => None,
+    });
+    set(&mut o.catch_up_limit, node.get("catch_up_limit").and_then(number));
+    o.late_after_ms = node.get("late_after").and_then(duration);
+    o.if_running = match word("if_running") {
+        Some("queue") => IfRunning::Queue,
+        Some("cancel") => IfRunning::Cancel,
+        Some("allow") => IfRunning::Allow,
+        _ => IfRunning::Skip,
+    };
+    o.overlap = match word("overlap") {
+        Some("command") => Scope::Command,
+        Some("agent") => Scope::Agent,
+        _ => Scope::Schedule,
+    };
+    set(&mut o.max_pending, node.get("max_pending").and_then(number));
+    set(&mut o.command, word("command").map(str::to_owned));
+    o.prompt = prompt(node, "inherited");
+    o.payload = object(node.get("payload"));
+    o.lane =
+        node.get("lane").filter(|lane| !lane.is_word("inherited")).and_then(Node::text).map(str::to_owned);
+    set(&mut o.priority, node.get("priority").and_then(number));
+    set(&mut o.delete_after_run, word("delete_after_run").and_then(value::flag));
+    o
+}
+
+/// `not_on`, as a list also where it is one day.
+fn days(node: &Node) -> &[Node] {
+    match node.get("not_on") {
+        Some(Node { data: Data::List(items), .. }) => items,
+        Some(day) => std::slice::from_ref(day),
+        None => &[],
+    }
+}
+
+/// Reports what keeps a schedule from compiling: each part by itself, then the parts together. The words are those
+/// with which the store will call it invalid.
+fn compiles(
+    context: &mut Context<'_>,
+    node: &Node,
+    definition: &ScheduleDefinition,
+    name: &str,
+    place: Span,
+) {
+    let before = context.invalid_count();
+    let mut part = |node: Option<&Node>, result: Result<(), belfry_time::Error>| {
+        if let Err(error) = result {
+            let span = node.map_or(place, |node| context.inside(node, &error));
+            invalid(context, span, name, &error);
+        }
+    };
+    let o = &definition.options;
+    let zone = o.timezone.as_deref().map(Zone::get);
+    if let Some(Err(error)) = &zone {
+        part(node.get("timezone"), Err(error.clone()));
+    }
+    let written = |key: &str| node.get(key);
+    match &definition.when {
+        When::Webhook(_) | When::Chat(_) => return,
+        When::Every(text) => {
+            part(written("every"), Every::parse(text).map(|_| ()));
+            if let (AnchorName::Slot, Some(phase)) = (o.anchor, &o.phase) {
+                part(written("phase"), parse_duration(phase).map(|_| ()));
+            }
+        }
+        When::Cron(text) => part(written("cron"), Cron::parse(text).map(|_| ())),
+        When::At(text) => {
+            let zone = zone.and_then(Result::ok);
+            part(written("at"), parse_instant(text, zone.as_ref()).map(|_| ()));
+        }
+        When::After(text) => part(written("after"), parse_duration(text).map(|_| ())),
+    }
+    for day in days(node) {
+        part(Some(day), Window::ALWAYS.not_on(day.text()).map(|_| ()));
+    }
+    if let Some(between) = &o.only_between {
+        part(written("only_between"), Window::ALWAYS.only_between(between).map(|_| ()));
+    }
+    if let Some(jitter) = &o.jitter {
+        part(written("jitter"), Jitter::parse(jitter).map(|_| ()));
+    }
+    if context.invalid_count() > before {
+        return;
+    }
+    if let Err(error) = definition.timing(name) {
+        let key = match error.kind() {
+            ErrorKind::Jitter => "jitter",
+            ErrorKind::Phase => "phase",
+            ErrorKind::NeverAllowed if node.get("only_between").is_some() => "only_between",
+            ErrorKind::NeverAllowed => "not_on",
+            _ => "",
+        };
+        let span = node.get(key).map_or(place, |node| node.span);
+        invalid(context, span, name, &error);
+    }
+}
+
+fn invalid(context: &mut Context<'_>, span: Span, name: &str, error: &belfry_time::Error) {
+    let problem = context.report(Severity::Invalid, Some(span), format!("{name}: {error}"));
+    problem.schedule = Some(name.to_owned());
+}
+
+/// Points at policies that can never act.
+pub(crate) fn warn(
+    context: &mut Context<'_>,
+    node: &Node,
+    name: &str,
+    definition: &ScheduleDefinition,
+    agent: &belfry_core::AgentDefinition,
+) {
+    let o = &definition.options;
+    let when = &definition.when;
+    let ticks = !matches!(when, When::Webhook(_) | When::Chat(_));
+    let one_shot = matches!(when, When::At(_) | When::After(_));
+    let mut idle = |key: &str, why: &str| {
+        if let Some((key, _)) = node.entry(key) {
+            let message = format!("{name}: `{}` has no effect: {why}", key.text);
+            context.report(Severity::Warning, Some(key.span), message).schedule = Some(name.to_owned());
+        }
+    };
+    if !ticks {
+        let keys = [
+            "anchor",
+            "phase",
+            "jitter",
+            "only_between",
+            "not_on",
+            "dst_gap",
+            "dst_fold",
+            "catch_up",
+            "catch_up_limit",
+            "late_after",
+        ];
+        for key in keys {
+            idle(key, "webhooks and chats have no ticks");
+        }
+    } else {
+        if !matches!(when, When::Every(_)) {
+            idle("anchor", "it says from where `every` counts");
+        }
+        if !matches!(when, When::Every(_)) || o.anchor != AnchorName::Slot {
+            idle("phase", "it moves the grid of `anchor: slot`");
+        }
+        if !matches!(when, When::Cron(_)) {
+            idle("dst_gap", "it is about the fixed times of `cron`");
+            idle("dst_fold", "it is about the fixed times of `cron`");
+        }
+        if o.catch_up != Some(CatchUp::RunAll) {
+            idle("catch_up_limit", "only `catch_up: run_all` makes more than one run");
+        }
+    }
+    if !one_shot && o.delete_after_run {
+        idle("delete_after_run", "only `at` and `after` end with a run");
+    }
+    if o.if_running != IfRunning::Queue {
+        idle("max_pending", "only `if_running: queue` lets runs wait");
+    }
+    if o.if_running == IfRunning::Allow {
+        idle("overlap", "`if_running: allow` looks at no other run");
+        if agent.max_concurrent == Some(1) && !matches!(when, When::Chat(_)) {
+            idle("if_running", "the agent's `max_concurrent` is 1, so a second run waits for the first");
+        }
+    }
+    let commands = &agent.work.commands;
+    if !commands.is_empty()
+        && !commands.contains_key(&o.command)
+        && let Some(command) = node.get("command").filter(|_| o.command != "poll")
+    {
+        let known: Vec<_> = commands.keys().map(String::as_str).collect();
+        let message = format!("{name}: the agent has no command {}", Quoted(&o.command));
+        let help = match crate::check::nearest(&o.command, known.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("its commands are {}; the agent's own program runs", list(&known)),
+        };
+        let problem = context.report(Severity::Warning, Some(command.span), message);
+        problem.help(help).schedule = Some(name.to_owned());
+    }
+    if let When::Webhook(_) = when {
+        warn_secrets(context, node, name);
+    }
+}
+
+fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str) {
+    let Some((key, webhook)) = node.entry("webhook") else { return };
+    let secret = webhook.get("secret");
+    let more = webhook.get("secrets").map(Node::items).unwrap_or_default();
+    let mut none = true;
+    for secret in secret.into_iter().chain(more) {
+        none = false;
+        if secret.text().is_some_and(|text| !reference::has_reference(text)) {
+            // Not shown: the line is the secret.
+            let message = format!("{name}: a secret is written out, and will be stored as it is");
+            let problem = context.report(Severity::Warning, Some(key.span), message);
+            problem.help("use a reference: `secret: \"${NAME}\"`").schedule = Some(name.to_owned());
+            problem.hide();
+        }
+    }
+    if none {
+        let message = format!("{name}: without a secret, whoever reaches this address can start it");
+        let problem = context.report(Severity::Warning, Some(key.span), message);
+        problem.help("add `secret: \"${NAME}\"`").schedule = Some(name.to_owned());
+    }
+}

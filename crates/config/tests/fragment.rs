@@ -1,0 +1,115 @@
+//! Single schedules and agents, as `belfry add`, `belfry set` and the API bring them.
+#![allow(clippy::unwrap_used)]
+
+use belfry_config::{About, Errors, Inherited, Input, parse_agent, parse_schedule};
+use belfry_core::ScheduleDefinition;
+use belfry_core::definition::{IfRunning, When};
+
+fn about(name: &str) -> About<'_> {
+    let inherited = Inherited { timezone: None, host_timezone: "Europe/Vienna", late_after_ms: None };
+    About { name, origin: "command line", inherited, agent: None }
+}
+
+fn pairs(pairs: &[(&str, &str)], base: Option<&ScheduleDefinition>) -> Result<ScheduleDefinition, Errors> {
+    let pairs: Vec<_> = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    parse_schedule(Input::Pairs(&pairs), base, &about("a/s")).map(|parsed| parsed.definition)
+}
+
+#[test]
+fn pairs_need_no_quotes() {
+    let schedule = pairs(
+        &[
+            ("cron", "*/5 * * * *"),
+            ("prompt", "{{ payload.x }}: @everybody"),
+            ("not_on", "sat, sun"),
+            ("payload", r#"{"x": [1, "two"]}"#),
+            ("if_running", "queue"),
+        ],
+        None,
+    )
+    .unwrap();
+    assert_eq!(schedule.when, When::Cron("*/5 * * * *".into()));
+    assert_eq!(schedule.options.prompt.as_deref(), Some("{{ payload.x }}: @everybody"));
+    assert_eq!(schedule.options.not_on, ["sat", "sun"]);
+    assert_eq!(schedule.options.payload["x"], serde_json::json!([1, "two"]));
+    assert_eq!(schedule.options.if_running, IfRunning::Queue);
+    assert_eq!(schedule.options.timezone.as_deref(), Some("Europe/Vienna"));
+}
+
+#[test]
+fn a_wrong_pair_is_underlined() {
+    let errors = pairs(&[("if_running", "skip"), ("cron", "0 25 * * *")], None).unwrap_err();
+    let expected = "\
+invalid: a/s: Invalid cron expression \"0 25 * * *\" - hour must be 0-23
+ --> command line:2:8
+  |
+2 | cron=0 25 * * *
+  |        ^^";
+    assert_eq!(errors.to_string(), expected);
+    for (wrong, message) in [
+        (vec![("crno", "0 9 * * *")], "unknown key `crno` in `a/s`"),
+        (vec![("every", "5m"), ("every", "6m")], "the key `every` is written twice"),
+        (vec![("every", "5m"), ("cron", "0 9 * * *")], "the schedule `a/s` has both `every` and `cron`"),
+        (vec![("every", "5m"), ("payload", "{a: ")], "not YAML: unclosed bracket '{'"),
+        (vec![("every", "5m"), ("payload", "{a: 1e999}")], "`payload`: the number `1e999` is out of range"),
+        (
+            vec![("every", "5m"), ("not_on", "sat,funday")],
+            "a/s: Invalid day \"funday\". Expected a day such as \"sat\" or \"Saturday\", or 0-7",
+        ),
+        (vec![("prompt", "x")], "the schedule `a/s` does not say when it runs"),
+        (vec![("every", "5m\0")], "a value holds a NUL character"),
+    ] {
+        let errors = pairs(&wrong, None).unwrap_err();
+        assert_eq!(errors.problems[0].message(), message);
+    }
+}
+
+#[test]
+fn an_edit_keeps_what_it_does_not_name() {
+    let before = pairs(
+        &[("cron", "0 9 * * *"), ("jitter", "5m"), ("prompt", "costs ${x} $$"), ("lane", "main")],
+        None,
+    );
+    assert!(before.unwrap_err().to_string().contains("cannot hold references"));
+    let before = pairs(
+        &[("cron", "0 9 * * *"), ("jitter", "5m"), ("prompt", "costs $${x} $$"), ("lane", "main")],
+        None,
+    )
+    .unwrap();
+    assert_eq!(before.options.prompt.as_deref(), Some("costs ${x} $$"));
+    let after = pairs(&[("every", "20m"), ("jitter", "1m")], Some(&before)).unwrap();
+    assert_eq!(after.when, When::Every("20m".into()));
+    assert_eq!(after.options.jitter.as_deref(), Some("1m"));
+    assert_eq!(after.options.prompt, before.options.prompt);
+    let reset =
+        parse_schedule(Input::Text(r#"{"lane": null, "prompt": null}"#), Some(&before), &about("a/s"));
+    let reset = reset.unwrap().definition.options;
+    assert_eq!((reset.lane, reset.prompt), (None, None));
+}
+
+#[test]
+fn json_is_read_as_it_is() {
+    let text = r#"{"webhook": {"secret": "${S}"}, "payload": {"t": "\ud83d\udd14 a\/b \"q\"", "n": null}}"#;
+    let parsed = parse_schedule(Input::Text(text), None, &about("a/s")).unwrap().definition;
+    assert_eq!(parsed.when, When::Webhook(serde_json::json!({"secret": "${S}"})));
+    assert_eq!(parsed.options.payload["t"], "\u{1f514} a/b \"q\"");
+}
+
+#[test]
+fn names_are_checked_where_they_come_in() {
+    for name in ["a/../x", "/s", "a/", "a/b/c", "../a/s", "a/\u{202e}"] {
+        let errors = parse_schedule(Input::Text("every: 5m"), None, &about(name)).unwrap_err();
+        assert!(errors.problems[0].message().starts_with("the name"), "{name}");
+    }
+}
+
+#[test]
+fn an_agent_comes_with_its_schedules() {
+    let text = "run: [date]\ncwd: /srv\nschedules: {s: {every: 5m}}";
+    let agent = parse_agent(text, &about("a")).unwrap().definition;
+    assert_eq!((agent.name.as_str(), agent.schedules.len()), ("a", 1));
+    assert_eq!(agent.definition.work.cwd.as_deref(), Some("/srv"));
+    let relative = parse_agent("run: [date]\ncwd: x", &about("a")).unwrap_err();
+    assert_eq!(relative.problems[0].message(), "`cwd` must be an absolute path, got `x`");
+    assert!(parse_agent("run: [date]\nschedules: {s: {cron: x}}", &about("a")).is_err());
+}

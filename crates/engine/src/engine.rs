@@ -1,0 +1,595 @@
+//! The engine as its users see it: built, started, asked, stopped.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use belfry_core::check::Check;
+use belfry_core::{AgentSpec, NodeId, RunId};
+use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
+use belfry_store::{
+    AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, RunRecord, ScheduleRecord, Store,
+};
+use belfry_time::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use uuid::{ContextV7, Uuid};
+
+use crate::clock::Clock;
+use crate::driver::{Driver, GUEST, Input, Options, Phase};
+use crate::error::Error;
+use crate::event::{Event, Level, Name};
+use crate::handler::{Context, Handler, HandlerError};
+use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
+
+/// Events that a slow listener may be behind before it loses some.
+const EVENTS_MAX: usize = 4096;
+
+/// Where an engine is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It does nothing.
+    Stopped,
+    /// It plans and runs.
+    Running,
+    /// It lets what runs end.
+    Stopping,
+}
+
+/// What an engine has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// When it was started.
+    pub started_at: Option<Timestamp>,
+    /// How often it has looked for due schedules.
+    pub checks: u64,
+    /// How many attempts it has started.
+    pub triggers: u64,
+    /// When it looked last.
+    pub last_check_at: Option<Timestamp>,
+}
+
+/// How to stop.
+#[derive(Debug, Clone, Copy)]
+pub struct StopOptions {
+    /// Whether what runs may end by itself.
+    pub wait: bool,
+    /// For how long.
+    pub timeout: Duration,
+}
+
+impl Default for StopOptions {
+    fn default() -> StopOptions {
+        StopOptions { wait: true, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// A run that is asked for by hand.
+#[derive(Debug, Clone, Default)]
+pub struct RunRequest {
+    /// Instead of the schedule's.
+    pub prompt: Option<String>,
+    /// Over the schedule's, key by key.
+    pub payload: Map<String, Value>,
+    /// Makes a repeat answer with the first run.
+    pub key: Option<String>,
+    /// Its trace, where the caller has one.
+    pub trace_id: Option<Uuid>,
+}
+
+/// Puts an engine together.
+#[derive(Default)]
+pub struct Builder {
+    store: Option<Arc<AnyStore>>,
+    clock: Option<Clock>,
+    agents: Vec<AgentSpec>,
+    handlers: HashMap<String, Handler>,
+    on_trigger: Option<OnTrigger>,
+    options: Options,
+    keeper: Option<KeeperHandle>,
+    state_dir: Option<PathBuf>,
+}
+
+impl Builder {
+    /// Where everything is kept; in memory where nothing is said.
+    pub fn store(mut self, store: impl Into<Arc<AnyStore>>) -> Builder {
+        self.store = Some(store.into());
+        self
+    }
+
+    /// The clock; the host's where nothing is said, or that of a store that has one.
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Builder {
+        self.clock = Some(clock.into());
+        self
+    }
+
+    /// The agents to begin with.
+    pub fn agents(mut self, agents: impl IntoIterator<Item = AgentSpec>) -> Builder {
+        self.agents.extend(agents);
+        self
+    }
+
+    /// What an agent does, as a Rust function.
+    pub fn handler<F, R>(mut self, agent: impl Into<String>, function: F) -> Builder
+    where
+        F: Fn(Context) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), HandlerError>> + Send + 'static,
+    {
+        self.handlers.insert(agent.into(), Handler::new(function));
+        self
+    }
+
+    /// Is told of every attempt just before it starts.
+    pub fn on_trigger(mut self, tell: impl Fn(&Attempt) + Send + Sync + 'static) -> Builder {
+        self.on_trigger = Some(Arc::new(tell));
+        self
+    }
+
+    /// How the node works.
+    pub fn options(mut self, options: Options) -> Builder {
+        self.options = options;
+        self
+    }
+
+    /// The process that ends this one's children should it be killed.
+    pub fn keeper(mut self, keeper: KeeperHandle) -> Builder {
+        self.keeper = Some(keeper);
+        self
+    }
+
+    /// Where attempts have their private files.
+    pub fn state_dir(mut self, folder: impl Into<PathBuf>) -> Builder {
+        self.state_dir = Some(folder.into());
+        self
+    }
+
+    /// The engine, not yet started.
+    pub fn build(self) -> Engine {
+        let store =
+            self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
+        let view = View {
+            phase: Phase::Stopped,
+            counters: crate::driver::Counters::default(),
+            running: HashMap::new(),
+            overrun: 0,
+            node: NodeId(Uuid::nil()),
+        };
+        Engine {
+            inner: Arc::new(Inner {
+                store,
+                clock: Mutex::new(self.clock),
+                agents: Mutex::new(self.agents),
+                handlers: Arc::new(self.handlers),
+                on_trigger: self.on_trigger,
+                options: self.options,
+                keeper: self.keeper,
+                state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
+                events: broadcast::Sender::new(EVENTS_MAX),
+                view: watch::Sender::new(view),
+                started: Mutex::new(None),
+            }),
+        }
+    }
+}
+
+/// A scheduler inside this process. Cheap to clone.
+///
+/// ```
+/// # async fn example() -> Result<(), belfry::Error> {
+/// use belfry::{AgentBuilder, Engine, When};
+///
+/// let engine = Engine::builder()
+///     .agents([AgentBuilder::new("greeter").schedule("hello", When::Every("1s".into())).build()])
+///     .handler("greeter", |run| async move {
+///         run.log(format!("hello from {}", run.schedule())).await;
+///         Ok(())
+///     })
+///     .build();
+/// engine.start().await?;
+/// engine.stop(belfry::StopOptions::default()).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Arc<AnyStore>,
+    clock: Mutex<Option<Clock>>,
+    agents: Mutex<Vec<AgentSpec>>,
+    handlers: Arc<HashMap<String, Handler>>,
+    on_trigger: Option<OnTrigger>,
+    options: Options,
+    keeper: Option<KeeperHandle>,
+    state_dir: PathBuf,
+    events: broadcast::Sender<Arc<Event>>,
+    view: watch::Sender<View>,
+    started: Mutex<Option<Started>>,
+}
+
+#[derive(Clone)]
+struct Started {
+    at: Timestamp,
+    messages: mpsc::Sender<Message>,
+}
+
+impl Engine {
+    /// Puts an engine together.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Joins as a node, applies the agents, and begins to plan and run.
+    pub async fn start(&self) -> Result<(), Error> {
+        let inner = &self.inner;
+        if self.status() != Status::Stopped {
+            return Err(Error::Status { status: "running already" });
+        }
+        let clock = self.clock_of_store().await?;
+        let agents = inner.agents.lock().clone();
+        if !agents.is_empty() {
+            self.set_agents(agents).await?;
+        }
+        let node = self.join(&clock).await?;
+        let (send, messages) = mpsc::channel(MESSAGES_MAX);
+        let now = clock.now();
+        let driver = Driver::new(inner.options.clone(), node.id, now, node.lease_until, Box::new(new_id));
+        let started = Started { at: now.wall, messages: send.clone() };
+        *inner.started.lock() = Some(started);
+        inner.view.send_modify(|view| {
+            view.phase = Phase::Running;
+            view.node = node.id;
+        });
+        let event = Event::new(now.wall, Level::Info, Name::NodeStarted);
+        self.tell(Event { node: Some(node.id), ..event });
+        let runner = Runner::new(RunnerOptions {
+            keeper: inner.keeper.clone(),
+            state_dir: inner.state_dir.clone(),
+            cgroup: inner.keeper.as_ref().and_then(|_| belfry_runner::delegated_cgroup()),
+        });
+        let shell = Shell {
+            store: inner.store.clone(),
+            clock,
+            driver,
+            runner,
+            keeper: inner.keeper.clone(),
+            handlers: inner.handlers.clone(),
+            on_trigger: inner.on_trigger.clone(),
+            state_dir: inner.state_dir.clone(),
+            template: node,
+            lease: inner.options.lease,
+            messages,
+            send: send.clone(),
+            events: inner.events.clone(),
+            view: inner.view.clone(),
+            attempts: HashMap::new(),
+            waiting: Vec::new(),
+        };
+        tokio::spawn(shell.run());
+        tokio::spawn(pass_hints(inner.store.clone(), send));
+        Ok(())
+    }
+
+    async fn clock_of_store(&self) -> Result<Clock, Error> {
+        let known = self.inner.clock.lock().clone();
+        let clock = match known {
+            Some(clock) => clock,
+            None => self.inner.store.clock().await?.map_or_else(Clock::system, Clock::of_store),
+        };
+        *self.inner.clock.lock() = Some(clock.clone());
+        Ok(clock)
+    }
+
+    async fn join(&self, clock: &Clock) -> Result<Node, Error> {
+        let now = clock.now().wall;
+        let lease = SignedDuration::try_from(self.inner.options.lease).unwrap_or(SignedDuration::MAX);
+        let mut labels = self.inner.options.labels.clone();
+        labels.extend(self.inner.options.only.map(|_| GUEST.to_owned()));
+        labels.sort();
+        let node = Node {
+            id: NodeId(new_id(now)),
+            host: host(),
+            pid: std::process::id(),
+            labels,
+            started_at: now,
+            lease_until: now.saturating_add(lease).unwrap_or(Timestamp::MAX),
+            fenced: false,
+        };
+        let asked_at = std::time::Instant::now();
+        self.inner.store.join(&node).await?;
+        if let Some(keeper) = &self.inner.keeper {
+            keeper.renew(asked_at, self.inner.options.lease);
+        }
+        Ok(node)
+    }
+
+    /// Stops: no more is planned or claimed, and what runs may end within the time. What has not ended by then is ended, and
+    /// goes back to pending; that is an error, which says how many.
+    pub async fn stop(&self, options: StopOptions) -> Result<(), Error> {
+        let Some(started) = self.inner.started.lock().clone() else { return Ok(()) };
+        let timeout = if options.wait { options.timeout } else { Duration::ZERO };
+        // An engine that has stopped by itself takes nothing in.
+        let _ = started.messages.send(Message::Input(Input::Stop { timeout })).await;
+        self.stopped().await;
+        let (overrun, node) = {
+            let view = self.inner.view.borrow();
+            (view.overrun, view.node)
+        };
+        if self.inner.started.lock().take().is_none() {
+            return Ok(());
+        }
+        self.leave(node).await;
+        match overrun {
+            0 => Ok(()),
+            running if options.wait => Err(Error::Shutdown { timed_out: true, running }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until the engine has stopped.
+    pub async fn stopped(&self) {
+        let mut view = self.inner.view.subscribe();
+        let _ = view.wait_for(|view| view.phase == Phase::Stopped).await;
+    }
+
+    /// Takes a node out that has nothing running any more. Where that fails, others find it by its lease.
+    async fn leave(&self, node: NodeId) {
+        let now = self.now();
+        let store = &self.inner.store;
+        if let Ok(nodes) = store.nodes().await
+            && let Some(lease) = nodes.iter().find(|each| each.id == node).map(|each| each.lease_until)
+        {
+            let _ = store.fence(now, node, lease).await;
+        }
+        let event = Event::new(now, Level::Info, Name::NodeStopped);
+        self.tell(Event { node: Some(node), ..event });
+    }
+
+    /// Where it is in its life.
+    pub fn status(&self) -> Status {
+        match self.inner.view.borrow().phase {
+            Phase::Stopped => Status::Stopped,
+            Phase::Running => Status::Running,
+            Phase::Draining { .. } | Phase::Ending { .. } => Status::Stopping,
+        }
+    }
+
+    /// What it has done so far.
+    pub fn state(&self) -> State {
+        let counters = self.inner.view.borrow().counters;
+        State {
+            started_at: self.inner.started.lock().as_ref().map(|started| started.at),
+            checks: counters.checks,
+            triggers: counters.triggers,
+            last_check_at: counters.last_check_at,
+        }
+    }
+
+    /// How many attempts of an agent run here.
+    pub fn running(&self, agent: &str) -> usize {
+        self.inner.view.borrow().running.get(agent).copied().unwrap_or(0)
+    }
+
+    /// How many attempts run here.
+    pub fn running_total(&self) -> usize {
+        self.inner.view.borrow().running.values().sum()
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.inner.events.subscribe()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<AnyStore> {
+        &self.inner.store
+    }
+
+    /// What time it is, by the engine's clock.
+    pub fn now(&self) -> Timestamp {
+        let clock = self.inner.clock.lock();
+        clock.as_ref().map_or_else(Timestamp::now, |clock| clock.now().wall)
+    }
+
+    /// Makes the agents what they are here; also while it runs. Schedules whose timing stays go on as if nothing had happened.
+    pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
+        let clock = self.clock_of_store().await?;
+        let applied = self.inner.store.apply(clock.now().wall, "engine", "", &agents).await?;
+        *self.inner.agents.lock() = agents;
+        self.hint().await;
+        Ok(applied)
+    }
+
+    /// Makes a source's agents what they are here; also while it runs. A source that has not changed is left as it is.
+    pub async fn apply(&self, source: &str, digest: &str, agents: &[AgentSpec]) -> Result<Applied, Error> {
+        let clock = self.clock_of_store().await?;
+        if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
+            return Ok(Applied::default());
+        }
+        let applied = self.inner.store.apply(clock.now().wall, source, digest, agents).await?;
+        let event = Event::new(clock.now().wall, Level::Info, Name::ConfigLoaded);
+        let detail =
+            format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
+        self.tell(Event { detail: Some(detail), ..event });
+        self.hint().await;
+        Ok(applied)
+    }
+
+    /// Tells listeners what happened outside the engine.
+    pub fn tell(&self, event: Event) {
+        // Nobody may be listening.
+        let _ = self.inner.events.send(Arc::new(event));
+    }
+
+    /// Lets the engine look at once whether there is something to do.
+    pub async fn hint(&self) {
+        let started = self.inner.started.lock().clone();
+        if let Some(started) = started {
+            let _ = started.messages.send(Message::Input(Input::Hint)).await;
+        }
+    }
+
+    /// Waits until nothing runs and there is nothing to do before time passes: for tests with a clock that is moved by hand.
+    pub async fn quiet(&self) {
+        self.wait_for_quiet(true).await;
+    }
+
+    /// Waits until there is nothing to do before time passes or an attempt ends.
+    pub async fn idle(&self) {
+        self.wait_for_quiet(false).await;
+    }
+
+    async fn wait_for_quiet(&self, all: bool) {
+        self.hint().await;
+        let Some(started) = self.inner.started.lock().clone() else { return };
+        let (tell, quiet) = oneshot::channel();
+        if started.messages.send(Message::Quiet { all, tell }).await.is_ok() {
+            // An engine that has stopped is quiet, too.
+            let _ = quiet.await;
+        }
+    }
+
+    /// A schedule as it stands.
+    pub async fn schedule_state(&self, name: &str) -> Result<ScheduleRecord, Error> {
+        self.inner.store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })
+    }
+
+    /// All schedules as they stand, in the order of their names.
+    pub async fn schedule_states(&self) -> Result<Vec<ScheduleRecord>, Error> {
+        let (mut all, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.inner.store.schedules(&Default::default(), after.as_deref(), 1000).await?;
+            all.extend(page.items);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Whether a schedule would run now: every check with its words.
+    pub async fn check(&self, name: &str) -> Result<Vec<Check>, Error> {
+        crate::why::checks(&self.inner.store, name, self.now()).await
+    }
+
+    /// A run.
+    pub async fn run(&self, run: RunId) -> Result<Option<RunRecord>, Error> {
+        Ok(self.inner.store.run(run).await?)
+    }
+
+    /// Makes a run of a schedule now, beside its ticks. It counts for limits and moves no schedule.
+    pub async fn run_now(&self, name: &str, request: RunRequest) -> Result<RunId, Error> {
+        let clock = self.clock_of_store().await?;
+        let run = enqueue(&self.inner.store, &self.inner.options, clock.now().wall, name, request).await?;
+        self.hint().await;
+        Ok(run)
+    }
+}
+
+/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once. What it lacks or what is different
+/// about it, the caller says.
+pub async fn prepare(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    name: &str,
+) -> Result<NewRun, Error> {
+    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
+    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let compiled = record.definition.compile(name).map_err(&refused)?;
+    let definitions = store.definitions(&[record.id]).await?;
+    let definitions =
+        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    let mut run =
+        NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
+    options.to_known_lane(&mut run.lane);
+    Ok(run)
+}
+
+/// An id for a new run, which sorts by the store's clock.
+pub fn new_run_id(now: Timestamp) -> RunId {
+    RunId(new_id(now))
+}
+
+/// Makes a run of a schedule, to be started by whoever claims it.
+pub async fn enqueue(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    name: &str,
+    request: RunRequest,
+) -> Result<RunId, Error> {
+    const KEPT: SignedDuration = SignedDuration::from_hours(24);
+    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
+    let mut run = prepare(store, options, now, name).await?;
+    if request.prompt.is_some() {
+        run.prompt = request.prompt;
+    }
+    if let Value::Object(payload) = &mut run.payload {
+        payload.extend(request.payload);
+    }
+    run.trace_id = request.trace_id;
+    let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
+    let key = request.key.map(|key| Key {
+        key,
+        body_hash: hash(&body),
+        expires_at: now.saturating_add(KEPT).unwrap_or(Timestamp::MAX),
+    });
+    let id = run.id;
+    match store.enqueue(now, &Enqueue { run, key }).await? {
+        Enqueued::Made => Ok(id),
+        Enqueued::Repeat(first) => Ok(first),
+        Enqueued::KeyReused(first) => {
+            Err(refused(format!("the key was used for run {first}, with another prompt or payload")))
+        }
+        Enqueued::NotFound => Err(Error::NotFound { name: name.to_owned() }),
+    }
+}
+
+/// Tells bodies apart that carry one key; not meant to withstand an attack.
+fn hash(body: &[u8]) -> Vec<u8> {
+    let mut hash = [0xcbf2_9ce4_8422_2325_u64, 0x8422_2325_cbf2_9ce4];
+    for (n, byte) in body.iter().enumerate() {
+        let lane = &mut hash[n % 2];
+        *lane = (*lane ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash.iter().flat_map(|half| half.to_be_bytes()).chain((body.len() as u64).to_be_bytes()).collect()
+}
+
+/// An id that sorts by the store's clock, and among those of one millisecond in the order of their making.
+fn new_id(now: Timestamp) -> Uuid {
+    static CONTEXT: LazyLock<Mutex<ContextV7>> = LazyLock::new(|| Mutex::new(ContextV7::new()));
+    let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
+    let nanos = (millis % 1000) as u32 * 1_000_000;
+    Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
+}
+
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "localhost".into())
+}
+
+/// Wakes the engine when the store says that there may be work.
+async fn pass_hints(store: Arc<AnyStore>, messages: mpsc::Sender<Message>) {
+    loop {
+        tokio::select! {
+            () = messages.closed() => return,
+            () = store.changed() => {
+                if messages.send(Message::Input(Input::Hint)).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What happened, for logs and for whoever listens. The names are stable.
+
+use belfry_core::{NodeId, RunId};
+use belfry_time::Timestamp;
+use serde::Serialize;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Event {
+    /// When, by the store's clock.
+    pub timestamp: Timestamp,
+    /// How loud it is.
+    pub level: Level,
+    /// What.
+    pub event: Name,
+    /// The agent it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
+    /// The schedule it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// The tick it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tick_at: Option<Timestamp>,
+    /// The run it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<RunId>,
+    /// Which attempt of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// The node it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    /// The trace of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
+    /// The state that was reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<&'static str>,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many ticks or runs it is about, where that is not one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// How long it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub took_ms: Option<u64>,
+    /// How late it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lag_ms: Option<u64>,
+    /// When it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_at: Option<Timestamp>,
+    /// More, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+/// How loud an event is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Something is wrong.
+    Error,
+    /// Something may be wrong.
+    Warn,
+    /// A change of state.
+    Info,
+    /// A detail.
+    Debug,
+}
+
+/// The stable names of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Name {
+    /// A node has joined.
+    NodeStarted,
+    /// A node has left.
+    NodeStopped,
+    /// A node was found gone; its runs were rescued.
+    NodeFenced,
+    /// Definitions were read and applied.
+    ConfigLoaded,
+    /// Definitions were wrong, and changed nothing.
+    ConfigRejected,
+    /// A tick made a run.
+    TickPlanned,
+    /// A tick made none, for a reason.
+    TickSkipped,
+    /// Ticks went by in downtime.
+    TickMissed,
+    /// A run was made.
+    RunCreated,
+    /// An attempt has started.
+    RunStarted,
+    /// A run has ended.
+    RunFinished,
+    /// A run waits for its next attempt.
+    RunRetried,
+    /// A run was cancelled.
+    RunCancelled,
+    /// A run was taken from a node that is gone.
+    RunRescued,
+    /// A breaker opened, closed, or lets a probe through.
+    BreakerChanged,
+    /// A lane has other limits.
+    LaneChanged,
+    /// A session was stopped.
+    SessionStopped,
+    /// The store does not answer; work that runs goes on.
+    StoreUnavailable,
+    /// It answers again.
+    StoreAvailable,
+}
+
+impl Name {
+    /// The name as it stands in logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Name::NodeStarted => "node_started",
+            Name::NodeStopped => "node_stopped",
+            Name::NodeFenced => "node_fenced",
+            Name::ConfigLoaded => "config_loaded",
+            Name::ConfigRejected => "config_rejected",
+            Name::TickPlanned => "tick_planned",
+            Name::TickSkipped => "tick_skipped",
+            Name::TickMissed => "tick_missed",
+            Name::RunCreated => "run_created",
+            Name::RunStarted => "run_started",
+            Name::RunFinished => "run_finished",
+            Name::RunRetried => "run_retried",
+            Name::RunCancelled => "run_cancelled",
+            Name::RunRescued => "run_rescued",
+            Name::BreakerChanged => "breaker_changed",
+            Name::LaneChanged => "lane_changed",
+            Name::SessionStopped => "session_stopped",
+            Name::StoreUnavailable => "store_unavailable",
+            Name::StoreAvailable => "store_available",
+        }
+    }
+}
+
+impl Event {
+    /// An event with nothing but its name.
+    pub fn new(timestamp: Timestamp, level: Level, event: Name) -> Event {
+        Event {
+            timestamp,
+            level,
+            event,
+            agent: None,
+            schedule: None,
+            tick_at: None,
+            run_id: None,
+            attempt: None,
+            node: None,
+            trace_id: None,
+            state: None,
+            reason: None,
+            count: None,
+            took_ms: None,
+            lag_ms: None,
+            retry_at: None,
+            detail: None,
+        }
+    }
+
+    /// Of a schedule, given as `agent/schedule`.
+    pub(crate) fn of(mut self, name: &str) -> Event {
+        let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+        self.agent = Some(agent.to_owned());
+        self.schedule = Some(schedule.to_owned());
+        self
+    }
+}

@@ -1,0 +1,178 @@
+//! Work that is a Rust function.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use belfry_core::retry::Outcome;
+use belfry_core::{Reason, RunId};
+use belfry_runner::{Attempt, CancelReceiver, Chunk, Report, Stop, Stream};
+use belfry_time::Timestamp;
+use tokio::sync::mpsc;
+
+/// What a handler fails with.
+pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
+type HandlerFuture = Pin<Box<dyn Future<Output = Result<(), HandlerError>> + Send>>;
+
+/// A registered function.
+#[derive(Clone)]
+pub(crate) struct Handler(Arc<dyn Fn(Context) -> HandlerFuture + Send + Sync>);
+
+/// What a handler is told about its attempt.
+#[derive(Clone)]
+pub struct Context {
+    attempt: Arc<Attempt>,
+    cancel: CancelReceiver,
+    output: mpsc::Sender<Chunk>,
+}
+
+impl Context {
+    /// The agent's name.
+    pub fn agent(&self) -> &str {
+        &self.attempt.agent
+    }
+
+    /// The schedule's name.
+    pub fn schedule(&self) -> &str {
+        &self.attempt.schedule
+    }
+
+    /// The schedule's command.
+    pub fn command(&self) -> &str {
+        &self.attempt.command
+    }
+
+    /// The run.
+    pub fn run(&self) -> RunId {
+        self.attempt.run
+    }
+
+    /// Which attempt of it, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt.attempt
+    }
+
+    /// The instant it was meant for, where a tick made it.
+    pub fn tick_at(&self) -> Option<Timestamp> {
+        self.attempt.tick_at
+    }
+
+    /// The prompt, as it is written.
+    pub fn prompt(&self) -> Option<&str> {
+        self.attempt.prompt.as_deref()
+    }
+
+    /// The payload.
+    pub fn payload(&self) -> &serde_json::Value {
+        &self.attempt.payload
+    }
+
+    /// Keeps a line of output with the run.
+    pub async fn log(&self, line: impl Into<String>) {
+        let bytes = format!("{}\n", line.into()).into_bytes();
+        // Nobody listens any more once the attempt was given up.
+        let _ = self.output.send(Chunk { stream: Stream::Stdout, bytes }).await;
+    }
+
+    /// Waits until the attempt should end: it was cancelled, or the node shuts down.
+    pub async fn cancelled(&self) {
+        let mut cancel = self.cancel.clone();
+        if cancel.wait_for(Option::is_some).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Handler {
+    pub(crate) fn new<F, R>(function: F) -> Handler
+    where
+        F: Fn(Context) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<(), HandlerError>> + Send + 'static,
+    {
+        Handler(Arc::new(move |context| Box::pin(function(context))))
+    }
+
+    /// Runs an attempt to its end. One that does not end within its grace is dropped where it waits.
+    pub(crate) async fn run(
+        &self,
+        attempt: Attempt,
+        mut cancel: CancelReceiver,
+        output: mpsc::Sender<Chunk>,
+    ) -> Report {
+        let (timeout, grace) = (attempt.work.timeout_ms, Duration::from_millis(attempt.work.grace_ms));
+        let context = Context { attempt: Arc::new(attempt), cancel: cancel.clone(), output };
+        // A task of its own, so that a panic ends the attempt and nothing else.
+        let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
+        let outcome = tokio::select! {
+            done = &mut task.0 => return report(done),
+            () = after(timeout.map(Duration::from_millis)) => Outcome::Failed { reason: Reason::Timeout, retryable: true },
+            stop = asked(&mut cancel) => match stop {
+                Stop::Cancel(reason) => Outcome::Cancelled(reason),
+                Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
+            },
+        };
+        let in_time = tokio::select! {
+            done = &mut task.0 => Some(done),
+            () = tokio::time::sleep(grace), if !matches!(outcome, Outcome::Failed { .. }) => None,
+            () = asked_now(&mut cancel) => None,
+            () = std::future::ready(()), if matches!(outcome, Outcome::Failed { .. }) => None,
+        };
+        if in_time.is_none() {
+            task.0.abort();
+            let _ = (&mut task.0).await;
+        }
+        Report { outcome, exit_code: None, error: None, summary: None, usage: None }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<Result<(), HandlerError>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn after(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn asked(cancel: &mut CancelReceiver) -> Stop {
+    loop {
+        if let Some(stop) = *cancel.borrow_and_update() {
+            return stop;
+        }
+        if cancel.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn asked_now(cancel: &mut CancelReceiver) {
+    loop {
+        if *cancel.borrow_and_update() == Some(Stop::ShutdownNow) {
+            return;
+        }
+        if cancel.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn report(done: Result<Result<(), HandlerError>, tokio::task::JoinError>) -> Report {
+    let (outcome, error) = match done {
+        Ok(Ok(())) => (Outcome::Completed, None),
+        Ok(Err(error)) => {
+            (Outcome::Failed { reason: Reason::Error, retryable: true }, Some(error.to_string()))
+        }
+        Err(error) => (
+            Outcome::Failed { reason: Reason::Error, retryable: true },
+            Some(format!("the handler panicked: {error}")),
+        ),
+    };
+    Report { outcome, exit_code: None, error, summary: None, usage: None }
+}

@@ -1,0 +1,32 @@
+//! Belfry as a library: it decides when work runs, how much of it at once, and what happens when it goes wrong.
+//!
+//! ```text
+//! Engine::start ─► shell.rs    brings the time, does what is asked, carries answers back
+//!                   └► driver.rs  one synchronous step: every loop, every timer
+//!                       └► belfry_core  every decision
+//! ```
+//! Nothing here waits but the shell, and nothing reads a clock but `clock.rs`: a simulator can drive the same driver.
+
+mod agent;
+mod clock;
+pub mod driver;
+mod engine;
+mod error;
+pub mod event;
+mod handler;
+mod shell;
+mod why;
+
+pub use agent::AgentBuilder;
+pub use belfry_core::definition::{Options as ScheduleOptions, When};
+pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
+pub use belfry_runner::keeper::main_if_asked;
+pub use belfry_store::{AnyStore, Error as StoreError, RunRecord, ScheduleRecord};
+pub use belfry_time::{SignedDuration, Timestamp};
+pub use clock::{Clock, ManualClock};
+pub use driver::{GUEST, Options, default_lanes};
+pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare};
+pub use error::Error;
+pub use event::Event;
+pub use handler::{Context, HandlerError};
+pub use why::{Decision, Why, why};

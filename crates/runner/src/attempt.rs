@@ -1,0 +1,106 @@
+//! What goes into the runner and what comes out. Plain data.
+
+use std::sync::Arc;
+
+use belfry_core::model::{Epoch, NodeId, Reason, RunId};
+use belfry_core::retry::Outcome;
+use belfry_core::work::Work;
+use belfry_time::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// One attempt to start.
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// The run it is an attempt of.
+    pub run: RunId,
+    /// The claim it runs under.
+    pub epoch: Epoch,
+    /// Which attempt of the run, from 1.
+    pub attempt: u32,
+    /// The node it runs on.
+    pub node: NodeId,
+    /// The agent's name.
+    pub agent: Arc<str>,
+    /// The schedule's name.
+    pub schedule: Arc<str>,
+    /// The schedule's command; a key of the agent's `commands`, or just a value.
+    pub command: String,
+    /// The nominal instant, where a tick made the run.
+    pub tick_at: Option<Timestamp>,
+    /// The prompt, a template. None: the agent's.
+    pub prompt: Option<String>,
+    /// The run's payload, merged. Never a template.
+    pub payload: serde_json::Value,
+    /// Names the run in every log line and in the child's `TRACEPARENT`.
+    pub trace_id: Uuid,
+    /// What is started, and how it is judged.
+    pub work: Arc<Work>,
+}
+
+/// How an attempt ended. None of its process group lives when this is returned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// What `belfry_core::retry::verdict` decides on.
+    pub outcome: Outcome,
+    /// The code, where the program ended by itself.
+    pub exit_code: Option<i32>,
+    /// What went wrong, in a sentence; secrets are masked.
+    pub error: Option<String>,
+    /// What the program wrote into its result file, or why that was not used.
+    pub summary: Option<String>,
+    /// What the program says it used.
+    pub usage: Option<Usage>,
+}
+
+/// What a program says it used, from its result file.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens in the session's context.
+    pub tokens: Option<u64>,
+    /// How many fit.
+    pub context_window: Option<u64>,
+    /// What it cost.
+    pub cost_usd: Option<f64>,
+}
+
+/// Which pipe bytes came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Some output, at most 64 KiB, masked. Any bytes: not always whole lines, nor UTF-8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    /// Where it came from.
+    pub stream: Stream,
+    /// What it is.
+    pub bytes: Vec<u8>,
+}
+
+/// Why an attempt should end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// The run is cancelled: TERM, grace, KILL.
+    Cancel(Reason),
+    /// The node shuts down: TERM, grace, KILL.
+    Shutdown,
+    /// The node shuts down at once: KILL. Also cuts short a grace that has begun.
+    ShutdownNow,
+}
+
+/// Asks an attempt to end, at any time.
+pub type CancelSender = watch::Sender<Option<Stop>>;
+/// Where an attempt hears of it. A sender that is dropped without a word asks for nothing.
+pub type CancelReceiver = watch::Receiver<Option<Stop>>;
+
+/// A pair that says nothing yet.
+pub fn cancellation() -> (CancelSender, CancelReceiver) {
+    watch::channel(None)
+}

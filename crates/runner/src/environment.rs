@@ -1,0 +1,200 @@
+//! The child's environment: an allow-list, what the agent sets, and Belfry's own variables. Nothing else of the node's
+//! environment reaches a child, above all not the store's address and no API token.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use belfry_core::work::Work;
+
+use crate::error::Error;
+
+/// Passed on where the node has them.
+const ALLOWED: [&str; 9] = ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TERM", "SHELL", "LC_*"];
+/// Where the node has no `PATH`.
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// Names that are Belfry's: neither set by an agent nor passed on from the node.
+const OWN: &str = "BELFRY_";
+/// A passed name with one of these in it holds a secret.
+const SECRET_WORDS: [&str; 7] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"];
+
+/// Variables by name.
+pub(crate) type Variables = BTreeMap<OsString, OsString>;
+
+/// What `env` and `env_pass` come to on this node.
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    /// Without Belfry's own variables.
+    pub variables: Variables,
+    /// Values that must not be shown.
+    pub secrets: Vec<Vec<u8>>,
+}
+
+/// Resolves an agent's environment against the node's, which `lookup` and `all` read.
+pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> {
+    let mut variables = Variables::new();
+    let mut secrets = Vec::new();
+    for (name, value) in node {
+        if is_allowed(name) {
+            variables.insert(name.clone(), value.clone());
+        }
+    }
+    variables.entry("PATH".into()).or_insert_with(|| DEFAULT_PATH.into());
+    for name in &work.env_pass {
+        check_name("env_pass", name)?;
+        if let Some(value) = node.get(OsStr::new(name)) {
+            let upper = name.to_ascii_uppercase();
+            if SECRET_WORDS.iter().any(|word| upper.contains(word)) {
+                secrets.push(value.as_bytes().to_vec());
+            }
+            variables.insert(name.into(), value.clone());
+        }
+    }
+    for (name, value) in &work.env {
+        check_name("env", name)?;
+        let value = expand(name, value, node, &mut secrets)?;
+        if value.as_bytes().contains(&0) {
+            return Err(Error::Environment(format!("env {name}: the value has a NUL byte in it")));
+        }
+        variables.insert(name.into(), value);
+    }
+    Ok(Resolved { variables, secrets })
+}
+
+fn is_allowed(name: &OsStr) -> bool {
+    ALLOWED.iter().any(|allowed| match allowed.strip_suffix('*') {
+        Some(prefix) => name.as_bytes().starts_with(prefix.as_bytes()),
+        None => name == OsStr::new(allowed),
+    })
+}
+
+fn check_name(key: &str, name: &str) -> Result<(), Error> {
+    let problem = if name.is_empty() {
+        "a variable needs a name"
+    } else if name.contains('=') {
+        "a variable's name cannot contain '='"
+    } else if name.contains(|c: char| c.is_control()) {
+        "a variable's name cannot contain a line end or control character"
+    } else if name.starts_with(OWN) {
+        "names that start with BELFRY_ are Belfry's own"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Environment(format!("{key} {name:?}: {problem}")))
+}
+
+/// Replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`.
+fn expand(key: &str, text: &str, node: &Variables, secrets: &mut Vec<Vec<u8>>) -> Result<OsString, Error> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("${") {
+        if rest[..at].ends_with('$') {
+            out.extend_from_slice(&rest.as_bytes()[..at - 1]);
+            out.extend_from_slice(b"${");
+            rest = &rest[at + 2..];
+            continue;
+        }
+        out.extend_from_slice(&rest.as_bytes()[..at]);
+        let Some(end) = rest[at..].find('}') else {
+            return Err(Error::Environment(format!("env {key}: `${{` without a `}}` in {text:?}")));
+        };
+        let reference = &rest[at + 2..at + end];
+        let (name, default) = match reference.split_once(":-") {
+            Some((name, default)) => (name, Some(default)),
+            None => (reference, None),
+        };
+        check_name(&format!("env {key}: ${{…}}"), name)?;
+        // As in a shell, `:-` also stands in for an empty value.
+        match (node.get(OsStr::new(name)).filter(|value| default.is_none() || !value.is_empty()), default) {
+            (Some(value), _) => {
+                secrets.push(value.as_bytes().to_vec());
+                out.extend_from_slice(value.as_bytes());
+            }
+            (None, Some(default)) => out.extend_from_slice(default.as_bytes()),
+            (None, None) => {
+                return Err(Error::Environment(format!(
+                    "env {key}: the variable {name} is not set on this node; set it, or write ${{{name}:-default}}"
+                )));
+            }
+        }
+        rest = &rest[at + end + 1..];
+    }
+    out.extend_from_slice(rest.as_bytes());
+    Ok(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> Variables {
+        [
+            ("PATH", "/bin"),
+            ("LC_ALL", "C"),
+            ("BELFRY_STORE", "postgres://secret"),
+            ("OTHER", "x"),
+            ("T", "t0ken"),
+            ("EMPTY", ""),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
+    }
+
+    fn work(env: &[(&str, &str)], pass: &[&str]) -> Work {
+        Work {
+            env: env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
+            env_pass: pass.iter().map(|name| name.to_string()).collect(),
+            ..Work::default()
+        }
+    }
+
+    fn one(value: &str) -> Result<(String, Vec<Vec<u8>>), String> {
+        let resolved = resolve(&work(&[("A", value)], &[]), &node()).map_err(|error| error.to_string())?;
+        Ok((resolved.variables[OsStr::new("A")].to_string_lossy().into_owned(), resolved.secrets))
+    }
+
+    #[test]
+    fn only_what_is_allowed_or_named_comes_from_the_node() {
+        let resolved = resolve(&work(&[("A", "1")], &["OTHER", "ABSENT"]), &node()).unwrap();
+        let names: Vec<_> =
+            resolved.variables.keys().map(|name| name.to_string_lossy().into_owned()).collect();
+        assert_eq!(names, ["A", "LC_ALL", "OTHER", "PATH"]);
+    }
+
+    #[test]
+    fn references_are_resolved_and_their_values_are_secrets() {
+        assert_eq!(one("Bearer ${T}!").unwrap(), ("Bearer t0ken!".into(), vec![b"t0ken".to_vec()]));
+        assert_eq!(one("${NOPE:-a:-b}").unwrap(), ("a:-b".into(), vec![]));
+        assert_eq!(one("${EMPTY:-x}${EMPTY}").unwrap().0, "x");
+        assert_eq!(one("$T $$ $${T} $").unwrap(), ("$T $$ ${T} $".into(), vec![]));
+    }
+
+    #[test]
+    fn a_missing_variable_is_named() {
+        assert_eq!(
+            one("${NOPE}").unwrap_err(),
+            "env A: the variable NOPE is not set on this node; set it, or write ${NOPE:-default}"
+        );
+        assert!(one("${T").unwrap_err().contains("without a `}`"));
+    }
+
+    #[test]
+    fn the_stores_address_can_not_be_reached() {
+        assert!(one("${BELFRY_STORE}").unwrap_err().contains("Belfry's own"));
+        let error = resolve(&work(&[], &["BELFRY_STORE"]), &node()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "env_pass \"BELFRY_STORE\": names that start with BELFRY_ are Belfry's own"
+        );
+    }
+
+    #[test]
+    fn a_name_that_no_environment_can_hold_is_refused() {
+        for name in ["", "A=B", "A\nB", "A\0", "BELFRY_RUN_ID"] {
+            let error = resolve(&work(&[(name, "1")], &[]), &node()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("env {name:?}: ")), "{error}");
+        }
+        assert!(one("a\0b").unwrap_err().contains("NUL"));
+    }
+}

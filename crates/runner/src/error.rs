@@ -1,0 +1,67 @@
+//! The one error of this crate.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why an attempt could not be started, or something around it failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The action cannot be started as a process.
+    #[error("{0}")]
+    Action(String),
+    /// A template is wrong, or asks for something that is not there.
+    #[error("template of {name}: {message}")]
+    Template {
+        /// Which: `run[2]`, `shell`, `prompt`.
+        name: String,
+        /// What is wrong with it, with the line.
+        message: String,
+    },
+    /// An entry of `env` or `env_pass` cannot be used.
+    #[error("{0}")]
+    Environment(String),
+    /// The program could not be executed.
+    #[error("cannot start {program}: {message}")]
+    Spawn {
+        /// As configured.
+        program: String,
+        /// Why.
+        message: String,
+        /// Whether it could work another time.
+        retryable: bool,
+    },
+    /// A file of the attempt could not be written.
+    #[error("cannot write {path}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The keeper does not answer, so nothing may be started.
+    #[error("the keeper {0}")]
+    Keeper(String),
+}
+
+impl Error {
+    /// Whether another attempt could help.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Action(_) | Error::Template { .. } | Error::Environment(_) => false,
+            Error::Spawn { retryable, .. } => *retryable,
+            Error::File { .. } | Error::Keeper(_) => true,
+        }
+    }
+
+    /// The message with its causes.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            text.push_str(": ");
+            text.push_str(&cause.to_string());
+            source = cause.source();
+        }
+        text
+    }
+}

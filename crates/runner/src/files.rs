@@ -1,0 +1,172 @@
+//! The private directory of an attempt: its payload, what it reads, and where it leaves its result.
+//!
+//! `<state>/attempts/<node>/<run>.<epoch>/`, mode 0700, files 0600; gone when the attempt has ended. What a killed node left
+//! is found under its id.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use belfry_core::model::NodeId;
+use nix::fcntl::OFlag;
+use serde::Deserialize;
+
+use crate::attempt::{Attempt, Usage};
+use crate::error::Error;
+use crate::processes::ChildRecord;
+
+/// How much of a result file is read.
+const RESULT_BYTES: u64 = 64 << 10;
+/// How much of a summary is kept.
+const SUMMARY_CHARS: usize = 4_000;
+/// How much of an error is kept.
+const ERROR_CHARS: usize = 4_000;
+/// How often the directory of an attempt is tried to be made.
+const CREATE_TRIES: usize = 100;
+/// The record of the child, for whoever ends leftovers.
+const RECORD: &str = "child.json";
+
+/// The private directory of one attempt. Removed when dropped.
+#[derive(Debug)]
+pub(crate) struct Files {
+    directory: PathBuf,
+}
+
+/// What a result file held.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Found {
+    pub summary: Option<String>,
+    pub usage: Option<Usage>,
+}
+
+/// Where a node keeps the directories of its attempts.
+pub(crate) fn directory_of(state: &Path, node: NodeId) -> PathBuf {
+    state.join("attempts").join(node.to_string())
+}
+
+impl Files {
+    pub(crate) fn create(state: &Path, attempt: &Attempt) -> Result<Files, Error> {
+        let parent = directory_of(state, attempt.node);
+        let directory = parent.join(format!("{}.{}", attempt.run, attempt.epoch));
+        // The node's directory goes with its last attempt, which may be just now.
+        for _ in 0..CREATE_TRIES {
+            let made = DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&parent)
+                .and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
+            match made {
+                Ok(()) => return Ok(Files { directory }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(Error::File { path: directory, source }),
+            }
+        }
+        Err(Error::File { path: directory, source: io::ErrorKind::NotFound.into() })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
+        let path = self.path(name);
+        let written = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(bytes));
+        match written {
+            Ok(()) => Ok(path),
+            Err(source) => Err(Error::File { path, source }),
+        }
+    }
+
+    pub(crate) fn write_record(&self, record: &ChildRecord) -> Result<(), Error> {
+        let json = serde_json::to_vec(record).unwrap_or_default();
+        self.write(RECORD, &json).map(drop)
+    }
+
+    /// What the program left in `result.json`. Never a failure: what cannot be used is said in the summary.
+    pub(crate) fn result(&self) -> Found {
+        match read_result(&self.path("result.json")) {
+            Ok(found) => found,
+            Err(problem) => {
+                Found { summary: Some(format!("the result file was ignored: {problem}")), usage: None }
+            }
+        }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+        if let Some(parent) = self.directory.parent() {
+            let _ = fs::remove_dir(parent);
+        }
+    }
+}
+
+/// The record in an attempt's directory.
+pub(crate) fn read_record(directory: &Path) -> Option<ChildRecord> {
+    serde_json::from_slice(&fs::read(directory.join(RECORD)).ok()?).ok()
+}
+
+#[derive(Deserialize)]
+struct ResultFile {
+    summary: Option<String>,
+    tokens: Option<u64>,
+    context_window: Option<u64>,
+    cost_usd: Option<f64>,
+}
+
+fn read_result(path: &Path) -> Result<Found, String> {
+    // It may have become a link, a FIFO or a directory meanwhile.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::default()),
+        Err(error) => return Err(error.to_string()),
+    };
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err("it is not a file".into());
+    }
+    let mut bytes = Vec::new();
+    file.take(RESULT_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > RESULT_BYTES {
+        return Err(format!("it is longer than {} KiB", RESULT_BYTES >> 10));
+    }
+    if bytes.trim_ascii().is_empty() {
+        return Ok(Found::default());
+    }
+    let result: ResultFile = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    if let Some(cost) = result.cost_usd.filter(|cost| *cost < 0.0) {
+        return Err(format!("cost_usd must not be negative, got {cost}"));
+    }
+    let usage =
+        Usage { tokens: result.tokens, context_window: result.context_window, cost_usd: result.cost_usd };
+    Ok(Found {
+        summary: result.summary.map(|summary| clean(&summary, SUMMARY_CHARS)),
+        usage: (usage != Usage::default()).then_some(usage),
+    })
+}
+
+/// A message that stays one line, whatever went into it.
+pub(crate) fn one_line(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { escaped.extend(c.escape_default()) } else { escaped.push(c) }
+    }
+    clean(&escaped, ERROR_CHARS)
+}
+
+/// Text that every store can hold: no NUL, not longer than `chars`.
+pub(crate) fn clean(text: &str, chars: usize) -> String {
+    let mut kept: String =
+        text.chars().take(chars).map(|c| if c == '\0' { char::REPLACEMENT_CHARACTER } else { c }).collect();
+    if text.chars().nth(chars).is_some() {
+        kept.push('…');
+    }
+    kept
+}

@@ -1,0 +1,81 @@
+//! Ends what a node of this host has left behind: before its runs are rescued here, and only what is surely its own.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use belfry_core::model::NodeId;
+use nix::sys::signal::Signal;
+
+use crate::cgroup;
+use crate::files;
+use crate::processes::{self, ChildRecord, Family, Process, Scope};
+
+/// How long to wait for the end of a killed process before giving up on it.
+const GIVE_UP: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Ends what the attempts of a node that is gone have left, and removes their private directories. Returns how many attempts
+/// had something left. Never call it for a node that lives. Blocks.
+pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Result<usize> {
+    let directory = files::directory_of(state_dir, node);
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut ended = 0;
+    for entry in entries {
+        let attempt = entry?.path();
+        if files::read_record(&attempt).is_some_and(|record| end_leftover(&record, grace)) {
+            ended += 1;
+        }
+        let _ = fs::remove_dir_all(&attempt);
+    }
+    let _ = fs::remove_dir(&directory);
+    Ok(ended)
+}
+
+/// Ends what is left of one child; false if nothing is. It is left alone unless boot, pid namespace, start time and token all
+/// match; of those it has started, whoever carries the token and is not older is ended with it. Blocks.
+pub fn end_leftover(record: &ChildRecord, grace: Duration) -> bool {
+    if record.boot_id.is_empty()
+        || record.boot_id != processes::boot_id()
+        || record.pid_ns != processes::pid_ns()
+    {
+        return false;
+    }
+    let leader = Process::read(record.pid)
+        .filter(|process| process.start_time == record.start_time && process.carries(&record.token));
+    // Without its leader a group cannot be told from another that got the same number since.
+    let mut family = match leader {
+        Some(_) => Family::new(record.clone()),
+        None => Family::without_group(record.clone()),
+    };
+    let cgroup = record.cgroup.as_deref().filter(|group| cgroup::lives(group));
+    if !family.lives(Scope::Everyone) && cgroup.is_none() {
+        remove_cgroup(record);
+        return false;
+    }
+    family.signal(Signal::SIGTERM, Scope::Everyone);
+    let asked_at = Instant::now();
+    while asked_at.elapsed() < grace + GIVE_UP {
+        if !family.lives(Scope::Everyone) && !cgroup.is_some_and(cgroup::lives) {
+            break;
+        }
+        if asked_at.elapsed() >= grace {
+            cgroup.into_iter().for_each(cgroup::kill);
+            family.signal(Signal::SIGKILL, Scope::Everyone);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    remove_cgroup(record);
+    true
+}
+
+fn remove_cgroup(record: &ChildRecord) {
+    if let Some(group) = &record.cgroup {
+        cgroup::remove(group);
+    }
+}

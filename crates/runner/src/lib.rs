@@ -1,0 +1,36 @@
+//! Turns "start this attempt" into a process, watches over it, and says how it ended.
+//!
+//! ```text
+//! Attempt ─► plan.rs      templates, environment, private files: what exactly is started
+//!         ─► spawn.rs     a child in its own process group, registered with the keeper before it executes anything
+//!         ─► output.rs    both pipes: masked, capped, in chunks
+//!         ─► ending.rs    TERM, grace, KILL, until the group is gone
+//!         ─► Report
+//! ```
+//! Nothing here knows the store, the schedule's timing or whether a retry follows. Start reading at [`Runner::run`]; the
+//! process that outlives a killed node is in [`keeper`].
+
+mod attempt;
+mod cgroup;
+mod ending;
+mod environment;
+mod error;
+mod files;
+pub mod keeper;
+mod leftovers;
+mod mask;
+mod output;
+mod plan;
+mod processes;
+mod runner;
+mod spawn;
+mod template;
+mod trampoline;
+
+pub use attempt::{Attempt, CancelReceiver, CancelSender, Chunk, Report, Stop, Stream, Usage, cancellation};
+pub use cgroup::delegated_cgroup;
+pub use error::Error;
+pub use keeper::{KeeperHandle, KeeperOptions};
+pub use leftovers::{end_leftover, end_leftovers};
+pub use processes::ChildRecord;
+pub use runner::{Runner, RunnerOptions};

@@ -1,0 +1,235 @@
+//! What exactly is started: program, arguments, environment, directory and input, with every template rendered and every
+//! reference resolved. Touches only the attempt's private directory.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use belfry_core::work::{Action, Stdin};
+use minijinja::context;
+use minijinja::value::{Serde, Value};
+use nix::unistd::{AccessFlags, access};
+use serde_json::Map;
+use uuid::Uuid;
+
+use crate::attempt::Attempt;
+use crate::environment::{self, Variables};
+use crate::error::Error;
+use crate::files::Files;
+use crate::mask::Secrets;
+use crate::processes::TOKEN;
+use crate::template;
+
+/// The shell of `shell:`. By its path, so that an agent's `PATH` does not choose it.
+const SHELL: &str = "/bin/sh";
+
+/// An attempt, ready to be started.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The first argument as it was written; shown in messages.
+    pub name: String,
+    /// Where that was found.
+    pub program: PathBuf,
+    /// Without the first.
+    pub arguments: Vec<String>,
+    pub variables: Variables,
+    pub cwd: Option<PathBuf>,
+    /// A file, so that a child that never reads can hold up nobody.
+    pub stdin: Option<PathBuf>,
+    pub secrets: Secrets,
+    pub token: String,
+    pub files: Files,
+}
+
+/// Makes the plan of an attempt.
+pub(crate) fn plan(attempt: &Attempt, state: &Path, node: &Variables) -> Result<Plan, Error> {
+    let work = &attempt.work;
+    let payload = payload(attempt);
+    let values = Values { attempt, payload: Value::from(Serde(&payload)) };
+    let prompt = match attempt.prompt.as_ref().or(work.prompt.as_ref()) {
+        Some(prompt) => template::render("prompt", prompt, &values.with_prompt(""))?,
+        None => String::new(),
+    };
+    let values = values.with_prompt(&prompt);
+    let (argv, shell_variables) = argv(work.action_of(&attempt.command), &attempt.agent, &values)?;
+    let resolved = environment::resolve(work, node)?;
+    let token = Uuid::new_v4().simple().to_string();
+    let mut secrets = resolved.secrets;
+    secrets.push(token.clone().into_bytes());
+
+    let mut argv = argv.into_iter();
+    let name = argv.next().unwrap_or_default();
+    let arguments: Vec<String> = argv.collect();
+    let cwd = check_cwd(&name, work.cwd.as_deref())?;
+    check_arguments(&name, &arguments)?;
+    let path = resolved.variables.get(OsStr::new("PATH")).map(OsString::as_os_str).unwrap_or_default();
+    let program = find_program(&name, path, cwd.as_deref())?;
+
+    let files = Files::create(state, attempt)?;
+    let json = payload.to_string();
+    let payload_file = files.write("payload.json", json.as_bytes())?;
+    let stdin = match work.stdin {
+        Stdin::None => None,
+        Stdin::Prompt => Some(files.write("stdin", prompt.as_bytes())?),
+        Stdin::Payload => Some(payload_file.clone()),
+    };
+    let mut variables = resolved.variables;
+    variables.extend(shell_variables.into_iter().map(|(name, value)| (name.into(), value.into())));
+    variables.extend(own(attempt, &token, &payload_file, &files.path("result.json")));
+    Ok(Plan { name, program, arguments, variables, cwd, stdin, secrets: Secrets::new(secrets), token, files })
+}
+
+/// The run's payload over the agent's, key by key.
+fn payload(attempt: &Attempt) -> serde_json::Value {
+    let mut merged: Map<String, serde_json::Value> = attempt.work.payload.clone();
+    match &attempt.payload {
+        serde_json::Value::Null => {}
+        serde_json::Value::Object(own) => {
+            merged.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())))
+        }
+        other => return other.clone(),
+    }
+    serde_json::Value::Object(merged)
+}
+
+struct Values<'a> {
+    attempt: &'a Attempt,
+    payload: Value,
+}
+
+impl Values<'_> {
+    fn with_prompt(&self, prompt: &str) -> Value {
+        let attempt = self.attempt;
+        context! {
+            prompt => prompt,
+            payload => self.payload.clone(),
+            command => attempt.command.as_str(),
+            tick_at => attempt.tick_at.map(|at| at.to_string()).unwrap_or_default(),
+            agent => attempt.agent.as_ref(),
+            schedule => attempt.schedule.as_ref(),
+            run => attempt.run.to_string(),
+            attempt => attempt.attempt,
+        }
+    }
+}
+
+type Argv = (Vec<String>, Vec<(String, String)>);
+
+fn argv(action: &Action, agent: &str, values: &Value) -> Result<Argv, Error> {
+    match action {
+        Action::Run(argv) if argv.is_empty() => Err(Error::Action("run has no program".into())),
+        Action::Run(argv) => {
+            let rendered = argv
+                .iter()
+                .enumerate()
+                .map(|(i, source)| template::render(&format!("run[{i}]"), source, values));
+            Ok((rendered.collect::<Result<_, _>>()?, Vec::new()))
+        }
+        Action::Shell(line) => {
+            let rendered = template::render_shell(line, values)?;
+            Ok((vec![SHELL.into(), "-c".into(), rendered.line], rendered.variables))
+        }
+        Action::Handler => Err(Error::Action(format!(
+            "agent {agent} has no program to start: it is a handler of another program"
+        ))),
+    }
+}
+
+fn own(
+    attempt: &Attempt,
+    token: &str,
+    payload: &Path,
+    result: &Path,
+) -> impl Iterator<Item = (OsString, OsString)> {
+    let trace_id = attempt.trace_id.simple();
+    let span_id = &Uuid::new_v4().simple().to_string()[..16];
+    [
+        ("BELFRY_RUN_ID", attempt.run.to_string().into()),
+        ("BELFRY_ATTEMPT", attempt.attempt.to_string().into()),
+        ("BELFRY_AGENT", attempt.agent.to_string().into()),
+        ("BELFRY_SCHEDULE", attempt.schedule.to_string().into()),
+        ("BELFRY_COMMAND", attempt.command.clone().into()),
+        ("BELFRY_EPOCH", attempt.epoch.to_string().into()),
+        ("BELFRY_TRACE_ID", trace_id.to_string().into()),
+        ("TRACEPARENT", format!("00-{trace_id}-{span_id}-01").into()),
+        ("BELFRY_PAYLOAD_FILE", payload.into()),
+        ("BELFRY_RESULT_FILE", result.into()),
+        (TOKEN, OsString::from(token)),
+    ]
+    .into_iter()
+    .chain(attempt.tick_at.map(|at| ("BELFRY_TICK_AT", at.to_string().into())))
+    .map(|(name, value)| (name.into(), value))
+}
+
+fn refused(program: &str, message: String) -> Error {
+    Error::Spawn { program: show(program), message, retryable: false }
+}
+
+/// A program's name, fit for one line.
+pub(crate) fn show(program: &str) -> String {
+    crate::files::clean(&program.escape_debug().to_string(), 200)
+}
+
+fn check_cwd(program: &str, cwd: Option<&str>) -> Result<Option<PathBuf>, Error> {
+    let Some(cwd) = cwd else { return Ok(None) };
+    let path = PathBuf::from(cwd);
+    let problem = if !path.is_absolute() {
+        "is not absolute".to_owned()
+    } else {
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => return Ok(Some(path)),
+            Ok(_) => "is not a directory".to_owned(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist".to_owned(),
+            Err(error) => format!("cannot be used: {error}"),
+        }
+    };
+    Err(refused(program, format!("its directory (cwd) {} {problem}", show(cwd))))
+}
+
+fn check_arguments(program: &str, arguments: &[String]) -> Result<(), Error> {
+    if program.is_empty() {
+        return Err(refused(program, "the program's name is empty".into()));
+    }
+    if program.contains('\0') {
+        return Err(refused(program, "the program's name has a NUL byte in it".into()));
+    }
+    match arguments.iter().position(|argument| argument.contains('\0')) {
+        Some(i) => Err(refused(program, format!("argument {} has a NUL byte in it", i + 1))),
+        None => Ok(()),
+    }
+}
+
+/// Looks a program up as the child would: a name without a slash in its `PATH`, any other from its directory.
+fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>) -> Result<PathBuf, Error> {
+    let base = cwd.unwrap_or(Path::new(""));
+    if name.contains('/') {
+        let program = base.join(name);
+        return check_program(&program).map(|()| program).map_err(|problem| refused(name, problem));
+    }
+    let mut best = None;
+    // An empty entry would mean the current directory; nobody wants that.
+    for entry in path.as_bytes().split(|byte| *byte == b':').filter(|entry| !entry.is_empty()) {
+        let program = base.join(OsStr::from_bytes(entry)).join(name);
+        match check_program(&program) {
+            Ok(()) => return Ok(program),
+            Err(problem) if program.exists() => best = best.or(Some(problem)),
+            Err(_) => {}
+        }
+    }
+    let problem = best.unwrap_or_else(|| format!("not found in PATH ({})", show(&path.to_string_lossy())));
+    Err(refused(name, problem))
+}
+
+fn check_program(program: &Path) -> Result<(), String> {
+    let shown = show(&program.to_string_lossy());
+    match fs::metadata(program) {
+        Ok(metadata) if metadata.is_dir() => Err(format!("{shown} is a directory")),
+        Ok(_) if access(program, AccessFlags::X_OK).is_err() => {
+            Err(format!("{shown} is not executable; chmod +x would make it so"))
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(format!("{shown} does not exist")),
+        Err(error) => Err(format!("{shown} cannot be used: {error}")),
+    }
+}

@@ -1,0 +1,352 @@
+//! The way of one attempt, from plan to report.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use belfry_core::model::Reason;
+use belfry_core::retry::Outcome;
+use belfry_core::work::Work;
+use nix::sys::signal::Signal;
+use tokio::process::Child;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::attempt::{Attempt, CancelReceiver, Chunk, Report, Stop};
+use crate::cgroup;
+use crate::ending::{self, Ending, Members};
+use crate::environment::Variables;
+use crate::error::Error;
+use crate::files::{Found, one_line};
+use crate::keeper::KeeperHandle;
+use crate::output::{self, Pump};
+use crate::plan::{self, Plan};
+use crate::processes::{ChildRecord, Family, Scope, signal_group};
+use crate::spawn::{self, Started};
+
+/// How long pipes may stay open after the process group is gone, before we look who holds them.
+const DRAIN: Duration = Duration::from_millis(200);
+/// What those who hold them are given between TERM and KILL, at most.
+const HOLDER_GRACE: Duration = Duration::from_secs(1);
+
+/// How a node runs attempts.
+#[derive(Debug, Clone, Default)]
+pub struct RunnerOptions {
+    /// The process that ends children if this one no longer can. Without it a killed node leaves its children behind.
+    pub keeper: Option<KeeperHandle>,
+    /// Where attempts have their private directories; made where it does not exist. Must be given.
+    pub state_dir: PathBuf,
+    /// Below which control group each child gets its own, see [`crate::delegated_cgroup`]. Needs a keeper.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// Starts attempts and sees them through to their end. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Runner {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: RunnerOptions,
+    /// The node's environment, as it was when the runner was made.
+    environment: Variables,
+}
+
+/// What an attempt's main process came to.
+enum End {
+    NotStarted(Error),
+    Exited(ExitStatus),
+    LeaseLost,
+    Stopped(Stop),
+    TimedOut,
+}
+
+impl Runner {
+    /// A runner whose children get their variables from this process's environment.
+    pub fn new(options: RunnerOptions) -> Runner {
+        Runner::with_environment(options, std::env::vars_os())
+    }
+
+    /// A runner whose children get their variables from elsewhere.
+    pub fn with_environment<I, K, V>(mut options: RunnerOptions, environment: I) -> Runner
+    where
+        I: IntoIterator<Item = (K, V)>,
+        K: Into<std::ffi::OsString>,
+        V: Into<std::ffi::OsString>,
+    {
+        // Children have other directories than we do.
+        if let Ok(absolute) = std::path::absolute(&options.state_dir) {
+            options.state_dir = absolute;
+        }
+        let environment = environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        Runner { inner: Arc::new(Inner { options, environment }) }
+    }
+
+    /// Runs an attempt to its end. It returns when none of its process group lives and all its output that is kept has
+    /// been taken, or nobody takes it: `output` must be received from, or dropped. If the future is dropped, the
+    /// group is killed.
+    pub async fn run(
+        &self,
+        attempt: Attempt,
+        mut cancel: CancelReceiver,
+        output: mpsc::Sender<Chunk>,
+    ) -> Report {
+        if let Some(stop) = *cancel.borrow() {
+            return ended(outcome_of(stop));
+        }
+        let work = attempt.work.clone();
+        let inner = self.inner.clone();
+        match tokio::task::spawn_blocking(move || inner.start(&attempt)).await {
+            Ok(Ok((plan, started, guard))) => {
+                see_through(plan, started, guard, &work, &mut cancel, output).await
+            }
+            Ok(Err(error)) => not_started(&error),
+            Err(error) => not_started(&Error::Action(error.to_string())),
+        }
+    }
+}
+
+impl Inner {
+    fn start(&self, attempt: &Attempt) -> Result<(Box<Plan>, Started, Guard), Error> {
+        let RunnerOptions { keeper, state_dir, cgroup } = &self.options;
+        let plan = Box::new(plan::plan(attempt, state_dir, &self.environment)?);
+        let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
+        let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
+        plan.files.write_record(&started.record)?;
+        Ok((plan, started, guard))
+    }
+}
+
+async fn see_through(
+    plan: Box<Plan>,
+    mut started: Started,
+    mut guard: Guard,
+    work: &Work,
+    cancel: &mut CancelReceiver,
+    output: mpsc::Sender<Chunk>,
+) -> Report {
+    let child = &mut started.child;
+    let pump =
+        output::start(child.stdout.take(), child.stderr.take(), &plan.secrets, work.output_bytes, output);
+    let members = Members::new(Family::new(started.record.clone()));
+    let mut end = wait(&plan, &mut started, &guard, work, cancel).await;
+    // However it took its end: it was not its own.
+    if matches!(end, End::Exited(_)) && guard.lost_its_lease().await {
+        end = End::LeaseLost;
+    }
+    let child = &mut started.child;
+    let grace = Duration::from_millis(work.grace_ms);
+    let stopped = match end {
+        End::Exited(_) | End::LeaseLost | End::NotStarted(_) => None,
+        End::TimedOut | End::Stopped(Stop::Cancel(_) | Stop::Shutdown) => Some(Some(grace)),
+        End::Stopped(Stop::ShutdownNow) => Some(None),
+    };
+    match stopped {
+        Some(grace) => {
+            ending::end(child, &members, Ending { scope: Scope::Everyone, grace }, cancel).await;
+        }
+        None => {
+            if members.live(Scope::Group).await {
+                let ending = Ending { scope: Scope::Group, grace: Some(grace) };
+                ending::end(child, &members, ending, cancel).await;
+            }
+        }
+    }
+    let pump = close_pipes(pump, child, &members, grace, cancel).await;
+    guard.all_gone();
+    let (plan, found) = collect(plan).await;
+    // The kept output is with the engine before it hears of the end.
+    let _ = pump.task.await;
+    let mut report = report(end, work, found);
+    report.error = report.error.map(|text| one_line(&plan.mask_text(&text)));
+    report.summary = report.summary.map(|text| plan.mask_text(&text));
+    report
+}
+
+/// Waits for the first of: the end of the child, a request to end it, the end of its time.
+async fn wait(
+    plan: &Plan,
+    started: &mut Started,
+    guard: &Guard,
+    work: &Work,
+    cancel: &mut CancelReceiver,
+) -> End {
+    let time = async {
+        match work.timeout_ms {
+            Some(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+            None => std::future::pending().await,
+        }
+    };
+    let whole = async {
+        if let Err(error) = guard.register().await {
+            // It has not been told to go, and now never will be.
+            started.control = None;
+            let _ = started.child.wait().await;
+            return End::NotStarted(error);
+        }
+        if let Err(error) = spawn::go(plan, &mut started.control).await {
+            let _ = started.child.wait().await;
+            return End::NotStarted(error);
+        }
+        match started.child.wait().await {
+            Ok(status) => End::Exited(status),
+            Err(error) => End::NotStarted(Error::Action(format!("cannot wait for the process: {error}"))),
+        }
+    };
+    tokio::select! {
+        biased;
+        end = whole => end,
+        stop = stopped(cancel) => End::Stopped(stop),
+        () = time => End::TimedOut,
+    }
+}
+
+async fn stopped(cancel: &mut CancelReceiver) -> Stop {
+    match cancel.wait_for(Option::is_some).await.map(|stop| *stop) {
+        Ok(Some(stop)) => stop,
+        // Whoever could ask is gone; nobody will.
+        _ => std::future::pending().await,
+    }
+}
+
+/// Waits for the end of the pipes. Who left the group and holds one open is ended; if that does not help, they are closed.
+async fn close_pipes(
+    mut pump: Pump,
+    child: &mut Child,
+    members: &Members,
+    grace: Duration,
+    cancel: &mut CancelReceiver,
+) -> Pump {
+    if timeout(DRAIN, pump.ended.wait_for(|ended| *ended)).await.is_ok() {
+        return pump;
+    }
+    if members.live(Scope::Everyone).await {
+        let ending = Ending { scope: Scope::Everyone, grace: Some(grace.min(HOLDER_GRACE)) };
+        ending::end(child, members, ending, cancel).await;
+        if timeout(DRAIN, pump.ended.wait_for(|ended| *ended)).await.is_ok() {
+            return pump;
+        }
+    }
+    pump.close.send_replace(true);
+    let _ = pump.ended.wait_for(|ended| *ended).await;
+    pump
+}
+
+/// Reads the result and removes the private directory.
+async fn collect(plan: Box<Plan>) -> (crate::mask::Secrets, Found) {
+    let secrets = plan.secrets.clone();
+    let found = tokio::task::spawn_blocking(move || plan.files.result()).await.unwrap_or_default();
+    (secrets, found)
+}
+
+fn report(end: End, work: &Work, found: Found) -> Report {
+    let mut report = match end {
+        End::NotStarted(error) => return not_started(&error),
+        End::Stopped(stop) => ended(outcome_of(stop)),
+        End::TimedOut => {
+            let ms = i64::try_from(work.timeout_ms.unwrap_or_default()).unwrap_or(i64::MAX);
+            let limit = belfry_time::format_duration(belfry_time::SignedDuration::from_millis(ms));
+            Report {
+                error: Some(format!("took longer than {limit}")),
+                ..ended(Outcome::Failed { reason: Reason::Timeout, retryable: true })
+            }
+        }
+        End::LeaseLost => Report {
+            error: Some("ended by the keeper: the node's lease was about to end".into()),
+            ..ended(Outcome::Failed { reason: Reason::Orphaned, retryable: true })
+        },
+        End::Exited(status) => judge(status, work),
+    };
+    report.summary = found.summary;
+    report.usage = found.usage;
+    report
+}
+
+/// What an exit means.
+fn judge(status: ExitStatus, work: &Work) -> Report {
+    let failed = |retryable| Outcome::Failed { reason: Reason::ExitCode, retryable };
+    match (status.code(), status.signal()) {
+        (Some(code), _) if work.ok_codes.contains(&code) => {
+            Report { exit_code: Some(code), ..ended(Outcome::Completed) }
+        }
+        (Some(code), _) => Report {
+            exit_code: Some(code),
+            error: Some(format!("exit code {code}")),
+            ..ended(failed(!work.no_retry_codes.contains(&code)))
+        },
+        (None, signal) => {
+            let number = signal.unwrap_or_default();
+            let name = Signal::try_from(number).map_or("unknown", Signal::as_str);
+            let core = if status.core_dumped() { ", core dumped" } else { "" };
+            Report { error: Some(format!("killed by signal {number} ({name}){core}")), ..ended(failed(true)) }
+        }
+    }
+}
+
+fn outcome_of(stop: Stop) -> Outcome {
+    match stop {
+        Stop::Cancel(reason) => Outcome::Cancelled(reason),
+        Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
+    }
+}
+
+fn ended(outcome: Outcome) -> Report {
+    Report { outcome, exit_code: None, error: None, summary: None, usage: None }
+}
+
+fn not_started(error: &Error) -> Report {
+    let outcome = Outcome::Failed { reason: Reason::SpawnFailed, retryable: error.is_retryable() };
+    Report { error: Some(one_line(&error.chain())), ..ended(outcome) }
+}
+
+/// Kills the group if we no longer look after it, because our future was dropped.
+struct Guard {
+    record: ChildRecord,
+    keeper: Option<KeeperHandle>,
+    gone: bool,
+}
+
+impl Guard {
+    async fn register(&self) -> Result<(), Error> {
+        match &self.keeper {
+            Some(keeper) => keeper.register(self.record.clone()).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn lost_its_lease(&self) -> bool {
+        match &self.keeper {
+            Some(keeper) => keeper.has_ended(&self.record.token).await,
+            None => false,
+        }
+    }
+
+    /// Nothing is left that would have to be ended.
+    fn all_gone(&mut self) {
+        self.gone = true;
+        if let Some(group) = &self.record.cgroup {
+            cgroup::remove(group);
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.remove(&self.record.token);
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        signal_group(self.record.pgid, Signal::SIGKILL);
+        if let Some(group) = &self.record.cgroup {
+            cgroup::kill(group);
+        }
+        if let Some(keeper) = &self.keeper {
+            keeper.remove(&self.record.token);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Starts a plan: through the trampoline where there is a keeper, so that a child is registered before its program is
+//! executed; directly otherwise.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::errno::Errno;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+
+use crate::cgroup;
+use crate::error::Error;
+use crate::keeper::KeeperHandle;
+use crate::plan::{Plan, show};
+use crate::processes::{ChildRecord, TOKEN};
+use crate::trampoline;
+
+/// A child in a process group of its own.
+pub(crate) struct Started {
+    pub child: Child,
+    pub record: ChildRecord,
+    /// The socket to the trampoline, until it has become the program.
+    pub control: Option<UnixStream>,
+}
+
+/// Starts a child. With a keeper it is a trampoline that waits for [`go`].
+pub(crate) fn start(
+    plan: &Plan,
+    keeper: Option<&KeeperHandle>,
+    parent: Option<&Path>,
+) -> Result<Started, Error> {
+    match keeper {
+        Some(keeper) => start_trampoline(plan, keeper, parent),
+        None => start_directly(plan),
+    }
+}
+
+fn start_directly(plan: &Plan) -> Result<Started, Error> {
+    let stdin = match &plan.stdin {
+        Some(path) => File::open(path).map_err(|source| Error::File { path: path.clone(), source })?.into(),
+        None => Stdio::null(),
+    };
+    let mut command = Command::new(&plan.program);
+    command.arg0(&plan.name).args(&plan.arguments).env_clear().envs(&plan.variables).stdin(stdin);
+    if let Some(cwd) = &plan.cwd {
+        command.current_dir(cwd);
+    }
+    let child = spawn(&mut command).map_err(|error| explain(plan, &error))?;
+    let record = ChildRecord::of(pid(&child), &plan.token, None);
+    Ok(Started { child, record, control: None })
+}
+
+fn start_trampoline(plan: &Plan, keeper: &KeeperHandle, parent: Option<&Path>) -> Result<Started, Error> {
+    let cannot = |error: io::Error| Error::Spawn {
+        program: show(&plan.name),
+        message: error.to_string(),
+        retryable: true,
+    };
+    let (control, theirs) = UnixStream::pair().map_err(cannot)?;
+    let theirs = theirs.into_std().map_err(cannot)?;
+    theirs.set_nonblocking(false).map_err(cannot)?;
+    let mut command = keeper.trampoline();
+    command.env_clear().env(TOKEN, &plan.token).stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
+    let child = spawn(&mut command).map_err(cannot)?;
+    drop(command);
+    let pid = pid(&child);
+    // A group that cannot be made is no reason not to run: the token finds who leaves.
+    let group = parent.and_then(|parent| cgroup::enter(parent, &format!("belfry-{}", plan.token), pid).ok());
+    let record = ChildRecord::of(pid, &plan.token, group);
+    Ok(Started { child, record, control: Some(control) })
+}
+
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()
+}
+
+fn pid(child: &Child) -> i32 {
+    child.id().and_then(|id| i32::try_from(id).ok()).expect("a child that was not waited for has a pid")
+}
+
+/// Tells a trampoline to become its program, and waits until it has.
+pub(crate) async fn go(plan: &Plan, control: &mut Option<UnixStream>) -> Result<(), Error> {
+    let Some(mut control) = control.take() else { return Ok(()) };
+    // If it cannot be written, the answer says why.
+    let _ = control.write_all(&trampoline::encode(plan)).await;
+    let mut answer = Vec::new();
+    let _ = control.read_to_end(&mut answer).await;
+    let ended = || Error::Spawn {
+        program: show(&plan.name),
+        message: "the process ended before the program could be executed".into(),
+        retryable: true,
+    };
+    let errno = |rest: &[u8]| {
+        let text = std::str::from_utf8(rest).ok();
+        io::Error::from_raw_os_error(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+    };
+    match answer.as_slice() {
+        [trampoline::READY] => Ok(()),
+        [trampoline::READY, trampoline::FAILED, rest @ ..] => Err(explain(plan, &errno(rest))),
+        [trampoline::NO_CWD, rest @ ..] => {
+            let cwd = plan.cwd.as_deref().unwrap_or(Path::new("")).to_string_lossy().into_owned();
+            Err(Error::Spawn {
+                program: show(&plan.name),
+                message: format!("its directory (cwd) {} cannot be entered: {}", show(&cwd), errno(rest)),
+                retryable: false,
+            })
+        }
+        _ => Err(ended()),
+    }
+}
+
+/// Says why a program could not be executed, as exactly as can be found out.
+fn explain(plan: &Plan, error: &io::Error) -> Error {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    let program = show(&plan.program.to_string_lossy());
+    let message = match errno {
+        Some(Errno::E2BIG) => {
+            let arguments: usize = plan.arguments.iter().map(|argument| argument.len() + 1).sum();
+            let variables: usize =
+                plan.variables.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+            format!(
+                "arguments ({arguments} bytes) and environment ({variables} bytes) are longer than the system takes; \
+                 hand long texts over by stdin or by the payload file"
+            )
+        }
+        Some(Errno::ENOENT) if plan.program.exists() => match interpreter(&plan.program) {
+            Some(interpreter) => format!("the interpreter {interpreter} of {program} does not exist"),
+            None => format!("the loader that {program} needs does not exist"),
+        },
+        Some(Errno::EACCES) => match interpreter(&plan.program) {
+            Some(interpreter) => format!("{program} or its interpreter {interpreter} may not be executed"),
+            None => format!("{program} may not be executed"),
+        },
+        Some(Errno::ENOEXEC) => {
+            format!("{program} is neither a program for this machine nor a script with a `#!` line")
+        }
+        _ if plan.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir()) => {
+            format!(
+                "its directory (cwd) {} is gone",
+                show(&plan.cwd.as_deref().unwrap_or(Path::new("")).to_string_lossy())
+            )
+        }
+        _ => error.to_string(),
+    };
+    let retryable = matches!(
+        errno,
+        Some(
+            Errno::EAGAIN
+                | Errno::ENOMEM
+                | Errno::EMFILE
+                | Errno::ENFILE
+                | Errno::ETXTBSY
+                | Errno::EINTR
+                | Errno::EIO
+        )
+    );
+    Error::Spawn { program: show(&plan.name), message, retryable }
+}
+
+/// The program of a script's `#!` line.
+fn interpreter(program: &Path) -> Option<String> {
+    let metadata = fs::metadata(program).ok()?;
+    if !metadata.is_file() {
+        return None;
+    }
+    let mut line = Vec::new();
+    BufReader::new(File::open(program).ok()?.take(256)).read_until(b'\n', &mut line).ok()?;
+    let line = line.strip_prefix(b"#!")?;
+    let line = String::from_utf8_lossy(line);
+    line.split_ascii_whitespace().next().map(show)
+}

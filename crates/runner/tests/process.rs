@@ -1,0 +1,355 @@
+//! What an attempt gets, and how its end is judged.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use belfry_core::model::Reason;
+use belfry_core::retry::Outcome;
+use belfry_core::work::{Action, Stdin, Work};
+use belfry_runner::{Stop, Usage};
+use serde_json::json;
+use support::{Rig, argv, is_gone, line_in, lives, pid_in, shell};
+
+fn main() -> ExitCode {
+    support::main(both_ways![
+        arguments_are_templates_and_never_split,
+        a_shell_line_cannot_be_broken_out_of,
+        a_prompt_is_a_template_and_a_payload_is_not,
+        an_error_is_one_line,
+        a_command_can_be_another_program,
+        the_environment_is_an_allow_list,
+        a_reference_that_is_not_set_is_named,
+        the_child_inherits_no_other_file,
+        stdin_is_what_was_asked_for,
+        a_child_that_never_reads_its_stdin_ends,
+        the_directory_is_the_agents,
+        exit_codes_are_judged,
+        a_signal_is_named,
+        a_timeout_is_a_failure_that_may_be_retried,
+        a_cancelled_child_is_asked_first,
+        a_cancel_before_the_start_starts_nothing,
+        a_shutdown_is_told_apart,
+        a_shutdown_in_a_hurry_cuts_the_grace_short,
+        a_dropped_future_leaves_no_child,
+        a_handler_is_not_a_process,
+        the_result_file_is_read,
+        a_bad_result_file_is_no_failure,
+        the_private_directory_is_private_and_goes_away,
+    ])
+}
+
+async fn arguments_are_templates_and_never_split(rig: Rig) {
+    let argv = [
+        "printf",
+        "[%s]",
+        "{{ payload.x }}",
+        "{{ agent }}/{{ schedule }} {{ command }} {{ tick_at }}",
+        "{{ payload.n + 1 }}",
+    ];
+    let mut attempt = rig.attempt(support::argv(&argv));
+    attempt.payload = json!({"x": "a 'b' \"c\" $(id) `id` ; * \n --flag", "n": 41});
+    let done = rig.run_attempt(attempt).await;
+    assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
+    assert_eq!(
+        done.stdout,
+        "[a 'b' \"c\" $(id) `id` ; * \n --flag][reporter/morning poll 2026-05-04T09:00:00Z][42]"
+    );
+}
+
+async fn a_shell_line_cannot_be_broken_out_of(rig: Rig) {
+    let hostile = [
+        "$(touch owned)",
+        "`touch owned`",
+        "'; touch owned; '",
+        "\"; touch owned; \"",
+        "\n touch owned \n",
+        "a  b *",
+        "\\",
+        "${PATH}",
+        "'\"'\"'",
+        "{{ 7*7 }}",
+        "$((1+1))",
+        "#",
+        "&& touch owned",
+        "~",
+        "!!",
+    ];
+    for x in hostile {
+        let line = "printf '[%s]' {{ payload.x }} \"<{{ payload.x }}>\" '({{ payload.x }})' \"$(printf %s {{ payload.x }})\"; ls";
+        let mut attempt =
+            rig.attempt(Work { cwd: Some(rig.dir.path().to_string_lossy().into_owned()), ..shell(line) });
+        attempt.payload = json!({ "x": x });
+        let done = rig.run_attempt(attempt).await;
+        let substituted = x.trim_end_matches('\n');
+        assert_eq!(done.stdout, format!("[{x}][<{x}>][({x})][{substituted}]state\n"), "{x:?}: {done:?}");
+    }
+}
+
+async fn a_prompt_is_a_template_and_a_payload_is_not(rig: Rig) {
+    let mut attempt = rig.attempt(argv(&["printf", "%s", "{{ prompt }}"]));
+    attempt.prompt = Some("Handle {{ payload.ref }}.".into());
+    attempt.payload = json!({"ref": "{{ 7*7 }} {{ prompt }} ${jndi:x} $where"});
+    let done = rig.run_attempt(attempt.clone()).await;
+    assert_eq!(done.stdout, "Handle {{ 7*7 }} {{ prompt }} ${jndi:x} $where.");
+
+    attempt.prompt = Some("{{ payload.nope }}".into());
+    let report = rig.run_attempt(attempt).await.report;
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
+    let error = report.error.unwrap();
+    assert!(error.starts_with("template of prompt: undefined value"), "{error}");
+}
+
+async fn an_error_is_one_line(rig: Rig) {
+    let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x | int }}", "{{ nope\n\n }}"]));
+    attempt.payload = json!({"x": "1\n2026-01-01 ERROR event=fake\u{1b}[31m"});
+    let error = rig.run_attempt(attempt.clone()).await.report.error.unwrap();
+    assert!(error.contains("run[1]") && !error.contains(char::is_control), "{error:?}");
+    attempt.payload = json!({"x": "1"});
+    let error = rig.run_attempt(attempt).await.report.error.unwrap();
+    assert!(error.contains("run[2]") && !error.contains(char::is_control), "{error:?}");
+}
+
+async fn a_command_can_be_another_program(rig: Rig) {
+    let mut work = argv(&["false"]);
+    work.commands.insert("poll".into(), Action::Run(vec!["echo".into(), "{{ command }}".into()]));
+    assert_eq!(rig.run(work).await.stdout, "poll\n");
+}
+
+async fn the_environment_is_an_allow_list(rig: Rig) {
+    let mut work = argv(&["env"]);
+    work.env.insert("MODE".into(), "quiet".into());
+    work.env.insert("TOKEN".into(), "x ${API_TOKEN}".into());
+    work.env.insert("REGION".into(), "${NO_SUCH_VARIABLE:-eu}".into());
+    let attempt = rig.attempt(work);
+    let run = attempt.run;
+    let done = rig.run_attempt(attempt).await;
+    let mut lines: Vec<String> = done.stdout.lines().map(str::to_owned).collect();
+    lines.sort();
+    let state = rig.path("state").join("attempts").join(rig.node.to_string()).join(format!("{run}.3"));
+    let path = std::env::var("PATH").unwrap();
+    let span = lines.iter().find_map(|line| line.strip_prefix("TRACEPARENT=")).unwrap()[36..52].to_owned();
+    let mut wanted = vec![
+        "BELFRY_AGENT=reporter".to_owned(),
+        "BELFRY_ATTEMPT=2".into(),
+        "BELFRY_COMMAND=poll".into(),
+        "BELFRY_EPOCH=3".into(),
+        format!("BELFRY_PAYLOAD_FILE={}/payload.json", state.display()),
+        format!("BELFRY_RESULT_FILE={}/result.json", state.display()),
+        format!("BELFRY_RUN_ID={run}"),
+        "BELFRY_SCHEDULE=morning".into(),
+        "BELFRY_TICK_AT=2026-05-04T09:00:00Z".into(),
+        "BELFRY_TOKEN=***".into(),
+        "BELFRY_TRACE_ID=00000000000000000000000000001234".into(),
+        "HOME=/".into(),
+        "LC_ALL=C".into(),
+        "MODE=quiet".into(),
+        format!("PATH={path}"),
+        "REGION=eu".into(),
+        "TOKEN=x ***".into(),
+        format!("TRACEPARENT=00-00000000000000000000000000001234-{span}-01"),
+    ];
+    wanted.sort();
+    assert_eq!(lines, wanted);
+    assert!(u64::from_str_radix(&span, 16).unwrap() != 0);
+}
+
+async fn a_reference_that_is_not_set_is_named(rig: Rig) {
+    let mut work = argv(&["env"]);
+    work.env.insert("TOKEN".into(), "${NO_SUCH_VARIABLE}".into());
+    let report = rig.run(work).await.report;
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
+    assert!(report.error.unwrap().contains("the variable NO_SUCH_VARIABLE is not set"));
+}
+
+async fn the_child_inherits_no_other_file(rig: Rig) {
+    // Whoever started us may have left something open; nothing may come to that.
+    let line = "for f in /proc/$$/fd/*; do echo ${f##*/}; done";
+    let before = std::process::Command::new("sh").args(["-c", line]).output().unwrap().stdout;
+    let before = String::from_utf8(before).unwrap();
+    // Several at once, so that some start while the pipes of others are open.
+    let live: Vec<_> = (0..8).map(|_| rig.start(shell(line))).collect();
+    for live in live {
+        assert_eq!(live.done().await.stdout, before);
+    }
+}
+
+async fn stdin_is_what_was_asked_for(rig: Rig) {
+    let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["cat"]) });
+    attempt.prompt = Some("Hello {{ payload.who }}\n".into());
+    attempt.payload = json!({"who": "you"});
+    assert_eq!(rig.run_attempt(attempt).await.stdout, "Hello you\n");
+
+    let mut work = Work { stdin: Stdin::Payload, ..shell("cat; cat $BELFRY_PAYLOAD_FILE") };
+    work.payload.insert("a".into(), json!(1));
+    work.payload.insert("b".into(), json!(2));
+    let mut attempt = rig.attempt(work);
+    attempt.payload = json!({"b": 3});
+    assert_eq!(rig.run_attempt(attempt).await.stdout, r#"{"a":1,"b":3}{"a":1,"b":3}"#);
+
+    assert_eq!(rig.run(argv(&["cat"])).await.stdout, "");
+}
+
+async fn a_child_that_never_reads_its_stdin_ends(rig: Rig) {
+    let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["true"]) });
+    attempt.prompt = Some("x".repeat(4 << 20));
+    assert_eq!(rig.run_attempt(attempt).await.report.outcome, Outcome::Completed);
+}
+
+async fn the_directory_is_the_agents(rig: Rig) {
+    let dir = rig.dir.path().canonicalize().unwrap();
+    let work = Work { cwd: Some(dir.to_string_lossy().into_owned()), ..argv(&["./here"]) };
+    let here = rig.path("here");
+    std::fs::write(&here, "#!/bin/sh\npwd\n").unwrap();
+    std::fs::set_permissions(&here, PermissionsExt::from_mode(0o700)).unwrap();
+    let done = rig.run(work).await;
+    assert_eq!(done.stdout, format!("{}\n", dir.display()), "{done:?}");
+}
+
+async fn exit_codes_are_judged(rig: Rig) {
+    let failed = |retryable| Outcome::Failed { reason: Reason::ExitCode, retryable };
+    for (code, outcome) in [
+        (0, Outcome::Completed),
+        (1, failed(true)),
+        (78, failed(false)),
+        (255, failed(true)),
+        (3, Outcome::Completed),
+    ] {
+        let work = Work { ok_codes: vec![0, 3], ..shell(&format!("exit {code}")) };
+        let report = rig.run(work).await.report;
+        assert_eq!((report.outcome, report.exit_code), (outcome, Some(code)));
+        assert_eq!(report.error, (outcome != Outcome::Completed).then(|| format!("exit code {code}")));
+    }
+}
+
+async fn a_signal_is_named(rig: Rig) {
+    let report = rig.run(shell("ulimit -c 0; kill -SEGV $$")).await.report;
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::ExitCode, retryable: true });
+    assert_eq!(report.error.unwrap(), "killed by signal 11 (SIGSEGV)");
+    assert_eq!(report.exit_code, None);
+}
+
+async fn a_timeout_is_a_failure_that_may_be_retried(rig: Rig) {
+    let pid = rig.path("pid");
+    let work = Work {
+        timeout_ms: Some(200),
+        ..shell(&format!("echo $$ > {}; trap '' TERM; sleep 1000", pid.display()))
+    };
+    let started_at = Instant::now();
+    let report = rig.run(work).await.report;
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::Timeout, retryable: true });
+    assert_eq!(report.error.unwrap(), "took longer than 200ms");
+    assert!(started_at.elapsed() >= Duration::from_millis(500));
+    assert!(!lives(pid_in(&pid).await));
+}
+
+async fn a_cancelled_child_is_asked_first(rig: Rig) {
+    let pid = rig.path("pid");
+    let line = format!(
+        "trap 'echo tidied up; exit 0' TERM; echo $$ > {}; while :; do sleep 0.05; done",
+        pid.display()
+    );
+    let live = rig.start(Work { grace_ms: 60_000, ..shell(&line) });
+    let pid = pid_in(&pid).await;
+    live.stop(Stop::Cancel(Reason::Requested));
+    let done = live.done().await;
+    assert_eq!(done.report.outcome, Outcome::Cancelled(Reason::Requested));
+    assert_eq!(done.stdout, "tidied up\n");
+    assert!(!lives(pid));
+}
+
+async fn a_cancel_before_the_start_starts_nothing(rig: Rig) {
+    let (cancel, receiver) = belfry_runner::cancellation();
+    cancel.send(Some(Stop::Cancel(Reason::Overlap))).unwrap();
+    let (sender, _output) = tokio::sync::mpsc::channel(1);
+    let mark = rig.path("mark");
+    let attempt = rig.attempt(shell(&format!("touch {}", mark.display())));
+    let report = rig.runner.run(attempt, receiver, sender).await;
+    assert_eq!(report.outcome, Outcome::Cancelled(Reason::Overlap));
+    assert!(!mark.exists());
+}
+
+async fn a_shutdown_is_told_apart(rig: Rig) {
+    let pid = rig.path("pid");
+    let live = rig.start(shell(&format!("echo $$ > {}; sleep 1000", pid.display())));
+    pid_in(&pid).await;
+    live.stop(Stop::Shutdown);
+    assert_eq!(live.done().await.report.outcome, Outcome::Shutdown);
+}
+
+async fn a_shutdown_in_a_hurry_cuts_the_grace_short(rig: Rig) {
+    let pid = rig.path("pid");
+    let asked = rig.path("asked");
+    let line = format!(
+        "trap 'echo > {}' TERM; echo $$ > {}; while :; do sleep 0.05; done",
+        asked.display(),
+        pid.display()
+    );
+    let live = rig.start(Work { grace_ms: 600_000, ..shell(&line) });
+    pid_in(&pid).await;
+    live.stop(Stop::Shutdown);
+    line_in(&asked).await;
+    live.stop(Stop::ShutdownNow);
+    assert_eq!(live.done().await.report.outcome, Outcome::Shutdown);
+}
+
+async fn a_dropped_future_leaves_no_child(rig: Rig) {
+    let pid = rig.path("pid");
+    let live = rig.start(shell(&format!("trap '' TERM; echo $$ > {}; sleep 1000", pid.display())));
+    let pid = pid_in(&pid).await;
+    live.task.abort();
+    is_gone(pid, support::DEADLINE).await;
+}
+
+async fn a_handler_is_not_a_process(rig: Rig) {
+    let report = rig.run(Work::default()).await.report;
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
+}
+
+async fn the_result_file_is_read(rig: Rig) {
+    let mut work = shell(
+        r#"echo '{"summary":"3 mails, key '$KEY'","tokens":1200,"context_window":200000,"cost_usd":0.25,"more":1}' > $BELFRY_RESULT_FILE; exit 1"#,
+    );
+    work.env.insert("KEY".into(), "${API_TOKEN}".into());
+    let report = rig.run(work).await.report;
+    assert_eq!(report.summary.unwrap(), "3 mails, key ***");
+    let usage = Usage { tokens: Some(1200), context_window: Some(200_000), cost_usd: Some(0.25) };
+    assert_eq!(report.usage, Some(usage));
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::ExitCode, retryable: true });
+}
+
+async fn a_bad_result_file_is_no_failure(rig: Rig) {
+    for (line, problem) in [
+        ("echo '{' > $F", "EOF"),
+        ("echo '[1]' > $F", "invalid type"),
+        ("echo '{\"tokens\":-1}' > $F", "invalid value"),
+        ("echo '{\"cost_usd\":1e999}' > $F", "number out of range"),
+        ("echo '{\"cost_usd\":-0.5}' > $F", "must not be negative"),
+        ("head -c 70000 /dev/zero > $F", "longer than 64 KiB"),
+        ("mkfifo $F", "not a file"),
+        ("mkdir $F", "not a file"),
+        ("ln -s /etc/passwd $F", "symbolic links"),
+        ("printf '\\377' > $F", "expected value"),
+    ] {
+        let report = rig.run(shell(&format!("F=$BELFRY_RESULT_FILE; {line}"))).await.report;
+        assert_eq!(report.outcome, Outcome::Completed);
+        let summary = report.summary.unwrap_or_default();
+        assert!(summary.starts_with("the result file was ignored: "), "{line}: {summary}");
+        assert!(summary.contains(problem), "{line}: {summary}");
+    }
+    let report = rig.run(shell("printf '{\"summary\":\"a\\\\u0000b\"}' > $BELFRY_RESULT_FILE")).await.report;
+    assert_eq!(report.summary.unwrap(), "a\u{fffd}b");
+    assert_eq!(rig.run(shell("echo > $BELFRY_RESULT_FILE")).await.report.summary, None);
+}
+
+async fn the_private_directory_is_private_and_goes_away(rig: Rig) {
+    let line =
+        "D=$(dirname $BELFRY_PAYLOAD_FILE); stat -c %a $D $(dirname $D) $D/../.. $D/payload.json $D/stdin";
+    let work = Work { stdin: Stdin::Prompt, ..shell(line) };
+    let done = rig.run(work).await;
+    assert_eq!(done.stdout, "700\n700\n700\n600\n600\n", "{done:?}");
+    assert_eq!(std::fs::read_dir(rig.path("state/attempts")).unwrap().count(), 0);
+}

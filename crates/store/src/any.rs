@@ -1,0 +1,278 @@
+//! Any of the three rooms behind one type, chosen by an address at run time.
+
+use std::path::Path;
+
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
+use belfry_time::Timestamp;
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::postgres::Postgres;
+use crate::shapes::*;
+use crate::sqlite::Sqlite;
+use crate::store::{Answer, Store};
+use crate::views::*;
+
+/// A store whose kind is known only at run time.
+pub enum AnyStore {
+    /// In memory; gone with the process.
+    Memory(Memory),
+    /// In one file.
+    Sqlite(Sqlite),
+    /// In a PostgreSQL database.
+    Postgres(Postgres),
+}
+
+impl AnyStore {
+    /// Opens the store at an address: `memory`, `sqlite:PATH` or `postgres://…`. With `serve` a file is locked for the one
+    /// server that it may have.
+    pub async fn open(address: &str, serve: bool) -> Result<AnyStore, Error> {
+        if address == "memory" {
+            return Ok(AnyStore::Memory(Memory::new()));
+        }
+        if let Some(path) = address.strip_prefix("sqlite:") {
+            let path = Path::new(path);
+            let store = if serve { Sqlite::serve(path)? } else { Sqlite::open(path)? };
+            return Ok(AnyStore::Sqlite(store));
+        }
+        if address.starts_with("postgres://") || address.starts_with("postgresql://") {
+            return Ok(AnyStore::Postgres(Postgres::open(address).await?));
+        }
+        let beginning = address.split(':').next().unwrap_or_default().chars().take(20).collect();
+        Err(Error::Address { beginning })
+    }
+}
+
+impl AnyStore {
+    /// What time it is by the store's own clock, where it has one.
+    pub async fn clock(&self) -> Answer<Option<Timestamp>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
+            AnyStore::Postgres(store) => store.clock().await.map(Some),
+        }
+    }
+}
+
+macro_rules! each {
+    ($any:expr, $store:ident => $call:expr) => {
+        match $any {
+            AnyStore::Memory($store) => $call,
+            AnyStore::Sqlite($store) => $call,
+            AnyStore::Postgres($store) => $call,
+        }
+    };
+}
+
+impl Store for AnyStore {
+    async fn apply(
+        &self,
+        now: Timestamp,
+        source: &str,
+        digest: &str,
+        agents: &[AgentSpec],
+    ) -> Answer<Applied> {
+        each!(self, store => store.apply(now, source, digest, agents).await)
+    }
+
+    async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
+        each!(self, store => store.source_digest(source).await)
+    }
+
+    async fn put_schedule(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Answer<Put> {
+        each!(self, store => store.put_schedule(now, agent, name, definition).await)
+    }
+
+    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
+        each!(self, store => store.remove_schedule(now, schedule).await)
+    }
+
+    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
+        each!(self, store => store.definitions(schedules).await)
+    }
+
+    async fn pause(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Answer<bool> {
+        each!(self, store => store.pause(now, schedule, reason, until).await)
+    }
+
+    async fn resume(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        catch_up: bool,
+        skipped: Option<SkipRange>,
+    ) -> Answer<bool> {
+        each!(self, store => store.resume(now, schedule, catch_up, skipped).await)
+    }
+
+    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
+        each!(self, store => store.due(now, limit).await)
+    }
+
+    async fn next_due(&self) -> Answer<Option<Timestamp>> {
+        each!(self, store => store.next_due().await)
+    }
+
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+        each!(self, store => store.commit(now, commits).await)
+    }
+
+    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+        each!(self, store => store.enqueue(now, request).await)
+    }
+
+    async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
+        each!(self, store => store.claim(now, claim).await)
+    }
+
+    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
+        each!(self, store => store.finish(now, finishes).await)
+    }
+
+    async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
+        each!(self, store => store.cancel(now, run, reason).await)
+    }
+
+    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+        each!(self, store => store.give_back(now, node, runs).await)
+    }
+
+    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
+        each!(self, store => store.append_output(run, epoch, chunks).await)
+    }
+
+    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
+        each!(self, store => store.output(run, after, limit_bytes).await)
+    }
+
+    async fn join(&self, node: &Node) -> Answer<()> {
+        each!(self, store => store.join(node).await)
+    }
+
+    async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
+        each!(self, store => store.renew(node, lease_until).await)
+    }
+
+    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
+        each!(self, store => store.cancel_marks(node).await)
+    }
+
+    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
+        each!(self, store => store.record_child(run, epoch, record).await)
+    }
+
+    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
+        each!(self, store => store.children_of(node).await)
+    }
+
+    async fn nodes(&self) -> Answer<Vec<Node>> {
+        each!(self, store => store.nodes().await)
+    }
+
+    async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
+        each!(self, store => store.fence(now, node, lease_seen).await)
+    }
+
+    async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
+        each!(self, store => store.reset_breaker(now, agent, command).await)
+    }
+
+    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
+        each!(self, store => store.reset_budget(agent).await)
+    }
+
+    async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
+        each!(self, store => store.prune(now, retention).await)
+    }
+
+    async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
+        each!(self, store => store.run(run).await)
+    }
+
+    async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
+        each!(self, store => store.live_runs().await)
+    }
+
+    async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
+        each!(self, store => store.ended_runs(schedule, limit).await)
+    }
+
+    async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
+        each!(self, store => store.schedule(name).await)
+    }
+
+    async fn schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Answer<Page<ScheduleRecord, String>> {
+        each!(self, store => store.schedules(filter, after, limit).await)
+    }
+
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        each!(self, store => store.runs(filter, after, limit).await)
+    }
+
+    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
+        each!(self, store => store.agents().await)
+    }
+
+    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
+        each!(self, store => store.breakers().await)
+    }
+
+    async fn skips(
+        &self,
+        schedule: ScheduleId,
+        after: Option<Timestamp>,
+        limit: u32,
+    ) -> Answer<Vec<SkipRange>> {
+        each!(self, store => store.skips(schedule, after, limit).await)
+    }
+
+    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
+        each!(self, store => store.tick(schedule, tick_at).await)
+    }
+
+    async fn revision_at(
+        &self,
+        schedule: ScheduleId,
+        at: Timestamp,
+    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
+        each!(self, store => store.revision_at(schedule, at).await)
+    }
+
+    async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
+        each!(self, store => store.breaker(agent, command).await)
+    }
+
+    async fn counts(&self) -> Answer<Counts> {
+        each!(self, store => store.counts().await)
+    }
+
+    async fn changed(&self) {
+        each!(self, store => store.changed().await);
+    }
+
+    async fn integrity(&self) -> Answer<Vec<String>> {
+        each!(self, store => store.integrity().await)
+    }
+}

@@ -1,0 +1,48 @@
+//! Hints that there may be work: each verb that could make some gives one. Correctness never depends on them.
+
+use tokio::sync::Notify;
+
+use crate::shapes::{Cancelled, Commit, Enqueued, Finished};
+use crate::store::Answer;
+
+/// Wakes whoever waits in this process. A hint that nobody waits for is kept for who comes next; many are one.
+#[derive(Debug, Default)]
+pub(crate) struct Hint(Notify);
+
+impl Hint {
+    /// Gives a hint if an answer is news.
+    pub(crate) fn after<T>(&self, answer: Answer<T>, is_news: impl FnOnce(&T) -> bool) -> Answer<T> {
+        if answer.as_ref().is_ok_and(is_news) {
+            self.give();
+        }
+        answer
+    }
+
+    pub(crate) fn give(&self) {
+        self.0.notify_one();
+    }
+
+    pub(crate) async fn given(&self) {
+        self.0.notified().await;
+    }
+}
+
+/// Whether plans that were committed made runs.
+pub(crate) fn made_runs(commits: &[Commit], held: &[bool]) -> bool {
+    commits.iter().zip(held).any(|(commit, held)| *held && !commit.runs.is_empty())
+}
+
+/// Whether an end or a retry changed anything.
+pub(crate) fn ended(finished: &[Finished]) -> bool {
+    finished.iter().any(|finished| *finished != Finished::Stale)
+}
+
+/// Whether a request made a run.
+pub(crate) fn made(enqueued: &Enqueued) -> bool {
+    *enqueued == Enqueued::Made
+}
+
+/// Whether a cancel ended or marked a run.
+pub(crate) fn cancelled(cancelled: &Cancelled) -> bool {
+    matches!(cancelled, Cancelled::Ended | Cancelled::Told(_))
+}

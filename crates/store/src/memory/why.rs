@@ -1,0 +1,48 @@
+//! What became of ticks, and what schedules were.
+
+use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
+use belfry_time::Timestamp;
+
+use super::State;
+use crate::views::*;
+
+impl State {
+    pub(super) fn list_skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange> {
+        let mut skips = self.skips.get(&id).cloned().unwrap_or_default();
+        skips.sort_by_key(|range| range.from);
+        skips.retain(|range| after.is_none_or(|after| range.from > after));
+        skips.truncate(limit as usize);
+        skips
+    }
+
+    pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> TickFate {
+        let live =
+            self.live.iter().find(|(_, live)| live.new.schedule == id && live.new.tick_at == Some(tick_at));
+        let live = live.map(|(run, live)| self.record(*run, live));
+        let ended =
+            || self.ended.values().find(|run| run.schedule == id && run.tick_at == Some(tick_at)).cloned();
+        if let Some(run) = live.or_else(ended) {
+            return TickFate::Run(Box::new(run));
+        }
+        let holds = |range: &&SkipRange| range.from <= tick_at && tick_at <= range.to;
+        let skips = self.skips.get(&id).into_iter().flatten().filter(holds);
+        if let Some(range) = skips.max_by_key(|range| range.from) {
+            return TickFate::Skipped(*range);
+        }
+        let Some(row) = self.schedules.get(&id) else { return TickFate::Unknown };
+        let record = &row.record;
+        TickFate::of_state(&record.status, record.status_since, record.open_skip, &row.compiled, tick_at)
+    }
+
+    pub(super) fn add_revision(&mut self, now: Timestamp, id: ScheduleId) {
+        let Some(row) = self.schedules.get(&id) else { return };
+        let revision = (row.record.revision, now, row.record.definition.clone());
+        self.revisions.entry(id).or_default().push(revision);
+    }
+
+    pub(super) fn revision_at(&self, id: ScheduleId, at: Timestamp) -> Option<(i64, ScheduleDefinition)> {
+        let revisions = self.revisions.get(&id)?.iter().rev();
+        let found = revisions.into_iter().find(|(_, from, _)| *from <= at)?;
+        Some((found.0, found.2.clone()))
+    }
+}

@@ -1,0 +1,39 @@
+//! Claiming one run by its id, for a node that is there for nothing else.
+
+use belfry_core::RunId;
+use belfry_time::Timestamp;
+
+use super::claim::claimed;
+use super::connection::{Fault, Tx};
+use super::rows::get;
+use crate::shapes::*;
+
+/// Starts a run, also one that is parked, if its gates have room: the gates are locked first, counted in the next statement.
+pub(super) async fn claim_one(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    claim: &Claim,
+    run: RunId,
+) -> Result<Vec<Claimed>, Fault> {
+    // A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
+    let sql = "select q.lane, l.agent_gate, l.turn_gate from nodes n cross join live l join queues q on q.id = l.queue_id \
+               where n.id = $1 and not n.fenced and l.id = $2 and q.needs <@ $3 for share of n";
+    let found = tx.query(sql, &[&claim.node.0, &run.0, &claim.labels]).await?;
+    let Some(row) = found.first() else { return Ok(Vec::new()) };
+    let gates: Vec<i64> =
+        [get::<Option<i64>>(row, "agent_gate")?, get(row, "turn_gate")?].into_iter().flatten().collect();
+    if !gates.is_empty() {
+        let sql = "select id from gates where id = any($1) order by id for no key update";
+        tx.query(sql, &[&gates]).await?;
+        let sql = "select 1 from gates g where g.id = any($1) and g.cap <= \
+                   (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
+                 + (select count(*) from live r where r.state = 2 and r.turn_gate = g.id)";
+        if !tx.query(sql, &[&gates]).await?.is_empty() {
+            return Ok(Vec::new());
+        }
+    }
+    let sql = "update live set state = 2, parked_on = null, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
+               started_at = $2 where id = $3 and state <> 2 and not_before <= $2 returning *";
+    let started = tx.query(sql, &[&claim.node.0, &now, &run.0]).await?;
+    started.iter().map(|started| claimed(started, get(row, "lane")?)).collect()
+}

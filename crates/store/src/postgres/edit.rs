@@ -1,0 +1,129 @@
+//! Schedules that come and go through the API, and what the engine asks for to start their runs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use belfry_core::{AgentDefinition, AgentId, RunId, ScheduleId};
+use belfry_time::Timestamp;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connection::{Fault, Tx};
+use super::plan::cold_of;
+use super::rows::get;
+use super::source::{self, Spec};
+use super::{Cold, Postgres, finish};
+use crate::shapes::Applied;
+use crate::views::*;
+
+impl Postgres {
+    /// `spec` is the agent with this one schedule; its own definition is not looked at.
+    pub(super) async fn put_by_api(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        spec: &Spec<'_>,
+    ) -> Result<Put, Fault> {
+        source::lock_names(tx).await?;
+        let sql = "select id from agents where name = $1 and retired_at is null";
+        let found = tx.query(sql, &[&spec.name]).await?;
+        let Some(row) = found.first() else { return Ok(Put::NoAgent) };
+        let agent: AgentId = get(row, "id")?;
+        let known = source::known_schedules(tx, None, std::slice::from_ref(spec)).await?;
+        source::put_schedules(tx, now, API, &known, &[(agent, spec)])
+            .await?
+            .pop()
+            .ok_or_else(|| crate::Error::unexpected("nothing was put").into())
+    }
+
+    pub(super) async fn remove_by_api(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        id: ScheduleId,
+    ) -> Result<Removed, Fault> {
+        source::lock_names(tx).await?;
+        let sql = "select source from schedules where id = $1 and retired_at is null";
+        let found = tx.query(sql, &[&id]).await?;
+        let Some(row) = found.first() else { return Ok(Removed::NotFound) };
+        let source: String = get(row, "source")?;
+        if source != API {
+            return Ok(Removed::OwnedBy(source));
+        }
+        let mut applied = Applied::default();
+        self.retire(tx, now, &[id], &mut applied).await?;
+        Ok(Removed::Gone { cancelled: applied.cancelled })
+    }
+
+    /// One statement, and one more for what is not in the cache.
+    pub(super) async fn definitions_in(
+        &self,
+        tx: &mut Tx<'_>,
+        ids: &[ScheduleId],
+    ) -> Result<Vec<Option<Definitions>>, Fault> {
+        let sql = "select s.schedule_id, s.agent_id, s.edition, s.origin, s.waits_for, a.name as agent_name, \
+                   a.edition as agent_edition from schedule_state s join agents a on a.id = s.agent_id \
+                   where s.schedule_id = any($1)";
+        let rows = tx.query(sql, &[&ids]).await?;
+        let mut known: HashMap<ScheduleId, (Arc<Cold>, Arc<AgentDefinition>)> = HashMap::new();
+        let mut missing = Vec::new();
+        for row in &rows {
+            let (schedule, agent): (ScheduleId, AgentId) = (get(row, "schedule_id")?, get(row, "agent_id")?);
+            let (edition, agent_edition): (i64, i64) = (get(row, "edition")?, get(row, "agent_edition")?);
+            let cache = self.cache.lock();
+            let cold = cache.schedules.get(&(schedule, edition));
+            let agent = cache.agents.get(&(agent, agent_edition));
+            match (cold, agent) {
+                (Some(cold), Some(agent)) => drop(known.insert(schedule, (cold.clone(), agent.clone()))),
+                _ => missing.push(schedule),
+            }
+        }
+        if !missing.is_empty() {
+            self.read_definitions(tx, &missing, &mut known).await?;
+        }
+        let mut found: HashMap<ScheduleId, Definitions> = HashMap::new();
+        for row in &rows {
+            let id: ScheduleId = get(row, "schedule_id")?;
+            if let Some((cold, agent)) = known.get(&id) {
+                found.insert(id, definitions(row, cold, agent)?);
+            }
+        }
+        Ok(ids.iter().map(|id| found.get(id).cloned()).collect())
+    }
+
+    async fn read_definitions(
+        &self,
+        tx: &mut Tx<'_>,
+        ids: &[ScheduleId],
+        known: &mut HashMap<ScheduleId, (Arc<Cold>, Arc<AgentDefinition>)>,
+    ) -> Result<(), Fault> {
+        let sql = "select c.id as schedule_id, s.edition as schedule_edition, c.name, c.definition as schedule_text, \
+                   a.id, a.edition, a.definition from schedules c join schedule_state s on s.schedule_id = c.id \
+                   join agents a on a.id = c.agent_id where c.id = any($1)";
+        for row in tx.query(sql, &[&ids]).await? {
+            let schedule: ScheduleId = get(&row, "schedule_id")?;
+            let cold = Arc::new(cold_of(get(&row, "name")?, get(&row, "schedule_text")?));
+            let agent = Arc::new(finish::definition(&row)?);
+            let mut cache = self.cache.lock();
+            cache.bound();
+            cache.schedules.insert((schedule, get(&row, "schedule_edition")?), cold.clone());
+            cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+            known.insert(schedule, (cold, agent));
+        }
+        Ok(())
+    }
+}
+
+fn definitions(row: &Row, cold: &Cold, agent: &Arc<AgentDefinition>) -> Result<Definitions, Fault> {
+    Ok(Definitions {
+        schedule: get(row, "schedule_id")?,
+        agent: get(row, "agent_id")?,
+        name: cold.name.clone(),
+        agent_name: Arc::from(get::<&str>(row, "agent_name")?),
+        agent_revision: get(row, "agent_edition")?,
+        agent_definition: agent.clone(),
+        compiled: cold.compiled.clone(),
+        origin: get(row, "origin")?,
+        waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
+    })
+}

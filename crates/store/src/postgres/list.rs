@@ -1,0 +1,264 @@
+//! Lists, and records as they are listed.
+
+use belfry_core::RunId;
+use belfry_core::breaker::Breaker;
+use belfry_core::budget::Budget;
+use belfry_time::Timestamp;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connection::{Fault, Tx};
+use super::plan::schedule_definition;
+use super::rows::{self, Live, get, small};
+use super::{books, finish};
+use crate::shapes::*;
+use crate::views::*;
+
+/// Live runs with their names.
+macro_rules! live_query {
+    () => {
+        concat!(
+            "select ",
+            crate::postgres::rows::live_columns!(),
+            ", c.name, a.name as agent_name from live l join queues q on q.id = l.queue_id \
+             join schedules c on c.id = l.schedule_id join agents a on a.id = l.agent_id"
+        )
+    };
+}
+pub(super) use live_query;
+
+/// Ended runs of a table with their names.
+macro_rules! ended_query {
+    ($from:literal) => {
+        concat!(
+            "select h.*, (select c.name from schedules c where c.id = h.schedule_id) as name, \
+             (select a.name from agents a where a.id = h.agent_id) as agent_name from ",
+            $from,
+            " h"
+        )
+    };
+}
+pub(super) use ended_query;
+
+/// The chains of the schedules in `$1`, each down to `$2` runs.
+macro_rules! chain {
+    () => {
+        "with recursive chain (id, prev_run, depth) as ( \
+             select h.id, h.prev_run, 1::bigint from schedule_state s cross join lateral \
+             (values (s.last_failed), (s.last_other)) as t (run) join history h on h.id = t.run \
+             where s.schedule_id = any($1) \
+             union all \
+             select h.id, h.prev_run, c.depth + 1 from chain c join history h on h.id = c.prev_run \
+             where c.depth < $2::bigint \
+         ) "
+    };
+}
+pub(super) use chain;
+
+/// Schedules with all that a record says.
+macro_rules! schedules {
+    () => {
+        "select c.id, c.agent_id, c.name, c.definition, c.revision, c.source, s.*, \
+         t.kind, t.tick_at as token_tick_at, t.due_at, a.name as agent_name, b.period_start, b.failures, \
+         l.running, l.pending, l.live_tick, l.retry_at, \
+         (select k.to_at from skips k where k.schedule_id = c.id order by k.from_at desc limit 1) as skipped_tick \
+         from schedules c join schedule_state s on s.schedule_id = c.id join agents a on a.id = c.agent_id \
+         left join timers t on t.schedule_id = c.id left join budgets b on b.agent_id = c.agent_id \
+         cross join lateral (select count(*) filter (where l.state = 2) as running, \
+             count(*) filter (where l.state <> 2) as pending, max(l.tick_at) as live_tick, \
+             min(l.not_before) filter (where l.state <> 2 and l.attempt > 0) as retry_at \
+             from live l where l.schedule_id = c.id) l"
+    };
+}
+
+fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
+    let last = match get::<Option<Uuid>>(row, "last_run")? {
+        None => None,
+        Some(run) => Some(LastRun {
+            run: RunId(run),
+            state: rows::run_state(get(row, "last_state")?)?,
+            tick_at: get(row, "last_tick_at")?,
+            finished_at: get(row, "last_finished_at")?,
+        }),
+    };
+    let success: Option<Timestamp> = get(row, "last_success_at")?;
+    let open_skip = rows::open_skip(row)?;
+    let ticks: [Option<Timestamp>; 4] = [
+        get(row, "fired_at")?,
+        get(row, "live_tick")?,
+        get(row, "skipped_tick")?,
+        open_skip.map(|open| open.to),
+    ];
+    Ok(ScheduleRecord {
+        id: get(row, "id")?,
+        agent: get(row, "agent_id")?,
+        agent_name: get(row, "agent_name")?,
+        name: get(row, "name")?,
+        definition: schedule_definition(get(row, "definition")?)?,
+        revision: get(row, "revision")?,
+        source: get(row, "source")?,
+        status: rows::status(row)?,
+        status_since: get(row, "status_since")?,
+        token: rows::token(row)?,
+        waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
+        origin: get(row, "origin")?,
+        open_skip,
+        last,
+        last_success: success.zip(get::<Option<Uuid>>(row, "last_success_run")?.map(RunId)),
+        last_error: get(row, "last_error")?,
+        streak: get(row, "streak")?,
+        last_fired_at: ticks.into_iter().flatten().max(),
+        running: small(get(row, "running")?),
+        pending: small(get(row, "pending")?),
+        next_retry_at: get(row, "retry_at")?,
+        budget: budget(row)?,
+    })
+}
+
+fn budget(row: &Row) -> Result<Option<Budget>, Fault> {
+    match get::<Option<Timestamp>>(row, "period_start")? {
+        Some(_) => books::budget(row).map(Some),
+        None => Ok(None),
+    }
+}
+
+pub(super) async fn schedule(tx: &mut Tx<'_>, name: &str) -> Result<Option<ScheduleRecord>, Fault> {
+    let sql = concat!(schedules!(), " where c.name = $1 and c.retired_at is null");
+    tx.query(sql, &[&name]).await?.first().map(schedule_record).transpose()
+}
+
+pub(super) async fn schedules(
+    tx: &mut Tx<'_>,
+    filter: &ScheduleFilter,
+    after: Option<&str>,
+    limit: u32,
+) -> Result<Page<ScheduleRecord, String>, Fault> {
+    // All names of an agent lie between it with a slash and it with what follows the slash.
+    let (from, to) = match &filter.agent {
+        Some(agent) => (format!("{agent}/"), Some(format!("{agent}0"))),
+        None => (String::new(), None),
+    };
+    let from = after.map_or(from.clone(), |after| from.max(after.to_owned()));
+    let sql = concat!(
+        schedules!(),
+        " where c.retired_at is null and c.name > $1 and ($2::text is null or c.name < $2) \
+         and ($3::bigint >> s.status::integer) & 1 = 1 and ($4::text is null or c.source = $4) \
+         order by c.name limit $5"
+    );
+    let found = tx.query(sql, &[&from, &to, &filter.mask(), &filter.source, &i64::from(limit)]).await?;
+    let items: Vec<ScheduleRecord> = found.iter().map(schedule_record).collect::<Result<_, Fault>>()?;
+    let is_full = items.len() == limit as usize;
+    let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
+    Ok(Page { items, next })
+}
+
+pub(super) async fn runs(
+    tx: &mut Tx<'_>,
+    filter: &RunFilter,
+    after: Option<RunId>,
+    limit: u32,
+) -> Result<Page<RunRecord, RunId>, Fault> {
+    let before = after.map_or(Uuid::max(), |after| after.0);
+    let (mask, many, most) = (filter.mask(), i64::from(limit), RUNS_SCANNED_MAX);
+    let (agent, lane, since) = (&filter.agent, &filter.lane, &filter.since);
+    if let Some(schedule) = &filter.schedule {
+        return runs_of(tx, filter, schedule, before, limit).await;
+    }
+    let (mut live, mut ended) = ((Vec::new(), None), (Vec::new(), None));
+    // The live ones first: who ends between the two looks is seen twice, and never missed.
+    if filter.wants_live() {
+        let sql = concat!(
+            live_query!(),
+            " where l.id = any(array(select id from live where id < $1 order by id desc limit $7)) \
+             and ($2::text is null or a.name = $2) and ($3::text is null or q.lane = $3) \
+             and ($4::timestamptz is null or l.created_at >= $4) \
+             and ($5::bigint >> (case l.state when 2 then 1 else 0 end)) & 1 = 1 order by l.id desc limit $6"
+        );
+        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most]).await?;
+        let sql = "select id, created_at from live where id < $1 order by id desc limit 1 offset $2";
+        let last = tx.query(sql, &[&before, &(most - 1)]).await?;
+        live = (found.iter().map(Live::record).collect::<Result<_, Fault>>()?, scanned(&last)?);
+    }
+    if filter.wants_ended() {
+        let sql = concat!(
+            ended_query!("(select * from history where id < $1 order by id desc limit $7)"),
+            " where ($2::text is null or h.agent_id = any(array(select id from agents where name = $2))) \
+             and ($3::text is null or h.lane = $3) and ($4::timestamptz is null or h.created_at >= $4) \
+             and ($5::bigint >> h.state::integer) & 1 = 1 order by h.id desc limit $6"
+        );
+        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most]).await?;
+        let sql = "select id, created_at from history where id < $1 order by id desc limit 1 offset $2";
+        let last = tx.query(sql, &[&before, &(most - 1)]).await?;
+        ended = (found.iter().map(rows::ended).collect::<Result<_, Fault>>()?, scanned(&last)?);
+    }
+    Ok(Page::of_runs(filter, live, ended, limit))
+}
+
+fn scanned(last: &[Row]) -> Result<Scanned, Fault> {
+    last.first().map(|row| Ok((RunId(get(row, "id")?), get(row, "created_at")?))).transpose()
+}
+
+/// Runs of one schedule: the live ones, and along its chains.
+async fn runs_of(
+    tx: &mut Tx<'_>,
+    filter: &RunFilter,
+    schedule: &str,
+    before: Uuid,
+    limit: u32,
+) -> Result<Page<RunRecord, RunId>, Fault> {
+    let found = tx.query("select id from schedules where name = $1", &[&schedule]).await?;
+    let ids: Vec<i64> = found.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+    let sql = concat!(live_query!(), " where l.schedule_id = any($1) and l.id < $2");
+    let live = tx.query(sql, &[&ids, &before]).await?;
+    let mut live: Vec<RunRecord> = live.iter().map(Live::record).collect::<Result<_, Fault>>()?;
+    live.retain(|run| filter.takes(run));
+    let sql = concat!(
+        chain!(),
+        ended_query!("chain n join history"),
+        " on h.id = n.id where h.id < $3 and ($4::bigint >> h.state::integer) & 1 = 1 \
+         and ($5::text is null or h.lane = $5) and ($6::timestamptz is null or h.created_at >= $6) \
+         order by h.id desc limit $7"
+    );
+    let ended = tx
+        .query(
+            sql,
+            &[&ids, &CHAIN_MAX, &before, &filter.mask(), &filter.lane, &filter.since, &i64::from(limit)],
+        )
+        .await?;
+    let mut ended: Vec<RunRecord> = ended.iter().map(rows::ended).collect::<Result<_, Fault>>()?;
+    ended.retain(|run| filter.takes(run));
+    Ok(Page::of_runs(filter, (live, None), (ended, None), limit))
+}
+
+pub(super) async fn agents(tx: &mut Tx<'_>) -> Result<Vec<AgentRecord>, Fault> {
+    let sql = "select a.id, a.name, a.source, a.edition, a.definition, b.period_start, b.failures \
+               from agents a left join budgets b on b.agent_id = a.id \
+               where a.retired_at is null order by a.name";
+    let record = |row: &Row| {
+        Ok(AgentRecord {
+            id: get(row, "id")?,
+            name: get(row, "name")?,
+            source: get(row, "source")?,
+            revision: get(row, "edition")?,
+            definition: finish::definition(row)?,
+            budget: budget(row)?,
+        })
+    };
+    tx.query(sql, &[]).await?.iter().map(record).collect()
+}
+
+pub(super) async fn breakers(tx: &mut Tx<'_>) -> Result<Vec<BreakerEntry>, Fault> {
+    let sql = "select b.*, a.name as agent_name, exists (select 1 from breaker_log l \
+               where l.agent_id = b.agent_id and l.command = b.command) as moved \
+               from breakers b join agents a on a.id = b.agent_id \
+               where a.retired_at is null order by a.name, b.command";
+    let mut entries = Vec::new();
+    for row in tx.query(sql, &[]).await? {
+        let breaker = books::breaker(&row)?;
+        if get::<bool>(&row, "moved")? || breaker != Breaker::default() {
+            let (agent, agent_name) = (get(&row, "agent_id")?, get(&row, "agent_name")?);
+            entries.push(BreakerEntry { agent, agent_name, command: get(&row, "command")?, breaker });
+        }
+    }
+    Ok(entries)
+}

@@ -1,0 +1,80 @@
+//! What became of ticks, and what schedules were.
+
+use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
+use belfry_time::Timestamp;
+use tokio_postgres::Row;
+
+use super::connection::{Fault, Tx};
+use super::list::{ended_query, live_query};
+use super::plan::{cold_of, schedule_definition};
+use super::rows::{self, Live, get};
+use crate::views::*;
+
+fn range(row: &Row) -> Result<SkipRange, Fault> {
+    Ok(SkipRange {
+        reason: rows::skip_reason(get(row, "reason")?)?,
+        from: get(row, "from_at")?,
+        to: get(row, "to_at")?,
+        count: get::<i64>(row, "count")?.unsigned_abs(),
+    })
+}
+
+pub(super) async fn skips(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    after: Option<Timestamp>,
+    limit: u32,
+) -> Result<Vec<SkipRange>, Fault> {
+    let sql = "select reason, from_at, to_at, count from skips \
+               where schedule_id = $1 and from_at > coalesce($2::timestamptz, '-infinity') \
+               order by from_at, id limit $3";
+    tx.query(sql, &[&id, &after, &i64::from(limit)]).await?.iter().map(range).collect()
+}
+
+/// A run may end between two looks, but never come back: what lives is looked at first.
+pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) -> Result<TickFate, Fault> {
+    let sql = concat!(live_query!(), " where l.schedule_id = $1 and l.tick_at = $2");
+    if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
+        return Ok(TickFate::Run(Box::new(Live::record(row)?)));
+    }
+    // Along the chains, which are in the order of ends: who ended before the tick was not made by it.
+    let sql = concat!(
+        "with recursive chain (id, prev_run, tick_at, finished_at) as ( \
+             select h.id, h.prev_run, h.tick_at, h.finished_at from schedule_state s cross join lateral \
+             (values (s.last_failed), (s.last_other)) as t (run) join history h on h.id = t.run \
+             where s.schedule_id = $1 \
+             union all \
+             select h.id, h.prev_run, h.tick_at, h.finished_at from chain c join history h on h.id = c.prev_run \
+             where c.finished_at >= $2 \
+         ) ",
+        ended_query!("history"),
+        " where h.id = (select id from chain where tick_at = $2 limit 1)"
+    );
+    if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
+        return Ok(TickFate::Run(Box::new(rows::ended(row)?)));
+    }
+    let sql = "select * from (select * from skips where schedule_id = $1 and from_at <= $2 \
+               order by from_at desc limit $3) k where to_at >= $2 order by from_at desc limit 1";
+    if let Some(row) = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?.first() {
+        return Ok(TickFate::Skipped(range(row)?));
+    }
+    let sql = "select s.*, c.name, c.definition from schedule_state s join schedules c on c.id = s.schedule_id \
+               where s.schedule_id = $1";
+    let found = tx.query(sql, &[&id]).await?;
+    let Some(row) = found.first() else { return Ok(TickFate::Unknown) };
+    let cold = cold_of(get(row, "name")?, get(row, "definition")?);
+    let (status, open_skip) = (rows::status(row)?, rows::open_skip(row)?);
+    Ok(TickFate::of_state(&status, get(row, "status_since")?, open_skip, &cold.compiled, tick_at))
+}
+
+pub(super) async fn revision_at(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    at: Timestamp,
+) -> Result<Option<(i64, ScheduleDefinition)>, Fault> {
+    let sql = "select revision, definition from schedule_revisions \
+               where schedule_id = $1 and from_at <= $2 order by revision desc limit 1";
+    let found = tx.query(sql, &[&id, &at]).await?;
+    let revision = |row: &Row| Ok((get(row, "revision")?, schedule_definition(get(row, "definition")?)?));
+    found.first().map(revision).transpose()
+}

@@ -1,0 +1,97 @@
+//! Schedules that come and go through the API, and what the engine asks for to start their runs.
+
+use std::sync::Arc;
+
+use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId};
+use belfry_time::Timestamp;
+
+use super::source::from_json;
+use super::{COMPILED_MAX, Done, Verb, maybe_instant, run_id};
+use crate::views::*;
+
+impl Verb<'_> {
+    pub(super) fn put_by_api(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Done<Put> {
+        let known =
+            self.row("select id from agents where name = ? and retired_at is null", [agent], |row| {
+                row.get(0)
+            })?;
+        let Some(id) = known else { return Ok(Put::NoAgent) };
+        self.put_schedule(now, API, id, &format!("{agent}/{name}"), definition)
+    }
+
+    pub(super) fn remove_by_api(&self, now: Timestamp, id: ScheduleId) -> Done<Removed> {
+        let source =
+            self.row("select source from schedules where id = ? and retired_at is null", [id], |row| {
+                row.get::<_, String>(0)
+            })?;
+        match source {
+            None => Ok(Removed::NotFound),
+            Some(source) if source != API => Ok(Removed::OwnedBy(source)),
+            Some(_) => Ok(Removed::Gone { cancelled: self.retire(now, id, Reason::ScheduleRemoved)? }),
+        }
+    }
+
+    pub(super) fn definitions(&self, id: ScheduleId) -> Done<Option<Definitions>> {
+        struct Row {
+            name: String,
+            definition: String,
+            agent: AgentId,
+            agent_name: String,
+            agent_revision: i64,
+            origin: Option<Timestamp>,
+            waits_for: Option<[u8; 16]>,
+        }
+        let row = self.row(
+            "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for
+             from schedules s join agents a on a.id = s.agent_id join schedule_state st on st.schedule_id = s.id
+             where s.id = ?",
+            [id],
+            |row| {
+                Ok(Row {
+                    name: row.get(0)?,
+                    definition: row.get(1)?,
+                    agent: row.get(2)?,
+                    agent_name: row.get(3)?,
+                    agent_revision: row.get(4)?,
+                    origin: maybe_instant(row, "origin")?,
+                    waits_for: row.get(6)?,
+                })
+            },
+        )?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Definitions {
+            schedule: id,
+            agent: row.agent,
+            agent_definition: self.known_agent(row.agent, row.agent_revision)?,
+            agent_revision: row.agent_revision,
+            agent_name: Arc::from(row.agent_name),
+            compiled: self.compile(id, &row.name, &row.definition),
+            name: Arc::from(row.name),
+            origin: row.origin,
+            waits_for: row.waits_for.map(run_id),
+        }))
+    }
+
+    /// What an agent is, read once for each revision.
+    fn known_agent(&self, id: AgentId, revision: i64) -> Done<Arc<AgentDefinition>> {
+        if let Some(definition) = self.shared.agents.lock().get(&(id, revision)) {
+            return Ok(definition.clone());
+        }
+        let text =
+            self.row("select definition from agents where id = ?", [id], |row| row.get::<_, String>(0))?;
+        let definition: Arc<AgentDefinition> =
+            Arc::new(text.map(|text| from_json(&text)).transpose()?.unwrap_or_default());
+        let mut known = self.shared.agents.lock();
+        if known.len() >= COMPILED_MAX {
+            known.clear();
+        }
+        known.insert((id, revision), definition.clone());
+        Ok(definition)
+    }
+}

@@ -1,0 +1,296 @@
+//! Lists, and records as they are listed.
+
+use std::borrow::Cow;
+
+use belfry_core::breaker::Breaker;
+use belfry_core::budget::Budget;
+use belfry_core::definition::When;
+use belfry_core::{Reason, RunId, RunState, ScheduleDefinition, ScheduleId, Trigger};
+use rusqlite::{Row, params};
+
+use super::plan::{open_skip_of, token_of};
+use super::source::{from_json, status_of};
+use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
+use crate::shapes::*;
+use crate::views::*;
+
+/// Ended runs with their names.
+pub(super) const ENDED: &str = "select h.*, s.name, a.name as agent_name
+    from history h join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id";
+
+/// Live runs with the columns of ended ones.
+pub(super) fn live_query(condition: &str) -> String {
+    let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.attempt, l.max_attempts,
+                   l.epoch, l.node_id, l.exit_code, l.error, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at";
+    format!(
+        "select {columns}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as finished_at, q.lane,
+                s.name, a.name as agent_name
+         from live l join queues q on q.id = l.queue_id join schedules s on s.id = l.schedule_id join agents a on a.id = l.agent_id
+         where {condition}"
+    )
+}
+
+/// A row of live or ended runs as a record.
+pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
+    let not_before = instant(row, "not_before")?;
+    let payload = row.get_ref("payload")?.as_str_or_null()?;
+    Ok(RunRecord {
+        id: run_id(row.get("id")?),
+        agent: row.get("agent_id")?,
+        agent_name: row.get("agent_name")?,
+        schedule: row.get("schedule_id")?,
+        name: row.get("name")?,
+        command: row.get("command")?,
+        trigger: Trigger::from_code(row.get("trigger")?).unwrap_or(Trigger::Manual),
+        tick_at: maybe_instant(row, "tick_at")?,
+        due_at: maybe_instant(row, "due_at")?.unwrap_or(not_before),
+        not_before,
+        state: RunState::from_code(row.get("state")?).unwrap_or(RunState::Pending),
+        reason: row.get::<_, Option<i16>>("reason")?.and_then(Reason::from_code),
+        lane: row.get("lane")?,
+        attempt: row.get("attempt")?,
+        max_attempts: row.get("max_attempts")?,
+        epoch: row.get("epoch")?,
+        node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(node_id),
+        exit_code: row.get("exit_code")?,
+        error: row.get("error")?,
+        summary: row.get("summary")?,
+        prompt: row.get("prompt")?,
+        payload: serde_json::from_str(payload.unwrap_or("{}")).unwrap_or_default(),
+        trace_id: row.get::<_, Option<[u8; 16]>>("trace_id")?.map(uuid::Uuid::from_bytes),
+        created_at: instant(row, "created_at")?,
+        started_at: maybe_instant(row, "started_at")?,
+        finished_at: maybe_instant(row, "finished_at")?,
+    })
+}
+
+/// Schedules with all that a record says.
+const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at,
+        a.name as agent_name, b.period_start, b.failures,
+        (select count(*) from live l where l.schedule_id = s.id and l.state = 2) as running,
+        (select count(*) from live l where l.schedule_id = s.id and l.state <> 2) as pending,
+        (select max(l.tick_at) from live l where l.schedule_id = s.id) as live_tick,
+        (select min(l.not_before) from live l where l.schedule_id = s.id and l.state <> 2 and l.attempt > 0) as retry_at,
+        (select k.to_tick from skips k where k.schedule_id = s.id order by k.from_tick desc limit 1) as skipped_tick
+    from schedules s join schedule_state st on st.schedule_id = s.id join agents a on a.id = s.agent_id
+        left join timers t on t.schedule_id = s.id left join budgets b on b.agent_id = s.agent_id";
+
+/// A row of schedules as a record, whose definition is still text.
+fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, String)> {
+    let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
+        Some(run) => Some(LastRun {
+            run: run_id(run),
+            state: RunState::from_code(row.get("last_state")?).unwrap_or(RunState::Completed),
+            tick_at: maybe_instant(row, "last_tick_at")?,
+            finished_at: instant(row, "last_finished_at")?,
+        }),
+        None => None,
+    };
+    let success_run = row.get::<_, Option<[u8; 16]>>("last_success_run")?.map(run_id);
+    let armed = row.get::<_, Option<i64>>("due_at")?.is_some();
+    let open_skip = open_skip_of(row)?;
+    let ticks = [
+        maybe_instant(row, "fired_at")?,
+        maybe_instant(row, "live_tick")?,
+        maybe_instant(row, "skipped_tick")?,
+        open_skip.map(|open| open.to),
+    ];
+    let record = ScheduleRecord {
+        id: row.get("id")?,
+        agent: row.get("agent_id")?,
+        agent_name: row.get("agent_name")?,
+        name: row.get("name")?,
+        definition: ScheduleDefinition::new(When::After(String::new())),
+        revision: row.get("revision")?,
+        source: row.get("source")?,
+        status: status_of(row)?,
+        status_since: instant(row, "status_since")?,
+        token: if armed { Some(token_of(row)?) } else { None },
+        waits_for: row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id),
+        origin: maybe_instant(row, "origin")?,
+        open_skip,
+        last,
+        last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
+        last_error: row.get("last_error")?,
+        streak: row.get("streak")?,
+        last_fired_at: ticks.into_iter().flatten().max(),
+        running: row.get("running")?,
+        pending: row.get("pending")?,
+        next_retry_at: maybe_instant(row, "retry_at")?,
+        budget: budget_of(row)?,
+    };
+    Ok((record, row.get("definition")?))
+}
+
+fn budget_of(row: &Row<'_>) -> rusqlite::Result<Option<Budget>> {
+    let period_start = maybe_instant(row, "period_start")?;
+    let failures: Option<u32> = row.get("failures")?;
+    Ok(period_start.zip(failures).map(|(period_start, failures)| Budget { period_start, failures }))
+}
+
+fn with_definition((record, text): (ScheduleRecord, String)) -> Done<ScheduleRecord> {
+    Ok(ScheduleRecord { definition: from_json(&text)?, ..record })
+}
+
+impl Verb<'_> {
+    pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
+        let sql = format!("{SCHEDULES} where s.name = ? and s.retired_at is null");
+        self.row(sql, [name], schedule_record)?.map(with_definition).transpose()
+    }
+
+    pub(super) fn list_schedules(
+        &self,
+        filter: &ScheduleFilter,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Done<Page<ScheduleRecord, String>> {
+        // All names of an agent lie between it with a slash and it with what follows the slash.
+        let (from, to) = match &filter.agent {
+            Some(agent) => (format!("{agent}/"), Some(format!("{agent}0"))),
+            None => (String::new(), None),
+        };
+        let from = after.map_or(from.clone(), |after| from.max(after.to_owned()));
+        let sql = format!(
+            "{SCHEDULES} where s.retired_at is null and s.name > ?1 and (?2 is null or s.name < ?2)
+               and (?3 >> st.status) & 1 and (?4 is null or s.source = ?4) order by s.name limit ?5"
+        );
+        let found =
+            self.rows(sql, params![from, to, filter.mask(), filter.source, limit], schedule_record)?;
+        let items: Vec<ScheduleRecord> = found.into_iter().map(with_definition).collect::<Done<_>>()?;
+        let is_full = items.len() == limit as usize;
+        let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
+        Ok(Page { items, next })
+    }
+
+    pub(super) fn list_runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Done<Page<RunRecord, RunId>> {
+        let before = after.map_or([u8::MAX; 16], bytes);
+        if let Some(schedule) = &filter.schedule {
+            return self.list_runs_of(filter, schedule, before, limit);
+        }
+        let agent = &filter.agent;
+        let since = filter.since.map(micros);
+        // Of each kind so many rows are looked at, the newest first.
+        let scan = |table: &str, sql: Cow<'static, str>| -> Done<(Vec<RunRecord>, Scanned)> {
+            let found = self.rows(
+                sql,
+                params![before, agent, filter.lane, since, filter.mask(), limit, RUNS_SCANNED_MAX],
+                record,
+            )?;
+            let last =
+                format!("select id, created_at from {table} where id < ? order by id desc limit 1 offset ?");
+            let last = self.row(last, params![before, RUNS_SCANNED_MAX - 1], |row| {
+                Ok((run_id(row.get(0)?), instant(row, "created_at")?))
+            })?;
+            Ok((found, last))
+        };
+        let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
+               and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
+               and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
+        let live = if filter.wants_live() {
+            scan("live", live_query(condition).into())?
+        } else {
+            (Vec::new(), None)
+        };
+        let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
+               join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
+             where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
+               and (?5 >> h.state) & 1 order by h.id desc limit ?6";
+        let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
+        Ok(Page::of_runs(filter, live, ended, limit))
+    }
+
+    /// Runs of one schedule: the live ones, and along its chains.
+    fn list_runs_of(
+        &self,
+        filter: &RunFilter,
+        schedule: &str,
+        before: [u8; 16],
+        limit: u32,
+    ) -> Done<Page<RunRecord, RunId>> {
+        let ids: Vec<ScheduleId> =
+            self.rows("select id from schedules where name = ?", [schedule], |row| row.get(0))?;
+        let (mut live, mut ended) = (Vec::new(), Vec::new());
+        for id in ids {
+            live.extend(self.rows(
+                live_query("l.schedule_id = ? and l.id < ?"),
+                params![id, before],
+                record,
+            )?);
+            ended.extend(self.rows(
+                "with recursive chain (id, previous) as (
+                   select h.id, h.previous from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
+                     where st.schedule_id = ?1
+                   union all
+                   select h.id, h.previous from chain c join history h on h.id = c.previous limit ?3)
+                 select id from chain where id < ?2",
+                params![id, before, CHAIN_MAX],
+                |row| row.get::<_, [u8; 16]>(0),
+            )?);
+        }
+        live.retain(|run| filter.takes(run));
+        ended.sort_unstable_by(|a, b| b.cmp(a));
+        let mut records = Vec::new();
+        for id in ended {
+            if records.len() == limit as usize {
+                break;
+            }
+            let found = self.row(format!("{ENDED} where h.id = ?"), [id], record)?;
+            records.extend(found.filter(|run| filter.takes(run)));
+        }
+        Ok(Page::of_runs(filter, (live, None), (records, None), limit))
+    }
+
+    pub(super) fn list_agents(&self) -> Done<Vec<AgentRecord>> {
+        let found = self.rows(
+            "select a.*, b.period_start, b.failures from agents a left join budgets b on b.agent_id = a.id
+             where a.retired_at is null order by a.name",
+            [],
+            |row| {
+                let record = AgentRecord {
+                    id: row.get("id")?,
+                    name: row.get("name")?,
+                    source: row.get("source")?,
+                    revision: row.get("revision")?,
+                    definition: belfry_core::AgentDefinition::default(),
+                    budget: budget_of(row)?,
+                };
+                Ok((record, row.get::<_, String>("definition")?))
+            },
+        )?;
+        found
+            .into_iter()
+            .map(|(record, text)| Ok(AgentRecord { definition: from_json(&text)?, ..record }))
+            .collect()
+    }
+
+    pub(super) fn list_breakers(&self) -> Done<Vec<BreakerEntry>> {
+        let found = self.rows(
+            "select b.agent_id, a.name, b.command, b.breaker,
+                    exists (select 1 from breaker_log l where l.agent_id = b.agent_id and l.command = b.command) as moved
+             from breakers b join agents a on a.id = b.agent_id where a.retired_at is null order by a.name, b.command",
+            [],
+            |row| {
+                let entry = BreakerEntry {
+                    agent: row.get(0)?,
+                    agent_name: row.get(1)?,
+                    command: row.get(2)?,
+                    breaker: Breaker::default(),
+                };
+                Ok((entry, row.get::<_, String>(3)?, row.get::<_, bool>(4)?))
+            },
+        )?;
+        let mut entries = Vec::new();
+        for (entry, text, moved) in found {
+            let breaker: Breaker = from_json(&text)?;
+            if moved || breaker != Breaker::default() {
+                entries.push(BreakerEntry { breaker, ..entry });
+            }
+        }
+        Ok(entries)
+    }
+}

@@ -1,0 +1,87 @@
+//! What became of ticks, and what schedules were.
+
+use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, SkipReason};
+use belfry_time::Timestamp;
+use rusqlite::{Row, params};
+
+use super::list::{ENDED, live_query, record};
+use super::plan::open_skip_of;
+use super::source::{from_json, status_of};
+use super::{Done, Verb, instant, micros};
+use crate::views::*;
+
+fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
+    Ok(SkipRange {
+        reason: SkipReason::from_code(row.get("reason")?).unwrap_or(SkipReason::Disabled),
+        from: instant(row, "from_tick")?,
+        to: instant(row, "to_tick")?,
+        count: row.get::<_, i64>("count")? as u64,
+    })
+}
+
+impl Verb<'_> {
+    pub(super) fn skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Done<Vec<SkipRange>> {
+        self.rows(
+            "select reason, from_tick, to_tick, count from skips where schedule_id = ? and from_tick > ?
+             order by from_tick, number limit ?",
+            params![id, after.map_or(i64::MIN, micros), limit],
+            range,
+        )
+    }
+
+    pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> Done<TickFate> {
+        let at = micros(tick_at);
+        let live = self.row(live_query("l.schedule_id = ? and l.tick_at = ?"), params![id, at], record)?;
+        if let Some(run) = live {
+            return Ok(TickFate::Run(Box::new(run)));
+        }
+        // Along the chains, which are in the order of ends: who ended before the tick was not made by it.
+        let ended = self.row(
+            "with recursive chain (id, previous, tick_at, finished_at) as (
+               select h.id, h.previous, h.tick_at, h.finished_at from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
+                 where st.schedule_id = ?1
+               union all
+               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2)
+             select id from chain where tick_at = ?2 limit 1",
+            params![id, at],
+            |row| row.get::<_, [u8; 16]>(0),
+        )?;
+        if let Some(run) = ended
+            && let Some(run) = self.row(format!("{ENDED} where h.id = ?"), [run], record)?
+        {
+            return Ok(TickFate::Run(Box::new(run)));
+        }
+        let skipped = self.row(
+            "select * from (select * from skips where schedule_id = ?1 and from_tick <= ?2 order by from_tick desc, number limit ?3)
+             where to_tick >= ?2 order by from_tick desc limit 1",
+            params![id, at, RANGES_MAX],
+            range,
+        )?;
+        if let Some(skipped) = skipped {
+            return Ok(TickFate::Skipped(skipped));
+        }
+        let state = self.row(
+            "select st.*, s.name, s.definition from schedule_state st join schedules s on s.id = st.schedule_id where st.schedule_id = ?",
+            [id],
+            |row| {
+                let texts = (row.get::<_, String>("name")?, row.get::<_, String>("definition")?);
+                Ok((status_of(row)?, instant(row, "status_since")?, open_skip_of(row)?, texts))
+            },
+        )?;
+        let Some((status, since, open_skip, (name, text))) = state else { return Ok(TickFate::Unknown) };
+        Ok(TickFate::of_state(&status, since, open_skip, &self.compile(id, &name, &text), tick_at))
+    }
+
+    pub(super) fn revision_at(
+        &self,
+        id: ScheduleId,
+        at: Timestamp,
+    ) -> Done<Option<(i64, ScheduleDefinition)>> {
+        let found = self.row(
+            "select revision, definition from schedule_revisions where schedule_id = ? and from_at <= ? order by revision desc limit 1",
+            params![id, micros(at)],
+            |row| Ok((row.get(0)?, row.get::<_, String>(1)?)),
+        )?;
+        found.map(|(revision, text)| Ok((revision, from_json(&text)?))).transpose()
+    }
+}

@@ -1,0 +1,347 @@
+//! What goes into the verbs that people and the engine read and edit with, and what comes out.
+
+use std::sync::Arc;
+
+use belfry_core::breaker::Breaker;
+use belfry_core::budget::Budget;
+use belfry_core::check::Status;
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleId, SkipRange, SkipReason,
+};
+use belfry_time::{SignedDuration, Timestamp};
+
+use crate::memory::{left_out, unarmed_until};
+use crate::shapes::{RunRecord, ScheduleRecord};
+
+/// The source of what was made through the API or the command line. Files never touch it, nor it what files own.
+pub const API: &str = "api";
+
+/// What it takes to start a run of a schedule, and to arm the schedule at its end.
+#[derive(Debug, Clone)]
+pub struct Definitions {
+    /// Which.
+    pub schedule: ScheduleId,
+    /// Whose.
+    pub agent: AgentId,
+    /// `agent/schedule`.
+    pub name: Arc<str>,
+    /// The agent's name.
+    pub agent_name: Arc<str>,
+    /// Changes with each edit of the agent.
+    pub agent_revision: i64,
+    /// What the agent is, now.
+    pub agent_definition: Arc<AgentDefinition>,
+    /// What the schedule is, or why it cannot be read.
+    pub compiled: Result<Arc<Schedule>, Arc<str>>,
+    /// Its first tick.
+    pub origin: Option<Timestamp>,
+    /// The run whose end arms it.
+    pub waits_for: Option<RunId>,
+}
+
+/// What became of a schedule that was put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Put {
+    /// It is new.
+    Added(ScheduleId),
+    /// Its definition changed.
+    Changed(ScheduleId),
+    /// It was so already.
+    Unchanged(ScheduleId),
+    /// There is no such agent.
+    NoAgent,
+    /// It belongs to this source, which alone may change it.
+    OwnedBy(String),
+}
+
+impl Put {
+    pub(crate) fn is_news(&self) -> bool {
+        matches!(self, Put::Added(_) | Put::Changed(_))
+    }
+}
+
+/// What became of a schedule that was to be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed {
+    /// It is gone.
+    Gone {
+        /// So many of its runs were waiting, and have ended.
+        cancelled: u32,
+    },
+    /// It belongs to this source, which alone may remove it.
+    OwnedBy(String),
+    /// There is no such schedule.
+    NotFound,
+}
+
+/// Where a piece of output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+    /// Belfry's own words: what was cut, how it ended.
+    Note,
+}
+
+impl Stream {
+    pub(crate) fn code(self) -> i16 {
+        match self {
+            Stream::Out => 0,
+            Stream::Err => 1,
+            Stream::Note => 2,
+        }
+    }
+
+    pub(crate) fn from_code(code: i16) -> Stream {
+        match code {
+            0 => Stream::Out,
+            1 => Stream::Err,
+            _ => Stream::Note,
+        }
+    }
+}
+
+/// A piece of a run's output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputChunk {
+    /// Its place. Grows over all attempts of a run; those of one claim begin at [`OutputChunk::first_seq`].
+    pub seq: u64,
+    /// Which attempt wrote it, from 1.
+    pub attempt: u32,
+    /// Where it came from.
+    pub stream: Stream,
+    /// What was written.
+    pub bytes: Vec<u8>,
+}
+
+impl OutputChunk {
+    /// The place of the first piece of a claim: after all pieces of the claims before it.
+    pub fn first_seq(epoch: Epoch) -> u64 {
+        u64::from(epoch.max(0).unsigned_abs()) << 32
+    }
+}
+
+/// More pieces of output than this are not given at once.
+pub(crate) const OUTPUT_CHUNKS_MAX: usize = 1024;
+
+/// Part of a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page<T, C> {
+    /// In order. A page may hold fewer than were asked for, even none, where others follow.
+    pub items: Vec<T>,
+    /// Where the next page begins, if there may be one.
+    pub next: Option<C>,
+}
+
+/// Which schedules to list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ScheduleFilter {
+    /// Those of this agent.
+    pub agent: Option<String>,
+    /// Those that stand like one of these; all where it is empty.
+    pub status: Vec<StatusKind>,
+    /// Those of this source.
+    pub source: Option<String>,
+}
+
+impl ScheduleFilter {
+    pub(crate) fn takes(&self, record: &ScheduleRecord) -> bool {
+        let status = StatusKind::of(&record.status);
+        self.agent.as_ref().is_none_or(|agent| *agent == record.agent_name)
+            && (self.status.is_empty() || self.status.contains(&status))
+            && self.source.as_ref().is_none_or(|source| *source == record.source)
+    }
+
+    /// The statuses as bits.
+    pub(crate) fn mask(&self) -> i64 {
+        if self.status.is_empty() {
+            -1
+        } else {
+            self.status.iter().fold(0, |mask, kind| mask | 1 << *kind as i64)
+        }
+    }
+}
+
+/// Where a schedule stands, without the details. The number is that in storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusKind {
+    /// It ticks.
+    Active = 0,
+    /// A person paused it.
+    Paused = 1,
+    /// `enabled: false`.
+    Disabled = 2,
+    /// Its definition is wrong.
+    Invalid = 3,
+    /// It has fired for the last time.
+    Exhausted = 4,
+}
+
+impl StatusKind {
+    /// The kind of a status.
+    pub fn of(status: &Status) -> StatusKind {
+        match status {
+            Status::Active => StatusKind::Active,
+            Status::Paused { .. } => StatusKind::Paused,
+            Status::Disabled => StatusKind::Disabled,
+            Status::Invalid { .. } => StatusKind::Invalid,
+            Status::Exhausted => StatusKind::Exhausted,
+        }
+    }
+}
+
+/// Which runs to list. Names are also those of agents and schedules that are gone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RunFilter {
+    /// Those of this agent.
+    pub agent: Option<String>,
+    /// Those of this schedule, `agent/schedule`.
+    pub schedule: Option<String>,
+    /// Those in one of these states; all where it is empty.
+    pub states: Vec<RunState>,
+    /// Those in this lane.
+    pub lane: Option<String>,
+    /// Those that were made then or later.
+    pub since: Option<Timestamp>,
+}
+
+/// Rows of live runs and of history that one page of runs looks at.
+pub(crate) const RUNS_SCANNED_MAX: i64 = 5_000;
+/// Ended runs of one schedule that a list of its runs looks at; more are not kept by default.
+pub(crate) const CHAIN_MAX: i64 = 10_000;
+/// Ids begin with the clock of whoever made them; clocks differ by less than this.
+const CLOCKS_DIFFER_MAX: SignedDuration = SignedDuration::from_hours(1);
+
+impl RunFilter {
+    pub(crate) fn takes(&self, run: &RunRecord) -> bool {
+        self.agent.as_ref().is_none_or(|agent| *agent == run.agent_name)
+            && self.schedule.as_ref().is_none_or(|schedule| *schedule == run.name)
+            && (self.states.is_empty() || self.states.contains(&run.state))
+            && self.lane.as_ref().is_none_or(|lane| *lane == run.lane)
+            && self.since.is_none_or(|since| run.created_at >= since)
+    }
+
+    /// The states as bits.
+    pub(crate) fn mask(&self) -> i64 {
+        if self.states.is_empty() {
+            -1
+        } else {
+            self.states.iter().fold(0, |mask, state| mask | 1 << state.code())
+        }
+    }
+
+    pub(crate) fn wants_live(&self) -> bool {
+        self.states.is_empty() || self.states.iter().any(|state| state.is_live())
+    }
+
+    pub(crate) fn wants_ended(&self) -> bool {
+        self.states.is_empty() || self.states.iter().any(|state| !state.is_live())
+    }
+
+    /// Whether all that was made before an instant is out of the question.
+    fn ends_at(&self, created_at: Timestamp) -> bool {
+        self.since
+            .is_some_and(|since| created_at.saturating_add(CLOCKS_DIFFER_MAX).is_ok_and(|at| at < since))
+    }
+}
+
+/// The last row that was looked at where there may be more: its id, and when it was made.
+pub(crate) type Scanned = Option<(RunId, Timestamp)>;
+
+impl Page<RunRecord, RunId> {
+    /// Merges what was found among live and ended runs, each looked at down to its last row.
+    pub(crate) fn of_runs(
+        filter: &RunFilter,
+        live: (Vec<RunRecord>, Scanned),
+        ended: (Vec<RunRecord>, Scanned),
+        limit: u32,
+    ) -> Page<RunRecord, RunId> {
+        let cutoff = live.1.max(ended.1);
+        // A run that ended between the two looks is there twice; the end counts.
+        let mut items = ended.0;
+        items.extend(live.0);
+        items.retain(|run| cutoff.is_none_or(|(cutoff, _)| run.id >= cutoff));
+        items.sort_by_key(|run| std::cmp::Reverse(run.id));
+        items.dedup_by_key(|run| run.id);
+        items.truncate(limit as usize);
+        let next = match items.last() {
+            Some(last) if items.len() == limit as usize => Some(last.id),
+            _ => cutoff.filter(|(_, created_at)| !filter.ends_at(*created_at)).map(|(id, _)| id),
+        };
+        Page { items, next }
+    }
+}
+
+/// An agent as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentRecord {
+    /// Which.
+    pub id: AgentId,
+    /// Its name.
+    pub name: String,
+    /// Where it came from.
+    pub source: String,
+    /// Changes with each edit.
+    pub revision: i64,
+    /// What it is.
+    pub definition: AgentDefinition,
+    /// What is used of its failure budget.
+    pub budget: Option<Budget>,
+}
+
+/// A breaker that is not as new.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BreakerEntry {
+    /// Whose.
+    pub agent: AgentId,
+    /// The agent's name.
+    pub agent_name: String,
+    /// Of which command.
+    pub command: String,
+    /// Where it stands.
+    pub breaker: Breaker,
+}
+
+/// What became of a tick, as far as it is still known.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TickFate {
+    /// It made this run.
+    Run(Box<RunRecord>),
+    /// It was skipped or missed with others, and the range is complete.
+    Skipped(SkipRange),
+    /// It was skipped with others, and the range is still being counted; also a pause that lasts.
+    Open(SkipRange),
+    /// Not planned yet, no tick at all, or too long ago.
+    Unknown,
+}
+
+/// Ranges of skips before an instant that are looked at for it; they hardly ever overlap.
+pub(crate) const RANGES_MAX: i64 = 16;
+
+impl TickFate {
+    /// What a schedule's own state says of a tick that made no run: is it among those that are still being counted, or in a
+    /// span without planning that lasts?
+    pub(crate) fn of_state(
+        status: &Status,
+        since: Timestamp,
+        open_skip: Option<SkipRange>,
+        compiled: &Result<Arc<Schedule>, Arc<str>>,
+        tick_at: Timestamp,
+    ) -> TickFate {
+        if let Some(open) = open_skip.filter(|open| open.from <= tick_at && tick_at <= open.to) {
+            return TickFate::Open(open);
+        }
+        let span = match status {
+            _ if tick_at <= since => None,
+            Status::Invalid { .. } => {
+                Some(SkipRange { from: since, to: tick_at, ..SkipRange::one(SkipReason::Invalid, tick_at) })
+            }
+            _ => unarmed_until(status, tick_at)
+                .filter(|end| *end == tick_at)
+                .and_then(|end| left_out(compiled, SkipReason::Disabled, since, end)),
+        };
+        span.map_or(TickFate::Unknown, TickFate::Open)
+    }
+}

@@ -1,0 +1,107 @@
+//! Sentences about what a node asks for beside its work: hints, cancel marks, what is left of processes.
+
+use std::time::Duration;
+
+use belfry_core::{AgentDefinition, Reason};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::world::*;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    whoever_waits_hears_of_work(&fresh().await).await;
+    a_node_reads_its_cancel_marks(&fresh().await).await;
+    what_is_left_of_a_process_is_found(&fresh().await).await;
+}
+
+/// Takes all hints that are there.
+pub async fn drain(store: &impl Store) {
+    while timeout(Duration::from_millis(100), store.changed()).await.is_ok() {}
+}
+
+/// Whether there is a hint.
+pub async fn hears(store: &impl Store) -> bool {
+    timeout(Duration::from_secs(10), store.changed()).await.is_ok()
+}
+
+async fn whoever_waits_hears_of_work(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("1h"))])]).await;
+    assert!(hears(store).await, "of a schedule");
+    drain(store).await;
+    assert_eq!(world.plan_all().await, 1);
+    assert!(hears(store).await, "of a run that was planned");
+    drain(store).await;
+    let claimed = world.claim(node, 1).await.remove(0);
+    let (run, _) = world.enqueue("a/s", None).await;
+    assert!(hears(store).await, "of a run that was asked for, also where it was made before anybody waited");
+    drain(store).await;
+    store.cancel(world.now, run, Reason::Requested).await.unwrap();
+    assert!(hears(store).await, "of a cancel");
+    drain(store).await;
+    world.complete(&claimed).await;
+    assert!(hears(store).await, "of the end of a run, which arms its schedule");
+    let id = world.schedule("a/s").await.id;
+    for _ in 0..2 {
+        drain(store).await;
+        store.pause(world.now, id, None, None).await.unwrap();
+        store.resume(world.now, id, false, None).await.unwrap();
+        assert!(hears(store).await, "of a resume");
+    }
+    drain(store).await;
+    assert_eq!(world.complete(&claimed).await, Finished::Stale);
+    let nothing = timeout(Duration::from_millis(100), store.changed()).await;
+    assert!(nothing.is_err(), "and of nothing else");
+}
+
+async fn a_node_reads_its_cancel_marks(store: &impl Store) {
+    let mut world = World::new(store);
+    let (node, other) = (world.join(1).await, world.join(2).await);
+    world.apply(&[agent("a", unlimited(), &[("s1", every("1h")), ("s2", every("1h"))])]).await;
+    world.plan_all().await;
+    let (mine, theirs) = (world.claim(node, 1).await.remove(0), world.claim(other, 1).await.remove(0));
+    assert!(store.cancel_marks(node).await.unwrap().is_empty());
+    store.cancel(world.now, mine.run, Reason::Stopped).await.unwrap();
+    store.cancel(world.now, mine.run, Reason::Requested).await.unwrap();
+    let marks = [(mine.run, mine.epoch, Reason::Stopped)];
+    assert_eq!(store.cancel_marks(node).await.unwrap(), marks, "with the first reason");
+    let Renewed::Held { cancels, .. } =
+        store.renew(node, world.now + SignedDuration::from_secs(30)).await.unwrap()
+    else {
+        panic!("it was not fenced")
+    };
+    assert_eq!(cancels, marks);
+    assert!(store.cancel_marks(other).await.unwrap().is_empty());
+    world.complete(&theirs).await;
+    world.finish(&mine, belfry_core::retry::Outcome::Cancelled(Reason::Stopped)).await;
+    assert!(store.cancel_marks(node).await.unwrap().is_empty(), "the mark goes with the run");
+}
+
+async fn what_is_left_of_a_process_is_found(store: &impl Store) {
+    let mut world = World::new(store);
+    let (first, second) = (world.join(1).await, world.join(2).await);
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("1h"))])]).await;
+    world.plan_all().await;
+    let claimed = world.claim(first, 1).await.remove(0);
+    let record = json!({"pid": 4711, "token": "x\u{fc}\"", "boot": null});
+    assert!(store.children_of(first).await.unwrap().is_empty());
+    assert!(!store.record_child(claimed.run, claimed.epoch + 1, &record).await.unwrap());
+    assert!(store.record_child(claimed.run, claimed.epoch, &json!({})).await.unwrap());
+    assert!(store.record_child(claimed.run, claimed.epoch, &record).await.unwrap());
+    assert_eq!(store.children_of(first).await.unwrap(), [(claimed.run, record.clone())]);
+    let lease = store.nodes().await.unwrap().iter().find(|node| node.id == first).unwrap().lease_until;
+    store.fence(world.now, first, lease).await.unwrap().unwrap();
+    assert!(store.children_of(first).await.unwrap().is_empty(), "it goes with the claim");
+    assert!(!store.record_child(claimed.run, claimed.epoch, &record).await.unwrap());
+    let again = world.claim(second, 1).await.remove(0);
+    assert!(store.children_of(second).await.unwrap().is_empty(), "and is not the next claim's");
+    assert!(store.record_child(again.run, again.epoch, &json!(7)).await.unwrap());
+    assert_eq!(store.children_of(second).await.unwrap(), [(again.run, json!(7))]);
+    world.complete(&again).await;
+    assert!(store.children_of(second).await.unwrap().is_empty());
+    world.assert_whole().await;
+}

@@ -1,0 +1,99 @@
+//! Sentences about what is kept, and how much of it.
+
+use belfry_core::retry::Outcome;
+use belfry_core::{Reason, RunId, RunState};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+use uuid::Uuid;
+
+use super::world::*;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    the_last_runs_of_each_kind_are_kept(&fresh().await).await;
+    output_goes_by_age_and_never_that_of_a_live_run(&fresh().await).await;
+}
+
+async fn the_last_runs_of_each_kind_are_kept(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let schedules = [("often", cron("* * * * *")), ("rarely", cron("*/10 * * * *"))];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    for minute in 1..=30 {
+        world.advance(60_000);
+        world.plan_all().await;
+        for claimed in world.claim(node, 5).await {
+            let failed = Outcome::Failed { reason: Reason::Error, retryable: false };
+            world.finish(&claimed, if minute % 3 == 0 { failed } else { Outcome::Completed }).await;
+        }
+    }
+    let (often, rarely) = (world.schedule("a/often").await.id, world.schedule("a/rarely").await.id);
+    // In small steps, each of which goes on where the last one ended.
+    let mut keep = Retention { runs_per_schedule: Some(4), ..retention(start(), start(), 7) };
+    let (mut steps, mut gone) = (0, 0);
+    loop {
+        let pruned = store.prune(world.now, &keep).await.unwrap();
+        (steps, gone) = (steps + 1, gone + pruned.runs);
+        keep.after = pruned.next;
+        if pruned.next.is_none() {
+            break;
+        }
+        assert!(pruned.runs <= 7 && steps < 10);
+    }
+    assert_eq!((steps, gone), (5, 22), "33 runs were looked at");
+    let kept = store.ended_runs(often, 100).await.unwrap();
+    let of = |failed| kept.iter().filter(move |run| (run.state == RunState::Failed) == failed);
+    let minutes = |run: &RunRecord| run.tick_at.unwrap().duration_since(start()).as_secs() / 60;
+    assert_eq!(of(true).map(minutes).collect::<Vec<_>>(), [30, 27, 24, 21]);
+    assert_eq!(of(false).map(minutes).collect::<Vec<_>>(), [29, 28, 26, 25]);
+    assert_eq!(store.ended_runs(rarely, 100).await.unwrap().len(), 3, "nothing of one that has few");
+    assert_eq!(store.prune(world.now, &keep).await.unwrap().runs, 0);
+    assert_eq!(world.plan_all().await, 0, "no tick fires again");
+    // Who keeps none keeps none.
+    keep = Retention { runs_per_schedule: Some(0), ..retention(start(), start(), 100) };
+    assert_eq!(store.prune(world.now, &keep).await.unwrap().runs, 11);
+    assert_eq!(store.counts().await.unwrap().ended, 0);
+    assert!(store.ended_runs(often, 100).await.unwrap().is_empty());
+    world.assert_whole().await;
+}
+
+async fn output_goes_by_age_and_never_that_of_a_live_run(store: &impl Store) {
+    let world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let definition = unlimited();
+    let mut claimed = Vec::new();
+    for days in 0..3 {
+        // Ids begin with the instant of their making.
+        let at = world.now + SignedDuration::from_hours(24 * days);
+        let id = RunId(Uuid::from_u128(
+            (u128::from(at.as_millisecond().unsigned_abs()) << 80) + 0x7000 + days as u128,
+        ));
+        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, world.now);
+        store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
+        claimed.extend(world.claim(node, 1).await);
+    }
+    for claimed in &claimed {
+        for n in 0..3 {
+            let seq = OutputChunk::first_seq(claimed.epoch) + n;
+            let chunk = OutputChunk { seq, attempt: 1, stream: Stream::Out, bytes: vec![b'x'; 10] };
+            assert!(store.append_output(claimed.run, claimed.epoch, &[chunk]).await.unwrap());
+        }
+    }
+    world.complete(&claimed[1]).await;
+    world.complete(&claimed[2]).await;
+    let before = world.now + SignedDuration::from_hours(36);
+    let keep = Retention { output_before: before, ..retention(start(), start(), 2) };
+    assert_eq!(store.prune(world.now, &keep).await.unwrap().output, 2, "a batch at a time");
+    assert_eq!(store.prune(world.now, &keep).await.unwrap().output, 1);
+    assert_eq!(store.prune(world.now, &keep).await.unwrap().output, 0);
+    let mut left = Vec::new();
+    for claimed in &claimed {
+        left.push(store.output(claimed.run, None, 1000).await.unwrap().len());
+    }
+    assert_eq!(left, [3, 0, 3], "that of the first, which runs, and of the last, which is young, stay");
+    assert_eq!(store.counts().await.unwrap().ended, 2, "the runs stay");
+}
