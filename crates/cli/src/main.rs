@@ -5,24 +5,39 @@
 mod add;
 mod apply;
 mod backfill;
+mod breaker;
 mod cancel;
+mod config;
+mod diff;
+mod doctor;
 mod failure;
 mod keys;
 mod lines;
+mod logs;
+mod ls;
 mod next;
+mod nodes;
 mod output;
 mod pause;
 mod place;
 mod reach;
+mod reading;
 mod reload;
 mod resume;
 mod retry;
 mod rm;
 mod run;
+mod runs;
 mod set;
+mod sheet;
+mod show;
+mod tame;
 mod timing;
 mod up;
+mod version;
 mod wait;
+mod why;
+mod words;
 
 use std::process::ExitCode;
 
@@ -62,6 +77,22 @@ enum Command {
     Reload(reload::Reload),
     Backfill(backfill::Backfill),
     Next(next::Next),
+    Init(config::Init),
+    Check(config::Check),
+    Diff(diff::Diff),
+    Export(diff::Export),
+    Config(config::Config),
+    Ls(ls::Ls),
+    Show(show::Show),
+    Why(why::Why),
+    Runs(runs::Runs),
+    Logs(logs::Logs),
+    Nodes(nodes::Nodes),
+    Breaker(breaker::Breaker),
+    Doctor(doctor::Doctor),
+    Store(doctor::StoreCommand),
+    Completions(version::Completions),
+    Version(version::Version),
 }
 
 fn main() -> ExitCode {
@@ -84,7 +115,23 @@ fn main() -> ExitCode {
         Command::Apply(apply) => apply.run(&cli.place, &cli.output),
         Command::Reload(reload) => reload.run(&cli.place, &cli.output),
         Command::Backfill(backfill) => backfill.run(&cli.place, &cli.output),
-        Command::Next(next) => next.run(&cli.output),
+        Command::Next(next) => next.run(&cli.place, &cli.output),
+        Command::Init(init) => init.run(&cli.place),
+        Command::Check(check) => check.run(&cli.place, &cli.output),
+        Command::Diff(diff) => diff.run(&cli.place, &cli.output),
+        Command::Export(export) => export.run(&cli.place),
+        Command::Config(config) => config.run(&cli.output),
+        Command::Show(show) => show.run(&cli.place, &cli.output),
+        Command::Ls(ls) => ls.run(&cli.place, &cli.output),
+        Command::Why(why) => why.run(&cli.place, &cli.output),
+        Command::Runs(runs) => runs.run(&cli.place, &cli.output),
+        Command::Logs(logs) => logs.run(&cli.place, &cli.output),
+        Command::Nodes(nodes) => nodes.run(&cli.place, &cli.output),
+        Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
+        Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
+        Command::Store(store) => store.run(&cli.place, &cli.output),
+        Command::Completions(completions) => completions.run(),
+        Command::Version(version) => version.run(&cli.output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,13 +1,17 @@
-//! `belfry next`: the next ticks of a timing, for people and for machines. Needs no server and no file.
+//! `belfry next`: the next ticks of a timing or of a schedule, for people and for machines. A timing needs no server and no file.
 
 use std::io::{self, BufRead, Write};
 
+use belfry_core::check::Status;
+use belfry_store::ScheduleRecord;
 use belfry_time::{Shift, Tick, Timestamp, Timing, Zone, format_duration, parse_instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output, table};
+use crate::place::Place;
+use crate::reading::{self, Reading};
 use crate::timing::TimingArgs;
 
 /// More ticks than this are a mistake, and would fill memory.
@@ -15,15 +19,20 @@ const COUNT_MAX: u64 = 10_000;
 /// A line of --jsonl longer than this is refused unread.
 const LINE_MAX: usize = 64 * 1024;
 
-/// Show the next ticks of a timing, exactly as the planner will compute them
+/// Show the next ticks of a timing or of a schedule, exactly as the planner will compute them
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
+  belfry next reporter/morning
   belfry next --cron \"0 9 * * 1-5\" --tz Europe/London
   belfry next --cron \"30 2 * * *\" --tz America/New_York --from 2026-03-07T12:00:00Z -n 3
   belfry next --every 20m --only-between 08:00-18:00 --not-on sat,sun
   belfry next --cron @daily -o json
   echo '{\"expr\":\"*/5 * * * *\",\"tz\":\"UTC\",\"from\":\"2026-01-01T00:00:00Z\",\"n\":2}' | belfry next --jsonl")]
 pub struct Next {
+    /// A schedule of the store, instead of a timing
+    #[arg(value_name = "AGENT/SCHEDULE", conflicts_with_all = ["kind", "anchor", "phase", "only_between", "not_on", "jitter", "name", "dst_gap", "dst_fold"])]
+    schedule: Option<String>,
+
     #[command(flatten)]
     timing: TimingArgs,
 
@@ -36,15 +45,18 @@ pub struct Next {
     count: u64,
 
     /// Read requests as JSON lines from standard input and answer each with one line
-    #[arg(long, conflicts_with_all = ["cron", "every", "at", "after", "from", "count", "anchor", "phase", "only_between", "not_on", "jitter", "name", "dst_gap", "dst_fold"])]
+    #[arg(long, conflicts_with_all = ["schedule", "cron", "every", "at", "after", "from", "count", "anchor", "phase", "only_between", "not_on", "jitter", "name", "dst_gap", "dst_fold"])]
     jsonl: bool,
 }
 
 impl Next {
     /// Prints the ticks.
-    pub fn run(&self, output: &Output) -> Result<(), Failure> {
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         if self.jsonl {
             return answer_lines(output);
+        }
+        if let Some(name) = &self.schedule {
+            return self.of_schedule(name, place, output);
         }
         let zone = output.zone()?;
         let from = match &self.from {
@@ -57,23 +69,77 @@ impl Next {
             timing => timing,
         };
         let ticks = upcoming(&timing, from, self.count);
-        let mut out = io::BufWriter::new(anstream::stdout());
-        match output.format {
-            Format::Table => print_table(&mut out, &timing, from, &ticks)?,
-            Format::Json => {
-                let ticks = ticks.iter().map(|tick| TickOut::new(tick, &zone)).collect();
-                serde_json::to_writer(&mut out, &TicksOut { tz: zone.name(), ticks })?;
-                writeln!(out)?;
+        print(&timing, from, &ticks, &zone, output)
+    }
+
+    /// From the store, as its planner will find them; from another instant, as if the schedule had ticked then.
+    fn of_schedule(&self, name: &str, place: &Place, output: &Output) -> Result<(), Failure> {
+        let (record, now) = reading::block_on(async {
+            let reading = Reading::open(place).await?;
+            Ok((reading.schedule(name).await?, reading.now))
+        })?;
+        let timing = record.definition.timing(name).in_option("timing")?;
+        let Some(timing) = timing else {
+            return Err(Failure::Usage(format!("{name} runs on request only, and never ticks by itself")));
+        };
+        let timing = record.origin.map_or(timing.clone(), |origin| timing.with_origin(origin));
+        let zone = match &output.tz {
+            Some(_) => output.zone()?,
+            None => timing.zone().clone(),
+        };
+        let (from, ticks) = match &self.from {
+            Some(from) => {
+                let from = parse_instant(from, Some(&zone)).in_option("--from")?;
+                (from, timing.ticks(from).take(self.count as usize).collect())
             }
-            Format::Jsonl => {
-                for tick in &ticks {
-                    serde_json::to_writer(&mut out, &TickOut::new(tick, &zone))?;
-                    writeln!(out)?;
-                }
+            None => (now, belfry::api::upcoming(&record, self.count as usize)),
+        };
+        if ticks.is_empty() {
+            reading::remark(&nothing(&record));
+            if output.format == Format::Table {
+                return Ok(());
             }
         }
-        Ok(out.flush()?)
+        print(&timing, from, &ticks, &zone, output)
     }
+}
+
+/// Why a schedule has no tick to come.
+fn nothing(record: &ScheduleRecord) -> String {
+    let why = match (&record.status, record.waits_for) {
+        (Status::Active, Some(run)) => format!("counts from the end of run {run}, which lives"),
+        (Status::Active, None) => "has no tick to come".into(),
+        (Status::Paused { .. }, _) => "is paused until it is resumed".into(),
+        (Status::Disabled, _) => "is not enabled".into(),
+        (Status::Invalid { reason }, _) => format!("is invalid: {reason}"),
+        (Status::Exhausted, _) => "has fired for the last time".into(),
+    };
+    format!("{} {why}", record.name)
+}
+
+fn print(
+    timing: &Timing,
+    from: Timestamp,
+    ticks: &[Tick],
+    zone: &Zone,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut out = io::BufWriter::new(anstream::stdout());
+    match output.format {
+        Format::Table => print_table(&mut out, timing, from, ticks, zone)?,
+        Format::Json => {
+            let ticks = ticks.iter().map(|tick| TickOut::new(tick, zone)).collect();
+            serde_json::to_writer(&mut out, &TicksOut { tz: zone.name(), ticks })?;
+            writeln!(out)?;
+        }
+        Format::Jsonl => {
+            for tick in ticks {
+                serde_json::to_writer(&mut out, &TickOut::new(tick, zone))?;
+                writeln!(out)?;
+            }
+        }
+    }
+    Ok(out.flush()?)
 }
 
 /// The next ticks of something that has run before: one-shots are still to come.
@@ -109,9 +175,9 @@ fn print_table(
     timing: &Timing,
     from: Timestamp,
     ticks: &[Tick],
+    zone: &Zone,
 ) -> Result<(), Failure> {
-    let zone = timing.zone();
-    writeln!(out, "{}, {zone}\n", timing.describe())?;
+    writeln!(out, "{}, {}\n", timing.describe(), timing.zone())?;
     if ticks.is_empty() {
         return Ok(writeln!(out, "never after {}", zone.rfc3339(from))?);
     }

@@ -264,6 +264,9 @@ struct Ending {
     took: Duration,
 }
 
+/// Plans that are being committed, with the names of their schedules.
+type Committing = (Arc<Vec<Commit>>, Vec<Arc<str>>);
+
 /// Where a node is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -303,7 +306,7 @@ pub struct Driver {
     new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
     planner: Loop,
     next_due: Option<Timestamp>,
-    committing: Option<(Arc<Vec<Commit>>, Vec<Arc<str>>)>,
+    committing: Option<Committing>,
     dispatcher: Loop,
     claim_wanted: bool,
     lane_turn: usize,

@@ -8,6 +8,7 @@
 //! Nothing here waits but the shell, and nothing reads a clock but `clock.rs`: a simulator can drive the same driver.
 
 mod agent;
+pub mod api;
 mod clock;
 pub mod driver;
 mod engine;
@@ -18,6 +19,7 @@ mod shell;
 mod why;
 
 pub use agent::AgentBuilder;
+pub use api::Why;
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
@@ -29,4 +31,4 @@ pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueu
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
-pub use why::{Decision, Why, why};
+pub use why::{Decision, skip_words, why, why_at};

@@ -1,18 +1,25 @@
-//! Why a schedule runs or does not.
+//! Why a schedule runs or does not: now, or at any instant that is still remembered.
+//!
+//! `why` takes the planner's checks; `why_at` finds the tick that is meant, and what the store says became of it.
 
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
-use belfry_core::check::{self, Check};
+use belfry_core::check::{self, Check, Status};
+use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::plan::Standing;
-use belfry_core::{Facts, RunId, Schedule};
-use belfry_store::{AnyStore, ScheduleRecord, Store};
-use belfry_time::Timestamp;
-use serde::Serialize;
+use belfry_core::{
+    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, TokenKind, Trigger,
+};
+use belfry_store::{AnyStore, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
+use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_duration};
+use serde::{Deserialize, Serialize};
 
+use crate::api::{self, Why};
+use crate::driver::GUEST;
 use crate::error::Error;
 
 /// What became of an instant of a schedule, or would become of it now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// It made a run.
@@ -25,97 +32,631 @@ pub enum Decision {
     Waiting,
 }
 
-/// Why a schedule runs or does not, at an instant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Why {
-    /// The agent.
-    pub agent: String,
-    /// Its schedule.
-    pub schedule: String,
-    /// The instant.
-    pub at: Timestamp,
-    /// What became of it.
-    pub decision: Decision,
-    /// The first check that is not ok, or why the tick made no run.
-    pub reason: Option<String>,
-    /// The run it made.
-    pub run_id: Option<RunId>,
-    /// Every check.
-    pub checks: Vec<Check>,
-    /// In a sentence.
-    pub words: String,
-}
-
-struct Known {
-    record: ScheduleRecord,
-    schedule: Schedule,
-    facts: Facts,
-}
-
-async fn known(store: &AnyStore, name: &str, now: Timestamp) -> Result<Option<Known>, Error> {
-    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let Ok(schedule) = record.definition.compile(name) else { return Ok(None) };
-    let definitions = store.definitions(&[record.id]).await?;
-    let agent =
-        definitions.into_iter().next().flatten().map(|found| found.agent_definition).unwrap_or_default();
-    let breaker = match &agent.breaker {
-        Some(policy) => {
-            let command = &schedule.options().command;
-            store.breaker(record.agent, command).await?.breaker.admits(policy, now)
+impl Decision {
+    /// As it stands in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Decision::Fired => "fired",
+            Decision::Skipped => "skipped",
+            Decision::Missed => "missed",
+            Decision::Waiting => "waiting",
         }
-        None => Admits::Yes,
+    }
+}
+
+/// The reason for an instant that is no tick.
+const NO_TICK: &str = "no_tick";
+/// The reason for a tick of which nothing is remembered.
+const FORGOTTEN: &str = "forgotten";
+/// Pages of runs that are looked through for the ticks around an instant, and runs on a page.
+const PAGES_MAX: usize = 20;
+const PAGE: u32 = 500;
+/// Ranges of skips that are looked through for the same.
+const RANGES_MAX: u32 = 10_000;
+
+/// Why a schedule does or does not run now.
+pub async fn why(store: &AnyStore, name: &str, now: Timestamp) -> Result<Why, Error> {
+    let known = Known::read(store, name, now).await?;
+    let checks = known.checks();
+    let failed = checks.iter().find(|check| !check.ok);
+    let live = known.live.iter().filter(|run| run.schedule == known.record.id);
+    // What runs says more than what waits.
+    let live = live.max_by_key(|run| (run.state == RunState::Running, std::cmp::Reverse(run.id)));
+    let (mut reason, mut words) = match failed {
+        Some(check) => (Some(check.check.to_owned()), format!("It does not run now: {}.", check.detail)),
+        None => (None, "It is due and nothing stands in its way: it runs now.".into()),
     };
-    let budget_exhausted = agent
-        .budget
-        .as_ref()
-        .is_some_and(|policy| budget::exhausted_until(record.budget, policy, now).is_some());
-    let facts =
-        Facts { live: record.running + record.pending, pending: record.pending, breaker, budget_exhausted };
-    Ok(Some(Known { record, schedule, facts }))
+    if let Some(run) = live {
+        let (waits_for, sentence) = known.run_words(run);
+        words = format!("Run {} {sentence}.", run.id);
+        reason = waits_for.map(str::to_owned).or(reason.filter(|_| run.state == RunState::Running));
+    }
+    let run_id = live.map(|run| run.id);
+    Ok(Why { reason, run_id, words, ..known.answer(now, Decision::Waiting, checks) })
+}
+
+/// What became of an instant of a schedule, or will. Where the instant is a whole second, any tick within that second is meant.
+pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp) -> Result<Why, Error> {
+    let known = Known::read(store, name, now).await?;
+    let then = store.revision_at(known.record.id, at).await?;
+    let Some((revision, definition)) = then else {
+        let words = format!("{name} was not known yet at {}.", known.time(at));
+        return Ok(known.nothing(at, NO_TICK, words));
+    };
+    let timing = match definition.timing(name) {
+        Ok(Some(timing)) => timing,
+        Ok(None) => {
+            let words = "It runs on request only, and never ticks by itself.".to_owned();
+            return Ok(known.nothing(at, "unsupported_type", words));
+        }
+        Err(error) => {
+            let words = format!("At {} its definition was wrong: {error}.", known.time(at));
+            let check = Check { check: SkipReason::Invalid.as_str(), ok: false, detail: error.to_string() };
+            let reason = Some(SkipReason::Invalid.as_str().to_owned());
+            return Ok(Why { reason, words, ..known.answer(at, Decision::Skipped, vec![check]) });
+        }
+    };
+    let is_current = revision == known.record.revision;
+    let origin = known.record.origin.filter(|_| is_current);
+    let timing = match origin {
+        Some(origin) => timing.with_origin(origin),
+        None => timing,
+    };
+    let around = match grid(&timing) {
+        true => Around::on_grid(&timing, at),
+        false => Around::in_history(store, &known.record, at).await?,
+    };
+    match around.tick {
+        Some(tick_at) => known.of_tick(tick_at, store.tick(known.record.id, tick_at).await?, &timing),
+        None => known.of_no_tick(at, store.tick(known.record.id, at).await?, &around, &timing),
+    }
 }
 
 /// Takes all checks of a schedule now.
 pub(crate) async fn checks(store: &AnyStore, name: &str, now: Timestamp) -> Result<Vec<Check>, Error> {
-    match known(store, name, now).await? {
-        Some(known) => Ok(known.checks(now)),
-        None => {
-            let record =
-                store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-            let detail = record.definition.compile(name).err().unwrap_or_default();
-            Ok(vec![Check { check: "invalid", ok: false, detail }])
+    Ok(Known::read(store, name, now).await?.checks())
+}
+
+/// Whether ticks are instants of their own, rather than distances from what happened.
+fn grid(timing: &Timing) -> bool {
+    match timing.kind() {
+        Kind::Cron(_) | Kind::At(_) => true,
+        Kind::Every { anchor, .. } => matches!(anchor, Anchor::Slot { .. }),
+        Kind::After(_) => false,
+    }
+}
+
+/// What is known of a schedule and of what surrounds it.
+struct Known {
+    now: Timestamp,
+    record: ScheduleRecord,
+    schedule: Result<Schedule, String>,
+    agent: AgentDefinition,
+    facts: Facts,
+    live: Vec<RunRecord>,
+    nodes: Vec<belfry_store::Node>,
+    zone: Zone,
+}
+
+impl Known {
+    async fn read(store: &AnyStore, name: &str, now: Timestamp) -> Result<Known, Error> {
+        let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+        let schedule = record.definition.compile(name);
+        let definitions = store.definitions(&[record.id]).await?.into_iter().next().flatten();
+        let agent = definitions.map(|found| (*found.agent_definition).clone()).unwrap_or_default();
+        let breaker = match &agent.breaker {
+            Some(policy) => {
+                let command = &record.definition.options.command;
+                store.breaker(record.agent, command).await?.breaker.admits(policy, now)
+            }
+            None => Admits::Yes,
+        };
+        let budget_exhausted = agent
+            .budget
+            .as_ref()
+            .is_some_and(|policy| budget::exhausted_until(record.budget, policy, now).is_some());
+        let live = store.live_runs().await?;
+        let in_scope: Vec<&RunRecord> = live.iter().filter(|run| in_scope(&record, run)).collect();
+        let pending = in_scope.iter().filter(|run| run.state == RunState::Pending).count() as u32;
+        let facts = Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted };
+        let mut nodes = store.nodes().await?;
+        // A guest is there for one run alone.
+        let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
+        nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
+        let zone = record.definition.options.timezone.as_deref().map(Zone::get);
+        let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
+        Ok(Known { now, schedule, agent, facts, live, nodes, zone, record })
+    }
+
+    /// The planner's checks, and what a run would have to wait for.
+    fn checks(&self) -> Vec<Check> {
+        let schedule = match &self.schedule {
+            Ok(schedule) => schedule,
+            Err(reason) => {
+                let check = SkipReason::Invalid.as_str();
+                return vec![Check { check, ok: false, detail: reason.clone() }];
+            }
+        };
+        let record = &self.record;
+        let standing =
+            record.token.map(|token| Standing { token, origin: record.origin, open_skip: record.open_skip });
+        let mut checks = check::checks(schedule, &record.status, standing.as_ref(), &self.facts, self.now);
+        if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
+            not_due.detail = self.due_words();
+        }
+        for (check, waits) in [("at_capacity", self.at_capacity()), ("no_node", self.no_node())] {
+            let (ok, detail) = match waits {
+                Ok(detail) => (true, detail),
+                Err(detail) => (false, detail),
+            };
+            checks.push(Check { check, ok, detail });
+        }
+        checks
+    }
+
+    fn due_words(&self) -> String {
+        let Some(token) = self.record.token else {
+            return match self.record.waits_for {
+                Some(run) => format!("the next tick counts from the end of run {run}"),
+                None => "nothing arms it".into(),
+            };
+        };
+        let next = api::upcoming(&self.record, 1).first().copied();
+        match (token.kind, next) {
+            (TokenKind::Resume, _) => format!("the pause ends at {}", self.time(token.due_at)),
+            (_, Some(tick)) if tick.due_at > self.now => format!(
+                "the next tick is due at {}, in {}",
+                self.time(tick.due_at),
+                length(self.now, tick.due_at)
+            ),
+            (_, Some(tick)) => format!("due since {}", self.time(tick.due_at)),
+            (_, None) => "there is no tick to come".into(),
+        }
+    }
+
+    fn at_capacity(&self) -> Result<String, String> {
+        let of_agent = |run: &&RunRecord| run.agent == self.record.agent && run.state == RunState::Running;
+        let running = self.live.iter().filter(of_agent).count();
+        let name = &self.record.agent_name;
+        match self.agent.max_concurrent {
+            None => Ok(format!("{name} has no limit")),
+            Some(max) if running < max as usize => {
+                Ok(format!("{running} of {max} runs of {name} are running"))
+            }
+            Some(max) => Err(format!("{running} of {max} runs of {name} are running")),
+        }
+    }
+
+    fn no_node(&self) -> Result<String, String> {
+        let needs = &self.agent.needs;
+        let able = self.nodes.iter().filter(|node| needs.iter().all(|label| node.labels.contains(label)));
+        match (self.nodes.len(), able.count()) {
+            (0, _) => Err("no node is running; `belfry up` starts one".into()),
+            (_, 0) => Err(format!("no node that is running has the labels {}", needs.join(", "))),
+            (_, 1) => Ok("one node can run it".into()),
+            (_, able) => Ok(format!("{able} nodes can run it")),
+        }
+    }
+
+    /// What a run that waits waits for, as far as the store can tell: the reason, and in words.
+    fn waits_for(&self, run: &RunRecord) -> (Option<&'static str>, String) {
+        if run.not_before > self.now {
+            let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
+            return match run.attempt {
+                0 => (Some("not_due"), format!("waits until {until}")),
+                tried => {
+                    let error =
+                        run.error.as_deref().map_or(String::new(), |error| format!(" ({})", line(error)));
+                    let (next, max) = (tried + 1, run.max_attempts);
+                    (
+                        Some("not_due"),
+                        format!("failed{error} and waits until {until}, for attempt {next} of {max}"),
+                    )
+                }
+            };
+        }
+        if let Err(detail) = self.no_node() {
+            return (Some("no_node"), format!("waits for a node: {detail}"));
+        }
+        let options = &self.record.definition.options;
+        if matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel) {
+            let ahead = self.live.iter().filter(|other| in_scope(&self.record, other) && other.id != run.id);
+            let ahead = ahead
+                .filter(|other| other.state == RunState::Running || other.id < run.id)
+                .min_by_key(|other| other.id);
+            if let Some(ahead) = ahead {
+                return (Some("already_running"), format!("waits its turn behind run {}", ahead.id));
+            }
+        }
+        if let Err(detail) = self.at_capacity() {
+            return (Some("at_capacity"), format!("waits for its agent: {detail}"));
+        }
+        (None, format!("is ready and waits for a free slot in the lane {}", run.lane))
+    }
+
+    /// How a run goes or went, and the reason it waits or ended so.
+    fn run_words(&self, run: &RunRecord) -> (Option<&'static str>, String) {
+        let took = run.started_at.map(|started| length(started, run.finished_at.unwrap_or(self.now)));
+        let took = took.unwrap_or_default();
+        let attempt = match run.attempt {
+            0 | 1 => String::new(),
+            attempt => format!(", at attempt {attempt} of {}", run.max_attempts),
+        };
+        let why = run.reason.map_or(String::new(), |reason| format!(" ({reason})"));
+        let reason = run.reason.map(|reason| reason.as_str());
+        match run.state {
+            RunState::Pending => self.waits_for(run),
+            RunState::Running => (None, format!("has been running for {took}{attempt}")),
+            RunState::Completed => (None, format!("completed after {took}{attempt}")),
+            RunState::Failed => {
+                let error = run.error.as_deref().map_or(String::new(), |error| format!(": {}", line(error)));
+                (reason, format!("failed{why} after {took}{attempt}{error}"))
+            }
+            RunState::Cancelled => (reason, format!("was cancelled{why}{attempt}")),
+        }
+    }
+
+    /// What became of a tick.
+    fn of_tick(&self, tick_at: Timestamp, fate: TickFate, timing: &Timing) -> Result<Why, Error> {
+        let time = self.time(tick_at);
+        Ok(match fate {
+            TickFate::Run(run) => {
+                let (reason, sentence) = self.run_words(&run);
+                let late = match run.trigger {
+                    Trigger::CatchUp => " was missed and caught up: it",
+                    Trigger::Backfill => " was filled in later: it",
+                    _ => "",
+                };
+                let words = format!("The tick at {time}{late} made run {}, which {sentence}.", run.id);
+                let checks = passed(None);
+                let (reason, run_id) = (reason.map(str::to_owned), Some(run.id));
+                Why { reason, run_id, words, ..self.answer(tick_at, Decision::Fired, checks) }
+            }
+            TickFate::Skipped(range) => self.of_range(tick_at, &range, false),
+            TickFate::Open(range) => self.of_range(tick_at, &range, true),
+            TickFate::Unknown if tick_at > self.now => self.of_future(tick_at, timing),
+            TickFate::Unknown => self.of_unknown(tick_at),
+        })
+    }
+
+    /// A tick that made no run, with others for the same reason.
+    fn of_range(&self, tick_at: Timestamp, range: &SkipRange, open: bool) -> Why {
+        let reason = range.reason;
+        let (decision, done) =
+            if reason.is_missed() { (Decision::Missed, "missed") } else { (Decision::Skipped, "skipped") };
+        let why = match (&self.record.status, open && reason == SkipReason::Disabled) {
+            (Status::Paused { reason, until }, true) => {
+                let why = reason.as_ref().map_or(String::new(), |reason| format!(" ({})", line(reason)));
+                let until =
+                    until.map_or("until it is resumed".into(), |until| format!("until {}", self.time(until)));
+                format!("it has been paused{why} since {}, {until}", self.time(self.record.status_since))
+            }
+            (Status::Disabled, true) => {
+                format!("enabled has been false since {}", self.time(self.record.status_since))
+            }
+            _ => skip_words(reason).into(),
+        };
+        let with = match range.count {
+            0 | 1 => String::new(),
+            count => {
+                let so_far = if open { " so far" } else { "" };
+                let (from, to) = (self.time(range.from), self.time(range.to));
+                format!(" It is one of {count} in a row{so_far}, from {from} to {to}.")
+            }
+        };
+        let words = format!("The tick at {} was {done}: {why}.{with}", self.time(tick_at));
+        let reason = Some(reason.as_str().to_owned());
+        Why { reason, words, ..self.answer(tick_at, decision, passed(Some(range.reason))) }
+    }
+
+    fn of_future(&self, tick_at: Timestamp, timing: &Timing) -> Why {
+        let time = self.time(tick_at);
+        if self.record.status != Status::Active {
+            let words = format!("{time} is a tick to come, but {}.", self.status_words());
+            return self.nothing(tick_at, self.status_reason(), words);
+        }
+        let just_before = tick_at.saturating_sub(SignedDuration::from_nanos(1)).unwrap_or(tick_at);
+        let due = timing.next(just_before).map_or(tick_at, |tick| tick.due_at);
+        let jitter = if due == tick_at {
+            String::new()
+        } else {
+            format!(", due at {} with its jitter", self.time(due))
+        };
+        let words = format!("{time} is a tick to come, in {}{jitter}.", length(self.now, tick_at));
+        self.nothing(tick_at, "not_due", words)
+    }
+
+    /// A tick that has passed, and of which the store says nothing.
+    fn of_unknown(&self, tick_at: Timestamp) -> Why {
+        let time = self.time(tick_at);
+        if let Some(token) = self.record.token.filter(|token| token.tick_at <= tick_at) {
+            let (reason, words) = match (token.due_at > self.now, self.no_node()) {
+                (true, _) => ("not_due", format!("it is due at {}", self.time(token.due_at))),
+                (false, Err(detail)) => ("no_node", detail),
+                (false, Ok(_)) => ("not_due", "it is about to be planned".into()),
+            };
+            return self.nothing(tick_at, reason, format!("The tick at {time} waits: {words}."));
+        }
+        if self.record.status == Status::Exhausted {
+            let words = format!(
+                "{time} had passed when the schedule was first seen, or is too long ago: nothing is known of it."
+            );
+            return self.nothing(tick_at, SkipReason::Exhausted.as_str(), words);
+        }
+        let words = format!("The tick at {time} is too long ago: what became of it is no longer kept.");
+        self.nothing(tick_at, FORGOTTEN, words)
+    }
+
+    /// An instant that is no tick.
+    fn of_no_tick(
+        &self,
+        at: Timestamp,
+        fate: TickFate,
+        around: &Around,
+        timing: &Timing,
+    ) -> Result<Why, Error> {
+        // Ticks that count from what happened have no instants of their own while nothing happens.
+        if let (false, TickFate::Skipped(range) | TickFate::Open(range)) = (grid(timing), &fate) {
+            let open = matches!(fate, TickFate::Open(_));
+            let why = self.of_range(at, range, open);
+            let words = why.words.replacen("The tick at", "What would have run at", 1);
+            return Ok(Why { words, ..why });
+        }
+        if !grid(timing) && self.is_unarmed_at(at) {
+            let range = SkipRange::one(SkipReason::Disabled, at);
+            let why = self.of_range(at, &range, true);
+            let words = why.words.replacen("The tick at", "What would have run at", 1);
+            return Ok(Why { words, ..why });
+        }
+        let mut words = format!("{} is no tick of this schedule ({})", self.time(at), timing.describe());
+        if let Some((run, from, to)) = &around.during {
+            let until = to.map_or("and has not ended".into(), |to| format!("to {}", self.time(to)));
+            words.push_str(&format!(": run {run} was running, from {} {until}", self.time(*from)));
+        }
+        words.push('.');
+        let named = |at: Option<Timestamp>| at.map(|at| self.time(at));
+        words.push_str(&match (named(around.before), named(around.after)) {
+            (Some(before), Some(after)) => {
+                format!(" The tick before it is {before}, the one after it {after}.")
+            }
+            (Some(before), None) => format!(" The last tick before it is {before}."),
+            (None, Some(after)) => format!(" The first tick after it is {after}."),
+            (None, None) => String::new(),
+        });
+        if !grid(timing) && at > self.now {
+            words.push_str(" Its ticks count from its runs: which there will be is not known yet.");
+        }
+        if self.record.status != Status::Active && at > self.now {
+            words.push_str(&format!(" Now {}.", self.status_words()));
+        }
+        let (tick_before, tick_after) = (around.before, around.after);
+        Ok(Why { tick_before, tick_after, ..self.nothing(at, NO_TICK, words) })
+    }
+
+    /// Whether a pause that lasts, or `enabled: false`, covers an instant that has passed.
+    fn is_unarmed_at(&self, at: Timestamp) -> bool {
+        let is_covered = at > self.record.status_since && at <= self.now;
+        match self.record.status {
+            Status::Disabled => is_covered,
+            Status::Paused { until, .. } => is_covered && until.is_none_or(|until| at <= until),
+            _ => false,
+        }
+    }
+
+    fn status_words(&self) -> String {
+        match &self.record.status {
+            Status::Active => "it is active".into(),
+            Status::Paused { reason, until } => {
+                let why = reason.as_ref().map_or(String::new(), |reason| format!(" ({})", line(reason)));
+                let until =
+                    until.map_or("until it is resumed".into(), |until| format!("until {}", self.time(until)));
+                format!("it is paused{why} {until}")
+            }
+            Status::Disabled => "enabled is false".into(),
+            Status::Invalid { reason } => format!("its definition is wrong: {reason}"),
+            Status::Exhausted => "it has fired for the last time".into(),
+        }
+    }
+
+    fn status_reason(&self) -> &'static str {
+        match self.record.status {
+            Status::Active => "not_due",
+            Status::Paused { .. } | Status::Disabled => SkipReason::Disabled.as_str(),
+            Status::Invalid { .. } => SkipReason::Invalid.as_str(),
+            Status::Exhausted => SkipReason::Exhausted.as_str(),
+        }
+    }
+
+    fn nothing(&self, at: Timestamp, reason: &str, words: String) -> Why {
+        let check = Check { check: "not_due", ok: false, detail: self.due_words() };
+        let reason = Some(reason.to_owned());
+        Why { reason, words, ..self.answer(at, Decision::Waiting, vec![check]) }
+    }
+
+    fn answer(&self, at: Timestamp, decision: Decision, checks: Vec<Check>) -> Why {
+        let (agent, schedule) = self.record.name.split_once('/').unwrap_or((&self.record.name, ""));
+        Why {
+            agent: agent.into(),
+            schedule: schedule.into(),
+            at,
+            decision,
+            reason: None,
+            run_id: None,
+            tick_before: None,
+            tick_after: None,
+            checks: checks.into_iter().map(api::Check::from).collect(),
+            words: String::new(),
+        }
+    }
+
+    /// An instant for people, in the schedule's zone.
+    fn time(&self, at: Timestamp) -> String {
+        let local = self.zone.local(at);
+        let millis = match local.millisecond() {
+            0 => String::new(),
+            millis => format!(".{millis:03}"),
+        };
+        format!("{}{millis} {}", local.strftime("%Y-%m-%d %H:%M:%S"), local.strftime("%Z"))
+    }
+}
+
+/// Whether a run is one that a schedule's overlap policy looks at.
+fn in_scope(record: &ScheduleRecord, run: &RunRecord) -> bool {
+    let options = &record.definition.options;
+    match options.overlap {
+        Scope::Schedule => run.schedule == record.id,
+        Scope::Command => run.agent == record.agent && run.command == options.command,
+        Scope::Agent => run.agent == record.agent,
+    }
+}
+
+/// The ticks around an instant.
+#[derive(Default)]
+struct Around {
+    /// The tick that is meant by the instant.
+    tick: Option<Timestamp>,
+    before: Option<Timestamp>,
+    after: Option<Timestamp>,
+    /// A run that was running then.
+    during: Option<(RunId, Timestamp, Option<Timestamp>)>,
+}
+
+impl Around {
+    /// Asks the timing alone.
+    fn on_grid(timing: &Timing, at: Timestamp) -> Around {
+        /// Longer than any distance of two ticks that anybody waits for.
+        const YEARS: SignedDuration = SignedDuration::from_hours(24 * 366 * 8);
+        let just_before = at.saturating_sub(SignedDuration::from_nanos(1)).unwrap_or(at);
+        let next = timing.next(just_before).map(|tick| tick.tick_at);
+        let tick = next.filter(|tick| *tick < end_of(at));
+        let from = at.saturating_sub(YEARS).unwrap_or(Timestamp::MIN);
+        let before = timing.newest_between(from, just_before, 1).pop().map(|tick| tick.tick_at);
+        Around { tick, before, after: next, during: None }
+    }
+
+    /// Asks what happened: where ticks count from the ends of runs, nobody else knows.
+    async fn in_history(store: &AnyStore, record: &ScheduleRecord, at: Timestamp) -> Result<Around, Error> {
+        let mut around = Around::default();
+        let filter = RunFilter { schedule: Some(record.name.clone()), ..RunFilter::default() };
+        let mut behind = None;
+        for _ in 0..PAGES_MAX {
+            let page = store.runs(&filter, behind, PAGE).await?;
+            for run in page.items.iter().filter(|run| run.schedule == record.id) {
+                around.see_run(run, at);
+            }
+            let is_older = page.items.last().is_some_and(|run| run.created_at < at);
+            behind = page.next;
+            if behind.is_none() || (is_older && around.before.is_some()) {
+                break;
+            }
+        }
+        for range in store.skips(record.id, None, RANGES_MAX).await?.iter().chain(&record.open_skip) {
+            around.see(range.from, at);
+            around.see(range.to, at);
+        }
+        for tick in api::upcoming(record, 1) {
+            around.see(tick.tick_at, at);
+        }
+        Ok(around)
+    }
+
+    fn see_run(&mut self, run: &RunRecord, at: Timestamp) {
+        if let Some(tick_at) = run.tick_at {
+            self.see(tick_at, at);
+        }
+        if let Some(started) = run.started_at
+            && started <= at
+            && run.finished_at.is_none_or(|finished| at < finished)
+            && run.state != RunState::Pending
+        {
+            self.during = Some((run.id, started, run.finished_at));
+        }
+    }
+
+    fn see(&mut self, tick: Timestamp, at: Timestamp) {
+        if tick < at {
+            self.before = self.before.max(Some(tick));
+        } else if tick < end_of(at) {
+            self.tick = Some(self.tick.map_or(tick, |known| known.min(tick)));
+        } else {
+            self.after = Some(self.after.map_or(tick, |known| known.min(tick)));
         }
     }
 }
 
-impl Known {
-    fn checks(&self, now: Timestamp) -> Vec<Check> {
-        let standing = self.record.token.map(|token| Standing {
-            token,
-            origin: self.record.origin,
-            open_skip: self.record.open_skip,
-        });
-        check::checks(&self.schedule, &self.record.status, standing.as_ref(), &self.facts, now)
+/// Where the instant ends that is meant: people do not write down milliseconds.
+fn end_of(at: Timestamp) -> Timestamp {
+    let nanos = at.subsec_nanosecond();
+    let span = if nanos == 0 {
+        SignedDuration::from_secs(1)
+    } else if nanos % 1_000_000 == 0 {
+        SignedDuration::from_millis(1)
+    } else {
+        SignedDuration::from_micros(1)
+    };
+    at.saturating_add(span).unwrap_or(at)
+}
+
+/// The checks of a tick that was planned: those before the one that failed have passed.
+fn passed(failed: Option<SkipReason>) -> Vec<Check> {
+    const PLANNED: [(SkipReason, &str); 8] = [
+        (SkipReason::Disabled, "it was enabled"),
+        (SkipReason::Invalid, "its definition was right"),
+        (SkipReason::OutsideDay, "the day was allowed"),
+        (SkipReason::OutsideWindow, "the time was allowed"),
+        (SkipReason::CircuitOpen, "the breaker let it through"),
+        (SkipReason::BudgetExhausted, "the failure budget had room"),
+        (SkipReason::AlreadyRunning, "no earlier run stood in its way"),
+        (SkipReason::QueueFull, "there was room to wait"),
+    ];
+    let mut checks = Vec::new();
+    if failed.is_none_or(|reason| !reason.is_missed()) {
+        let ok = PLANNED.iter().take_while(|(reason, _)| Some(*reason) != failed);
+        checks.extend(ok.map(|(reason, words)| Check {
+            check: reason.as_str(),
+            ok: true,
+            detail: (*words).into(),
+        }));
+    }
+    let failed =
+        failed.map(|reason| Check { check: reason.as_str(), ok: false, detail: skip_words(reason).into() });
+    checks.extend(failed);
+    checks
+}
+
+/// Why a tick made no run, in words.
+pub fn skip_words(reason: SkipReason) -> &'static str {
+    match reason {
+        SkipReason::Disabled => "it was paused, or enabled was false",
+        SkipReason::Invalid => "its definition was wrong",
+        SkipReason::Exhausted => "it had fired for the last time",
+        SkipReason::OutsideDay => "that day was not allowed",
+        SkipReason::OutsideWindow => "that time of day was not allowed",
+        SkipReason::CircuitOpen => "the breaker was open",
+        SkipReason::BudgetExhausted => "the failure budget was used up",
+        SkipReason::SpendExhausted => "the spend limit was used up",
+        SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
+        SkipReason::QueueFull => "max_pending runs were waiting already",
+        SkipReason::NoWork => "there was no work",
+        SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
+        SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",
+        SkipReason::MissedRunAll => "no node planned it in time, and more than catch_up_limit were missed",
     }
 }
 
-/// Why a schedule does or does not run now.
-pub async fn why(store: &AnyStore, name: &str, now: Timestamp) -> Result<Why, Error> {
-    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
-    let checks = checks(store, name, now).await?;
-    let failed = checks.iter().find(|check| !check.ok);
-    let reason = failed.map(|check| check.check.to_owned());
-    let words = match failed {
-        Some(check) => format!("It does not run now: {}.", check.detail),
-        None => "It is due and nothing stands in its way: it runs now.".into(),
+/// How long it is from one instant to another, without what nobody reads.
+fn length(from: Timestamp, to: Timestamp) -> String {
+    let exact = to.duration_since(from).max(SignedDuration::ZERO);
+    let shown = match exact.as_secs() {
+        0 => SignedDuration::from_millis(exact.as_millis() as i64),
+        seconds @ 1..10 => return format!("{seconds}.{}s", exact.subsec_millis() / 100),
+        seconds => SignedDuration::from_secs(seconds),
     };
-    Ok(Why {
-        agent: agent.into(),
-        schedule: schedule.into(),
-        at: now,
-        decision: Decision::Waiting,
-        reason,
-        run_id: None,
-        checks,
-        words,
-    })
+    format_duration(shown).to_string()
+}
+
+/// Text from outside, on one line and within reason.
+fn line(text: &str) -> String {
+    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
+    clean.trim().to_owned()
 }

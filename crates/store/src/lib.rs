@@ -13,11 +13,13 @@ pub mod postgres;
 pub mod sabotage;
 mod shapes;
 pub mod sqlite;
+mod stats;
 mod store;
 mod views;
 
 pub use any::AnyStore;
 pub use error::Error;
 pub use shapes::*;
+pub use stats::Stats;
 pub use store::Store;
 pub use views::*;

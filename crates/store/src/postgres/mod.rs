@@ -81,6 +81,7 @@ use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::shapes::*;
+use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
 use crate::{Error, hint};
@@ -170,6 +171,10 @@ impl Postgres {
     /// What time it is there.
     pub async fn clock(&self) -> Answer<Timestamp> {
         look!(self, |tx| read::clock(&mut tx).await)
+    }
+
+    pub(crate) async fn stats(&self) -> Answer<Stats> {
+        look!(self, |tx| read::stats(&mut tx).await)
     }
 
     /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves

@@ -11,10 +11,19 @@ use super::rows::{self, Live, get, small};
 use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
+use crate::stats::Stats;
 
 pub(super) async fn clock(tx: &mut Tx<'_>) -> Result<Timestamp, Fault> {
     let rows = tx.query("select clock_timestamp() as now", &[]).await?;
     rows.first().map_or(Ok(Timestamp::UNIX_EPOCH), |row| get(row, "now"))
+}
+
+pub(super) async fn stats(tx: &mut Tx<'_>) -> Result<Stats, Fault> {
+    let sql = "select (select max(version) from belfry.migrations) as version, pg_database_size(current_database()) as bytes";
+    let rows = tx.query(sql, &[]).await?;
+    let Some(row) = rows.first() else { return Ok(Stats::default()) };
+    let bytes: i64 = get(row, "bytes")?;
+    Ok(Stats { schema_version: get(row, "version")?, bytes: u64::try_from(bytes).ok(), log_bytes: None })
 }
 
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {

@@ -42,6 +42,7 @@ use crate::error::Error;
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::shapes::*;
+use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
 use statements::Statements;
@@ -91,7 +92,7 @@ type Job = Box<dyn FnOnce(Result<&Verb<'_>, Error>) -> Deliver + Send>;
 type Deliver = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// More definitions than this are not kept in memory.
-const COMPILED_MAX: usize = 131_072;
+const COMPILED_MAX: usize = 16_384;
 /// More commands than this are not taken into one transaction: the first would wait too long.
 const BATCH_MAX: usize = 256;
 /// Callers beyond this wait before they can hand over a command.
@@ -160,6 +161,18 @@ impl Sqlite {
             verb.connection.query_row(&set, [], |_| Ok(())).map_err(|error| verb.failure(&error))
         })
         .await
+    }
+
+    pub(crate) async fn stats(&self) -> Answer<Stats> {
+        let version = self.read(|verb| verb.row("pragma user_version", [], |row| row.get(0))).await?;
+        let mut log = self.shared.path.as_os_str().to_owned();
+        log.push("-wal");
+        let bytes = |path: &Path| path.metadata().ok().map(|data| data.len());
+        Ok(Stats {
+            schema_version: version,
+            bytes: bytes(&self.shared.path),
+            log_bytes: bytes(Path::new(&log)),
+        })
     }
 
     async fn write<T: Send + 'static>(

@@ -1,0 +1,154 @@
+//! What the commands that read have in common: the store beside a server, names that are looked up, and printing.
+
+use std::future::Future;
+use std::io::{self, Write};
+
+use belfry::{AgentDefinition, AnyStore};
+use belfry_store::{RunFilter, RunRecord, ScheduleFilter, ScheduleRecord, Store};
+use belfry_time::Timestamp;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+use crate::place::Place;
+
+/// A store that is read, and what time it is there.
+pub struct Reading {
+    pub store: AnyStore,
+    pub now: Timestamp,
+}
+
+/// Runs what a command does to its end.
+pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}
+
+impl Reading {
+    /// Opens the store beside a server, if there is one.
+    pub async fn open(place: &Place) -> Result<Reading, Failure> {
+        Reading::of(place.open().await?).await
+    }
+
+    /// With the store's own clock, where it has one.
+    pub async fn of(store: AnyStore) -> Result<Reading, Failure> {
+        let now = store.clock().await?.unwrap_or_else(Timestamp::now);
+        Ok(Reading { store, now })
+    }
+
+    /// All schedules, or those of one agent, in the order of their names.
+    pub async fn schedules(&self, agent: Option<&str>) -> Result<Vec<ScheduleRecord>, Failure> {
+        let filter = ScheduleFilter { agent: agent.map(str::to_owned), ..ScheduleFilter::default() };
+        let (mut all, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.schedules(&filter, after.as_deref(), 1000).await?;
+            all.extend(page.items);
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// A schedule by its name, `agent/schedule`.
+    pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Failure> {
+        if !name.contains('/') {
+            return Err(Failure::Usage(format!(
+                "a schedule is written agent/schedule, got {name:?}; `belfry ls` lists them"
+            )));
+        }
+        match self.store.schedule(name).await? {
+            Some(record) => Ok(record),
+            None => Err(self.no_schedule(name).await?),
+        }
+    }
+
+    /// What a schedule's agent is.
+    pub async fn agent_of(&self, record: &ScheduleRecord) -> Result<AgentDefinition, Failure> {
+        let found = self.store.definitions(&[record.id]).await?.into_iter().next().flatten();
+        Ok(found.map(|found| (*found.agent_definition).clone()).unwrap_or_default())
+    }
+
+    /// The failure for a schedule that is not there, with the one that may be meant.
+    pub async fn no_schedule(&self, name: &str) -> Result<Failure, Failure> {
+        let names: Vec<String> = self.schedules(None).await?.into_iter().map(|record| record.name).collect();
+        Ok(Failure::NotFound(format!("there is no schedule {name}{}", meant(name, &names))))
+    }
+
+    /// Refuses an agent that the store does not know.
+    pub async fn check_agent(&self, name: &str) -> Result<(), Failure> {
+        let names: Vec<String> = self.store.agents().await?.into_iter().map(|agent| agent.name).collect();
+        if names.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        Err(Failure::NotFound(format!("there is no agent {name}{}", meant(name, &names))))
+    }
+
+    /// The newest runs that a filter takes, at most `count`.
+    pub async fn runs(&self, filter: &RunFilter, count: usize) -> Result<Vec<RunRecord>, Failure> {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let left = u32::try_from(count - all.len()).unwrap_or(u32::MAX).min(1000);
+            let page = self.store.runs(filter, after, left).await?;
+            all.extend(page.items);
+            if all.len() >= count || page.next.is_none() {
+                all.truncate(count);
+                return Ok(all);
+            }
+            after = page.next;
+        }
+    }
+}
+
+/// `; did you mean …?`, where something is near.
+fn meant(name: &str, known: &[String]) -> String {
+    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+    match near {
+        Some((distance, known)) if distance <= (name.len() / 3).max(2) => format!("; did you mean {known}?"),
+        _ => "; `belfry ls` lists what there is".into(),
+    }
+}
+
+/// Prints a list as JSON: one document, or one a line.
+pub fn print_items<T: Serialize>(format: Format, items: Vec<T>) -> Result<(), Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if format == Format::Jsonl {
+        for item in &items {
+            serde_json::to_writer(&mut out, item)?;
+            writeln!(out)?;
+        }
+    } else {
+        serde_json::to_writer_pretty(&mut out, &belfry::api::List::whole(items))?;
+        writeln!(out)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Prints one thing as JSON, on one line for `jsonl`.
+pub fn print_item<T: Serialize>(format: Format, item: &T) -> Result<(), Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if format == Format::Jsonl {
+        serde_json::to_writer(&mut out, item)?;
+    } else {
+        serde_json::to_writer_pretty(&mut out, item)?;
+    }
+    writeln!(out)?;
+    Ok(out.flush()?)
+}
+
+/// Prints text for people.
+pub fn print_text(text: &str) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Says something that is no data. Where standard error is closed there is nobody to tell.
+pub fn remark(text: &str) {
+    let _ = writeln!(anstream::stderr(), "{text}");
+}
+
+/// Reads an instant of an option: RFC 3339, or a local date and time in the zone that is meant.
+pub fn instant(text: &str, option: &'static str, output: &Output) -> Result<Timestamp, Failure> {
+    use crate::failure::InOption;
+    belfry_time::parse_instant(text, Some(&output.zone()?)).in_option(option)
+}

@@ -1,0 +1,160 @@
+//! `belfry runs`: what has run, runs and waits, the newest first.
+
+use belfry::api::Run;
+use belfry_core::RunState;
+use belfry_store::{RunFilter, RunRecord};
+use belfry_time::{Timestamp, Zone};
+use clap::{Args, ValueEnum};
+
+use crate::failure::Failure;
+use crate::ls::state_colour;
+use crate::output::{Format, Output};
+use crate::place::Place;
+use crate::reading::{self, Reading};
+use crate::sheet::{Sheet, column};
+use crate::words;
+
+/// List runs, the newest first
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry runs
+  belfry runs reporter/morning -n 5
+  belfry runs reporter --state failed --since 2026-03-01T00:00:00
+  belfry runs --state pending,running -o jsonl")]
+pub struct Runs {
+    /// Only those of this agent or schedule
+    #[arg(value_name = "AGENT[/SCHEDULE]")]
+    name: Option<String>,
+
+    /// Only those in this state
+    #[arg(long, value_name = "STATE", value_enum, value_delimiter = ',')]
+    state: Vec<StateArg>,
+
+    /// Only those that were made then or later: RFC 3339, or a local date and time
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+
+    /// How many
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    count: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum StateArg {
+    Pending,
+    Running,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+impl From<StateArg> for RunState {
+    fn from(state: StateArg) -> RunState {
+        match state {
+            StateArg::Pending => RunState::Pending,
+            StateArg::Running => RunState::Running,
+            StateArg::Completed => RunState::Completed,
+            StateArg::Failed => RunState::Failed,
+            StateArg::Cancelled => RunState::Cancelled,
+        }
+    }
+}
+
+impl Runs {
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        let zone = output.zone()?;
+        let since = self.since.as_ref().map(|text| reading::instant(text, "--since", output)).transpose()?;
+        reading::block_on(async {
+            let reading = Reading::open(place).await?;
+            let filter = self.filter(since);
+            let found = reading.runs(&filter, self.count as usize).await?;
+            if found.is_empty() {
+                self.check_name(&reading).await?;
+            }
+            match output.format {
+                Format::Table => print(&found, reading.now, &zone),
+                format => reading::print_items(format, found.iter().map(Run::of).collect()),
+            }
+        })
+    }
+
+    fn filter(&self, since: Option<Timestamp>) -> RunFilter {
+        let is_schedule = self.name.as_ref().is_some_and(|name| name.contains('/'));
+        RunFilter {
+            agent: self.name.clone().filter(|_| !is_schedule),
+            schedule: self.name.clone().filter(|_| is_schedule),
+            states: self.state.iter().copied().map(RunState::from).collect(),
+            lane: None,
+            since,
+        }
+    }
+
+    /// Nothing is found of what is not there. What is gone may have runs all the same.
+    async fn check_name(&self, reading: &Reading) -> Result<(), Failure> {
+        let Some(name) = &self.name else { return Ok(()) };
+        let anything = reading.runs(&RunFilter { states: Vec::new(), ..self.filter(None) }, 1).await?;
+        match (anything.is_empty(), name.contains('/')) {
+            (false, _) => Ok(()),
+            (true, true) => reading.schedule(name).await.map(|_| ()),
+            (true, false) => reading.check_agent(name).await,
+        }
+    }
+}
+
+fn print(runs: &[RunRecord], now: Timestamp, zone: &Zone) -> Result<(), Failure> {
+    if runs.is_empty() {
+        reading::remark("no runs");
+        return Ok(());
+    }
+    reading::print_text(&sheet(runs, now, zone, true).render())
+}
+
+/// Runs as a table.
+pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
+    let name = if named { column("NAME").wraps(40) } else { column("NAME").rank(200) };
+    let mut sheet = Sheet::new(&[
+        column("RUN"),
+        column("STATE"),
+        column("WHEN"),
+        column("TOOK").right(),
+        column("TRY").rank(4),
+        column("TRIGGER").rank(5),
+        column("TICK").rank(6),
+        name,
+        column("DETAIL").rank(3).wraps(24),
+    ]);
+    for run in runs {
+        let when = run.finished_at.or(run.started_at).unwrap_or(run.created_at);
+        let end = run.finished_at.unwrap_or(now);
+        sheet.row(vec![
+            run.id.to_string(),
+            run.state.to_string(),
+            words::short(when, now, zone),
+            run.started_at
+                .filter(|_| run.state != RunState::Pending)
+                .map_or_else(String::new, |started| words::span(end.duration_since(started))),
+            if run.attempt > 1 { format!("{}/{}", run.attempt, run.max_attempts) } else { String::new() },
+            run.trigger.to_string(),
+            run.tick_at.map_or_else(String::new, |tick| words::short(tick, now, zone)),
+            if named { run.name.clone() } else { String::new() },
+            detail(run, now),
+        ]);
+        sheet.colour("STATE", state_colour(run.state));
+    }
+    sheet
+}
+
+fn detail(run: &RunRecord, now: Timestamp) -> String {
+    let mut parts = Vec::new();
+    if run.state == RunState::Pending && run.not_before > now {
+        parts.push(format!("in {}", words::rough(run.not_before.duration_since(now))));
+    }
+    match (run.reason.map(|reason| reason.as_str()), run.exit_code) {
+        (Some("exit_code"), Some(code)) => parts.push(format!("exit code {code}")),
+        (Some(reason), _) => parts.push(reason.to_owned()),
+        (None, _) => {}
+    }
+    let text = if run.state == RunState::Completed { &run.summary } else { &run.error };
+    parts.extend(text.as_deref().map(|text| words::one_line(text, 60)).filter(|text| !parts.contains(text)));
+    parts.join(" · ")
+}

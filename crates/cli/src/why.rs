@@ -1,0 +1,70 @@
+//! `belfry why`: why a schedule runs or does not, now or at an instant.
+
+use belfry::api::{Check, Why as Answer};
+use clap::Args;
+use comfy_table::Color;
+
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+use crate::place::Place;
+use crate::reading::{self, Reading};
+use crate::sheet::{self, Sheet, column};
+use crate::words;
+
+/// Say why a schedule runs or does not, now or at an instant
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry why reporter/morning
+  belfry why reporter/morning --at 2026-03-02T09:00:00
+  belfry why prices/poll --at 2026-03-02T09:00:00Z -o json
+
+A time without an offset is read in the zone of --tz, else in the host's. Where it is a whole second, any tick within that
+second is meant.")]
+pub struct Why {
+    /// Which schedule
+    #[arg(value_name = "AGENT/SCHEDULE")]
+    name: String,
+
+    /// At this instant instead of now: RFC 3339, or a local date and time
+    #[arg(long, value_name = "TIME")]
+    at: Option<String>,
+}
+
+impl Why {
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        let at = self.at.as_ref().map(|text| reading::instant(text, "--at", output)).transpose()?;
+        reading::block_on(async {
+            let reading = Reading::open(place).await?;
+            reading.schedule(&self.name).await?;
+            let answer = match at {
+                Some(at) => belfry::why_at(&reading.store, &self.name, at, reading.now).await?,
+                None => belfry::why(&reading.store, &self.name, reading.now).await?,
+            };
+            match output.format {
+                Format::Table => print(&answer),
+                format => reading::print_item(format, &answer),
+            }
+        })
+    }
+}
+
+fn print(answer: &Answer) -> Result<(), Failure> {
+    let reason = answer.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let style = anstyle::Style::new().bold();
+    let head = format!("{}{reason}:", answer.decision.as_str());
+    let text = words::wrapped(&format!("{head} {}", answer.words), sheet::width());
+    reading::print_text(&format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text)))?;
+    if answer.checks.len() < 2 {
+        return Ok(());
+    }
+    let mut sheet = Sheet::new(&[column("CHECK"), column("OK"), column("DETAIL").wraps(24)]);
+    let mut failed = false;
+    for Check { check, ok, detail } in &answer.checks {
+        sheet.row(vec![check.clone(), if *ok { "yes" } else { "no" }.into(), detail.clone()]);
+        // The first that is not ok is the reason.
+        let colour = if failed { Color::Yellow } else { Color::Red };
+        sheet.colour("OK", Some(if *ok { Color::Green } else { colour }));
+        failed |= !ok;
+    }
+    reading::print_text(&format!("\n{}", sheet.render()))
+}

@@ -1,0 +1,282 @@
+//! `why` on a store that an engine with a manual clock has filled: every tick has an answer.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use belfry::api::{Schedule, ScheduleStatus, Why};
+use belfry::{
+    AgentBuilder, Decision, Engine, HandlerError, ManualClock, Options, RunRequest, ScheduleOptions,
+    ScheduleRecord, StopOptions, Timestamp, When,
+};
+use belfry_core::definition::{AnchorName, CatchUp};
+use belfry_store::Store;
+use tokio::sync::Semaphore;
+
+const START: &str = "2026-03-02T12:00:00Z";
+
+fn at(text: &str) -> Timestamp {
+    text.parse().unwrap()
+}
+
+/// An engine whose runs of `gated` wait for a permit, and those of `broken` fail.
+struct House {
+    clock: ManualClock,
+    engine: Engine,
+    gate: Arc<Semaphore>,
+}
+
+impl House {
+    async fn new(agents: Vec<AgentBuilder>) -> House {
+        let clock = ManualClock::new(at(START));
+        let gate = Arc::new(Semaphore::new(0));
+        let options = Options { lease: Duration::from_secs(86_400 * 365), ..Options::default() };
+        let permits = gate.clone();
+        let engine = Engine::builder()
+            .clock(clock.clone())
+            .options(options)
+            .handler("plain", |_| async { Ok(()) })
+            .handler("broken", |_| async { Err(HandlerError::from("no such thing")) })
+            .handler("gated", move |_| {
+                let permits = permits.clone();
+                async move {
+                    permits.acquire().await.unwrap().forget();
+                    Ok(())
+                }
+            })
+            .agents(agents.into_iter().map(AgentBuilder::build))
+            .build();
+        engine.start().await.unwrap();
+        House { clock, engine, gate }
+    }
+
+    async fn pass(&self, seconds: u64) {
+        self.engine.quiet().await;
+        self.clock.advance(Duration::from_secs(seconds));
+        self.engine.quiet().await;
+    }
+
+    /// Lets time pass while a run lives, and waits until a schedule stands as it should.
+    async fn pass_until(&self, seconds: u64, name: &str, holds: impl Fn(&ScheduleRecord) -> bool) {
+        self.clock.advance(Duration::from_secs(seconds));
+        let wait = async {
+            while !holds(&self.engine.schedule_state(name).await.unwrap()) {
+                self.engine.hint().await;
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap();
+    }
+
+    async fn why(&self, name: &str) -> Why {
+        belfry::why(self.engine.store(), name, self.engine.now()).await.unwrap()
+    }
+
+    async fn why_at(&self, name: &str, instant: &str) -> Why {
+        belfry::why_at(self.engine.store(), name, at(instant), self.engine.now()).await.unwrap()
+    }
+
+    async fn end(self) {
+        self.gate.add_permits(1000);
+        self.engine.stop(StopOptions::default()).await.unwrap();
+    }
+}
+
+fn cron(text: &str) -> When {
+    When::Cron(text.into())
+}
+
+fn slot(agent: &str, options: ScheduleOptions) -> AgentBuilder {
+    let options = ScheduleOptions { anchor: AnchorName::Slot, ..options };
+    AgentBuilder::new(agent).schedule_with("s", When::Every("1m".into()), options)
+}
+
+fn reason(why: &Why) -> Option<&str> {
+    why.reason.as_deref()
+}
+
+#[tokio::test]
+async fn a_tick_that_made_a_run_names_it_and_how_it_ended() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    house.pass(60).await;
+    house.pass(30).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:01:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Fired, None));
+    assert!(why.words.contains("12:01:00 UTC made run"), "{}", why.words);
+    assert!(why.words.contains("completed"), "{}", why.words);
+    let run = house.engine.run(why.run_id.unwrap()).await.unwrap().unwrap();
+    assert_eq!(run.tick_at, Some(at("2026-03-02T12:01:00Z")));
+    assert!(why.checks.iter().all(|check| check.ok));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_run_that_failed_says_why() {
+    let broken = slot("broken", ScheduleOptions::default()).define(|agent| agent.retry.max = 0);
+    let house = House::new(vec![broken]).await;
+    house.pass(60).await;
+    let why = house.why_at("broken/s", "2026-03-02T12:01:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Fired, Some("error")));
+    assert!(why.words.contains("failed (error)") && why.words.contains("no such thing"), "{}", why.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn an_instant_that_is_no_tick_names_those_around_it() {
+    let house = House::new(vec![AgentBuilder::new("plain").schedule("s", cron("0 9 * * 1-5"))]).await;
+    let why = house.why_at("plain/s", "2026-03-07T10:30:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Waiting, Some("no_tick")));
+    assert_eq!(why.tick_before, Some(at("2026-03-06T09:00:00Z")));
+    assert_eq!(why.tick_after, Some(at("2026-03-09T09:00:00Z")));
+    let why = house.why_at("plain/s", "2026-03-09T09:00:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Waiting, Some("not_due")));
+    let why = house.why_at("plain/s", "2026-03-01T09:00:00Z").await;
+    assert!(why.words.contains("was not known yet"), "{}", why.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_skipped_tick_names_the_range_it_is_in() {
+    let house = House::new(vec![slot("gated", ScheduleOptions::default())]).await;
+    house
+        .pass_until(0, "gated/s", |record| {
+            record.token.is_some_and(|token| token.tick_at == at("2026-03-02T12:01:00Z"))
+        })
+        .await;
+    house.pass_until(60, "gated/s", |record| record.running == 1).await;
+    for skips in 1..=3 {
+        house
+            .pass_until(60, "gated/s", |record| record.open_skip.is_some_and(|open| open.count == skips))
+            .await;
+    }
+    let why = house.why_at("gated/s", "2026-03-02T12:03:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("already_running")));
+    assert!(why.words.contains("one of 3 in a row so far"), "{}", why.words);
+    let failed: Vec<&str> =
+        why.checks.iter().filter(|check| !check.ok).map(|check| check.check.as_str()).collect();
+    assert_eq!(failed, ["already_running"]);
+    // The range is complete once a tick makes a run again.
+    house.gate.add_permits(1);
+    house.pass_until(0, "gated/s", |record| record.running == 0).await;
+    house.pass_until(60, "gated/s", |record| record.running == 1).await;
+    let why = house.why_at("gated/s", "2026-03-02T12:03:00Z").await;
+    assert!(why.words.contains("one of 3 in a row, from"), "{}", why.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn ticks_that_nobody_planned_in_time_were_missed() {
+    for (catch_up, expected) in [(CatchUp::Skip, "missed_skip"), (CatchUp::RunOnce, "missed_run_once")] {
+        let options = ScheduleOptions { catch_up: Some(catch_up), ..ScheduleOptions::default() };
+        let house = House::new(vec![slot("plain", options)]).await;
+        house.pass(600).await;
+        let why = house.why_at("plain/s", "2026-03-02T12:05:00Z").await;
+        assert_eq!((why.decision, reason(&why)), (Decision::Missed, Some(expected)));
+        house.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_pause_is_named_with_its_reason_while_it_lasts_and_after() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    let store = house.engine.store().clone();
+    let id = store.schedule("plain/s").await.unwrap().unwrap().id;
+    house.pass(30).await;
+    store.pause(house.engine.now(), id, Some("too noisy"), None).await.unwrap();
+    house.pass(300).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:03:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("disabled")));
+    assert!(why.words.contains("paused (too noisy) since"), "{}", why.words);
+    // Between two ticks there is nothing that was paused.
+    let why = house.why_at("plain/s", "2026-03-02T12:03:30Z").await;
+    assert_eq!(reason(&why), Some("no_tick"));
+    let now = house.why("plain/s").await;
+    assert_eq!(reason(&now), Some("disabled"));
+    assert!(now.words.contains("too noisy"), "{}", now.words);
+    let record = store.schedule("plain/s").await.unwrap().unwrap();
+    let shown = Schedule::of(&record, &Default::default(), house.engine.now());
+    assert_eq!((shown.status, shown.next), (ScheduleStatus::Paused, None));
+    assert_eq!(shown.reason.as_deref(), Some("too noisy"));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn ticks_that_count_from_runs_are_found_to_the_second() {
+    let agent = AgentBuilder::new("gated").schedule("s", When::Every("5m".into()));
+    let house = House::new(vec![agent]).await;
+    // The first tick is at once and its run takes a minute and a half; the next one counts from its end.
+    house.pass_until(0, "gated/s", |record| record.running == 1).await;
+    house.clock.advance(Duration::from_millis(90_500));
+    house.gate.add_permits(1);
+    house.pass_until(0, "gated/s", |record| record.token.is_some()).await;
+    house.pass_until(300, "gated/s", |record| record.running == 1).await;
+    let why = house.why_at("gated/s", START).await;
+    assert_eq!(why.decision, Decision::Fired);
+    let why = house.why_at("gated/s", "2026-03-02T12:06:30Z").await;
+    assert_eq!((why.decision, why.at), (Decision::Fired, at("2026-03-02T12:06:30.5Z")));
+    let why = house.why_at("gated/s", "2026-03-02T12:01:00Z").await;
+    assert_eq!(reason(&why), Some("no_tick"));
+    assert!(why.words.contains("was running"), "{}", why.words);
+    assert_eq!(why.tick_before, Some(at(START)));
+    assert_eq!(why.tick_after, Some(at("2026-03-02T12:06:30.5Z")));
+    let now = house.why("gated/s").await;
+    assert!(now.words.contains("has been running"), "{}", now.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_run_that_waits_says_for_what() {
+    let limited = AgentBuilder::new("gated")
+        .schedule("s", cron("0 0 * * *"))
+        .schedule("t", cron("0 0 * * *"))
+        .define(|agent| agent.max_concurrent = Some(1));
+    let broken = AgentBuilder::new("broken").schedule("s", cron("0 0 * * *"));
+    let labelled = AgentBuilder::new("plain")
+        .schedule("s", cron("0 0 * * *"))
+        .define(|agent| agent.needs = vec!["gpu".into()]);
+    let house = House::new(vec![limited, broken, labelled]).await;
+    house.engine.run_now("gated/s", RunRequest::default()).await.unwrap();
+    house.pass_until(0, "gated/s", |record| record.running == 1).await;
+    for name in ["gated/t", "broken/s", "plain/s"] {
+        house.engine.run_now(name, RunRequest::default()).await.unwrap();
+    }
+    house.pass_until(0, "broken/s", |record| record.next_retry_at.is_some()).await;
+    assert_eq!(house.why("gated/s").await.reason.as_deref(), Some("already_running"));
+    let waits = house.why("gated/t").await;
+    assert_eq!(reason(&waits), Some("at_capacity"));
+    assert!(waits.words.contains("1 of 1 runs of gated are running"), "{}", waits.words);
+    let retries = house.why("broken/s").await;
+    assert_eq!(reason(&retries), Some("not_due"));
+    assert!(retries.words.contains("for attempt 2 of 4"), "{}", retries.words);
+    let labels = house.why("plain/s").await;
+    assert_eq!(reason(&labels), Some("no_node"));
+    assert!(labels.words.contains("gpu"), "{}", labels.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn old_ticks_are_judged_by_the_definition_of_their_time() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    for _ in 0..3 {
+        house.pass(60).await;
+    }
+    house.pass(30).await;
+    let hourly = AgentBuilder::new("plain").schedule("s", cron("0 * * * *")).build();
+    house.engine.set_agents(vec![hourly]).await.unwrap();
+    house.pass(60).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:02:00Z").await;
+    assert_eq!(why.decision, Decision::Fired);
+    let why = house.why_at("plain/s", "2026-03-02T12:04:00Z").await;
+    assert_eq!(reason(&why), Some("no_tick"));
+    assert_eq!(why.tick_after, Some(at("2026-03-02T13:00:00Z")));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_schedule_that_is_not_there_is_not_found() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    let error = belfry::why(house.engine.store(), "plain/x", house.engine.now()).await.unwrap_err();
+    assert!(matches!(error, belfry::Error::NotFound { name } if name == "plain/x"));
+    house.end().await;
+}
