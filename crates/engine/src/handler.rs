@@ -105,12 +105,14 @@ impl Handler {
         // A task of its own, so that a panic ends the attempt and nothing else.
         let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
         let outcome = tokio::select! {
-            done = &mut task.0 => return report(done),
-            () = after(timeout.map(Duration::from_millis)) => Outcome::Failed { reason: Reason::Timeout, retryable: true },
+            // One that ends because it was asked to has not completed.
+            biased;
             stop = asked(&mut cancel) => match stop {
                 Stop::Cancel(reason) => Outcome::Cancelled(reason),
                 Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
             },
+            done = &mut task.0 => return report(done),
+            () = after(timeout.map(Duration::from_millis)) => Outcome::Failed { reason: Reason::Timeout, retryable: true },
         };
         let in_time = tokio::select! {
             done = &mut task.0 => Some(done),
