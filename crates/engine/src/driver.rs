@@ -229,7 +229,8 @@ pub enum Effect {
     },
 }
 
-/// One loop: an effect of it is under way, or it may ask again from some moment on.
+/// One loop: an effect of it is under way, or it may ask again from some moment on. Where a hint may move that moment it is
+/// set with the question and not with its answer: what is said in between is news to the answer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Loop {
     busy: bool,
@@ -513,7 +514,7 @@ impl Driver {
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
             Input::Cancels(cancels) => {
-                self.canceller = Loop { busy: false, at: now.mono + CANCELS_EVERY };
+                self.canceller.busy = false;
                 if let Some(cancels) = self.answered(now, cancels) {
                     cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 }
@@ -531,7 +532,7 @@ impl Driver {
         // While the store does not answer, `at` alone says when to ask again.
         let due = self.failures == 0 && self.next_due.is_some_and(|at| at <= now.wall);
         if !self.planner.busy && (due || self.planner.at <= now.mono) {
-            self.planner.busy = true;
+            self.planner = Loop { busy: true, at: now.mono + self.options.poll_interval };
             self.next_due = None;
             self.counters.checks += 1;
             self.counters.last_check_at = Some(now.wall);
@@ -540,7 +541,7 @@ impl Driver {
     }
 
     fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
-        self.planner = Loop { busy: false, at: now.mono + self.options.poll_interval };
+        self.planner.busy = false;
         let Some(due) = self.answered(now, due) else {
             self.planner.at = now.mono + self.backoff();
             return;
@@ -950,7 +951,7 @@ impl Driver {
 
     fn cancels_maybe(&mut self, now: Now) {
         if self.canceller.is_due(now) && !self.tasks.is_empty() {
-            self.canceller.busy = true;
+            self.canceller = Loop { busy: true, at: now.mono + CANCELS_EVERY };
             self.effects.push(Effect::ReadCancels(self.node));
         }
     }
