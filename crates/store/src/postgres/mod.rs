@@ -3,7 +3,8 @@
 //! Every verb is one short transaction under READ COMMITTED. Limits hold because a gate's row is locked first and what
 //! runs behind it is counted in the next statement, which has a new snapshot; a run is parked only under that lock and
 //! released under the same. Locks are taken in one order: agents, timers, running runs, schedules, gates, waiting runs,
-//! each sorted by id. Start reading at `claim.rs`.
+//! each sorted by id. What a batch of claims or ends does in one round trip stands in `migrations/0001_functions.sql`.
+//! Start reading at `claim.rs`.
 
 /// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
 macro_rules! verb {
@@ -12,9 +13,9 @@ macro_rules! verb {
         let work = async {
             let mut tries = 0;
             loop {
-                let mut $tx = $store.pool.$begin().await?;
+                let mut $tx = $store.pool.$begin(&committing).await?;
                 let outcome = $body;
-                if let Some(answer) = $tx.close(outcome, &committing, &mut tries).await? {
+                if let Some(answer) = $tx.close(outcome, &mut tries).await? {
                     break Ok(answer);
                 }
             }
@@ -43,10 +44,12 @@ macro_rules! look {
     };
 }
 
+mod books;
 mod claim;
 mod claim_one;
 mod connection;
 mod edit;
+mod enqueue;
 mod finish;
 mod list;
 mod node;
@@ -94,6 +97,8 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
+    /// Whether the last claim met runs behind gates.
+    gates_in_the_way: AtomicBool,
     hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
@@ -152,7 +157,13 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), hints: Box::default(), sabotage: Switch::default() })
+        Ok(Postgres {
+            pool,
+            cache: Mutex::default(),
+            gates_in_the_way: AtomicBool::new(false),
+            hints: Box::default(),
+            sabotage: Switch::default(),
+        })
     }
 }
 
@@ -164,6 +175,13 @@ impl Postgres {
 
     pub(crate) async fn stats(&self) -> Answer<Stats> {
         look!(self, |tx| read::stats(&mut tx).await)
+    }
+
+    /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves
+    /// a dead row where the next one begins to look, and the server's own housekeeping comes once a minute. Any number
+    /// of nodes may do so at once; where little is dead nothing is done.
+    pub async fn tend(&self) -> Result<(), Error> {
+        look!(self, |tx| read::tend(&mut tx).await)
     }
 }
 
@@ -312,7 +330,7 @@ impl Store for Postgres {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let answer = transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await);
+        let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
         self.tell(answer, hint::made).await
     }
 
@@ -327,7 +345,12 @@ impl Store for Postgres {
         if finishes.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await);
+        let unbooked = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
+        let answer = match unbooked {
+            Ok(Some(answers)) => Ok(answers),
+            Ok(None) => transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await),
+            Err(error) => Err(error),
+        };
         self.hint(answer, |finished| hint::ended(finished))
     }
 
@@ -383,11 +406,11 @@ impl Store for Postgres {
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_breaker(&mut tx, now, agent, command).await)
+        transact!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
     }
 
     async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_budget(&mut tx, agent).await)
+        transact!(self, |tx| books::reset_budget(&mut tx, agent).await)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
