@@ -4,7 +4,6 @@ use std::path::Path;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
-use serde_json::Value;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -167,14 +166,6 @@ impl Store for AnyStore {
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
         each!(self, store => store.cancel_marks(node).await)
-    }
-
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        each!(self, store => store.record_child(run, epoch, record).await)
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        each!(self, store => store.children_of(node).await)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
