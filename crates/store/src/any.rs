@@ -51,6 +51,14 @@ impl AnyStore {
             AnyStore::Postgres(store) => store.clock().await.map(Some),
         }
     }
+
+    /// What a store needs done every few seconds while it is worked on, so that it stays as fast as it is.
+    pub async fn tend(&self) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.tend().await,
+        }
+    }
 }
 
 macro_rules! each {
