@@ -75,7 +75,6 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
@@ -385,15 +384,6 @@ impl Store for Postgres {
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
         look!(self, |tx| node::cancel_marks(&mut tx, node).await)
-    }
-
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        let record = record.to_string();
-        transact!(self, |tx| node::record_child(&mut tx, run, epoch, &record).await)
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        look!(self, |tx| node::children_of(&mut tx, node).await)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -155,10 +155,7 @@ create table live (
     exit_code integer,
     error text,
     -- Its queue's.
-    lane text not null,
-    -- How to find the process of this claim.
-    child text,
-    child_epoch integer
+    lane text not null
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
