@@ -61,15 +61,22 @@ impl Up {
                 None
             };
             let file = demo.as_ref().map_or_else(|| place.file(), |folder| folder.path().join("belfry.yaml"));
+            let before = Watched::only(&file);
             let loaded = match &demo {
                 Some(_) => place::load_text(belfry_config::DEMO, &file)?,
                 None => place.load()?,
             };
-            self.serve(&file, loaded, output).await
+            self.serve(&file, loaded, before, output).await
         })
     }
 
-    async fn serve(&self, file: &Path, loaded: Loaded, output: &Output) -> Result<(), Failure> {
+    async fn serve(
+        &self,
+        file: &Path,
+        loaded: Loaded,
+        before: Watched,
+        output: &Output,
+    ) -> Result<(), Failure> {
         let mut lines =
             Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str());
         let address = loaded.settings.store.expose().to_owned();
@@ -89,7 +96,7 @@ impl Up {
         let skew = apply(&engine, &loaded).await?;
         greet(&mut lines, &engine, &loaded, skew, output).await?;
         engine.start().await?;
-        let mut watched = Watched::new(&loaded);
+        let mut watched = Watched::new(&loaded, &before);
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
         loop {
@@ -102,12 +109,12 @@ impl Up {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
-                    Some(Asked::Reload) => watched = reload(&engine, file, &mut lines).await.unwrap_or(watched),
+                    Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines).await,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
                     if watched.changed() {
-                        watched = reload(&engine, file, &mut lines).await.unwrap_or_else(|| watched.seen());
+                        watched = reload(&engine, file, watched, &mut lines).await;
                     }
                 }
             }
@@ -199,8 +206,10 @@ pub fn local(at: Timestamp, zone: &Zone) -> String {
     zone.local(at).strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
 }
 
-/// Reads the files again, all or nothing. Gives what is to be watched from now on; nothing where they are wrong.
-async fn reload(engine: &Engine, file: &Path, lines: &mut Lines) -> Option<Watched> {
+/// Reads the files again, all or nothing. Gives what is to be watched from now on.
+async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Lines) -> Watched {
+    // Before they are read: what changes meanwhile is read again.
+    let before = watched.seen();
     let rejected = |detail: String| {
         let event = Event::new(engine.now(), Level::Error, Name::ConfigRejected);
         engine.tell(Event { detail: Some(detail), ..event });
@@ -212,21 +221,24 @@ async fn reload(engine: &Engine, file: &Path, lines: &mut Lines) -> Option<Watch
                 let _ = lines.problem(problem);
             }
             match engine.apply(SOURCE, &loaded.digest, &loaded.agents).await {
-                Ok(_) => Some(Watched::new(&loaded)),
+                Ok(_) => Watched::new(&loaded, &before),
                 Err(error) => {
-                    rejected(error.to_string());
-                    None
+                    // The files are not to blame, and still to be read: at the next look, and without saying so each time.
+                    if !watched.told {
+                        rejected(error.to_string());
+                    }
+                    Watched { told: true, seen: watched.paths.iter().map(|_| None).collect(), ..watched }
                 }
             }
         }
         Err(Failure::Config(errors)) => {
             let _ = lines.errors(&errors);
             rejected(format!("nothing was changed: {errors}"));
-            None
+            before
         }
         Err(other) => {
             rejected(format!("nothing was changed: {other:?}"));
-            None
+            before
         }
     }
 }
@@ -304,12 +316,27 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
 struct Watched {
     paths: Vec<PathBuf>,
     seen: Vec<Option<(SystemTime, u64)>>,
+    /// Whether it was said that they cannot be applied now.
+    told: bool,
 }
 
 impl Watched {
-    fn new(loaded: &Loaded) -> Watched {
+    /// What was read, as it was before that.
+    fn new(loaded: &Loaded, before: &Watched) -> Watched {
         let paths: Vec<PathBuf> = loaded.files.iter().chain(&loaded.folders).cloned().collect();
-        Watched { seen: look(&paths), paths }
+        let mut seen = look(&paths);
+        for (path, seen) in paths.iter().zip(&mut seen) {
+            if let Some(known) = before.paths.iter().position(|known| known == path) {
+                *seen = before.seen[known];
+            }
+        }
+        Watched { paths, seen, told: false }
+    }
+
+    /// A file of which nothing is known but its place.
+    fn only(file: &Path) -> Watched {
+        let paths = vec![std::path::absolute(file).unwrap_or_else(|_| file.to_owned())];
+        Watched { seen: look(&paths), paths, told: false }
     }
 
     fn changed(&self) -> bool {
@@ -318,7 +345,7 @@ impl Watched {
 
     /// As it is now: what is wrong is told once.
     fn seen(&self) -> Watched {
-        Watched { paths: self.paths.clone(), seen: look(&self.paths) }
+        Watched { paths: self.paths.clone(), seen: look(&self.paths), told: false }
     }
 }
 

@@ -689,6 +689,11 @@ impl Driver {
         if !wanted || self.dispatcher.busy {
             return;
         }
+        if !self.holds_lease(now) {
+            // The answer to a renewal asks again.
+            self.dispatcher.at = now.mono + self.options.lease / 10;
+            return;
+        }
         let only = self.options.only;
         let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
         let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
@@ -738,7 +743,8 @@ impl Driver {
         };
         // Where there was something there may be more.
         self.claim_wanted |= !claimed.is_empty();
-        if self.phase != Phase::Running {
+        // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
+        if self.phase != Phase::Running || !self.holds_lease(now) {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
             self.effects.push(Effect::GiveBack(self.node, runs));
             return;
@@ -915,9 +921,14 @@ impl Driver {
             self.effects.push(Effect::Renew { node: self.node, until });
         }
         // Nobody may be running here when others take over.
-        if now.mono + self.options.lease / 6 >= self.lease_good {
-            self.stop_all(Stop::ShutdownNow);
+        if !self.holds_lease(now) {
+            self.stop_all(Stop::LeaseLost);
         }
+    }
+
+    /// Whether others surely wait for longer than it takes to end what runs here.
+    fn holds_lease(&self, now: Now) -> bool {
+        now.mono + self.options.lease / 6 < self.lease_good
     }
 
     fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
@@ -964,7 +975,7 @@ impl Driver {
             detail: Some("the lease was lost; what ran here is ended and runs elsewhere".into()),
             ..event
         });
-        self.stop_all(Stop::ShutdownNow);
+        self.stop_all(Stop::LeaseLost);
         self.tasks.clear();
         self.endings.clear();
         self.strays.clear();
@@ -996,7 +1007,7 @@ impl Driver {
 
     fn stop_all(&mut self, stop: Stop) {
         for (run, task) in &mut self.tasks {
-            if !task.ended && (!task.stopping || stop == Stop::ShutdownNow) {
+            if !task.ended && (!task.stopping || stop.is_at_once()) {
                 task.stopping = true;
                 self.effects.push(Effect::Stop { run: *run, stop });
             }
@@ -1080,9 +1091,13 @@ impl Driver {
     fn stop(&mut self, now: Now, timeout: Duration) {
         self.phase = match self.phase {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
-            Phase::Draining { .. } | Phase::Ending { .. } => {
+            Phase::Draining { .. } => {
                 self.stop_all(Stop::ShutdownNow);
                 Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP_SOON }
+            }
+            Phase::Ending { overrun } => {
+                self.stop_all(Stop::ShutdownNow);
+                Phase::Ending { overrun }
             }
             Phase::Stopped => Phase::Stopped,
         };

@@ -171,6 +171,7 @@ impl Builder {
                 events: broadcast::Sender::new(EVENTS_MAX),
                 view: watch::Sender::new(view),
                 started: Mutex::new(None),
+                leaving: tokio::sync::Mutex::new(()),
             }),
         }
     }
@@ -211,6 +212,7 @@ struct Inner {
     events: broadcast::Sender<Arc<Event>>,
     view: watch::Sender<View>,
     started: Mutex<Option<Started>>,
+    leaving: tokio::sync::Mutex<()>,
 }
 
 #[derive(Clone)]
@@ -245,6 +247,7 @@ impl Engine {
         inner.view.send_modify(|view| {
             view.phase = Phase::Running;
             view.node = node.id;
+            view.overrun = 0;
         });
         let event = Event::new(now.wall, Level::Info, Name::NodeStarted);
         self.tell(Event { node: Some(node.id), ..event });
@@ -321,10 +324,12 @@ impl Engine {
             let view = self.inner.view.borrow();
             (view.overrun, view.node)
         };
-        if self.inner.started.lock().take().is_none() {
-            return Ok(());
+        // Of several who stop it one takes the node out, and all hear how it ended once that is done.
+        let _turn = self.inner.leaving.lock().await;
+        let is_ours = |known: &Started| known.messages.same_channel(&started.messages);
+        if self.inner.started.lock().take_if(|known| is_ours(known)).is_some() {
+            self.leave(node).await;
         }
-        self.leave(node).await;
         match overrun {
             0 => Ok(()),
             running if options.wait => Err(Error::Shutdown { timed_out: true, running }),

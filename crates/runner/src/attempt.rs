@@ -93,6 +93,15 @@ pub enum Stop {
     Shutdown,
     /// The node shuts down at once: KILL. Also cuts short a grace that has begun.
     ShutdownNow,
+    /// The node's lease is about to end, and others may start the run: KILL, at once as well. Unlike a shutdown it counts as a failure.
+    LeaseLost,
+}
+
+impl Stop {
+    /// Whether there is no time for a grace.
+    pub fn is_at_once(self) -> bool {
+        matches!(self, Stop::ShutdownNow | Stop::LeaseLost)
+    }
 }
 
 /// Asks an attempt to end, at any time.

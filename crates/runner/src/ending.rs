@@ -128,7 +128,7 @@ async fn gone_before(
 }
 
 async fn hurry(cancel: &mut CancelReceiver) {
-    if cancel.wait_for(|stop| *stop == Some(Stop::ShutdownNow)).await.is_err() {
+    if cancel.wait_for(|stop| stop.is_some_and(Stop::is_at_once)).await.is_err() {
         std::future::pending().await
     }
 }

@@ -142,7 +142,7 @@ async fn see_through(
     let stopped = match end {
         End::Exited(_) | End::LeaseLost | End::NotStarted(_) => None,
         End::TimedOut | End::Stopped(Stop::Cancel(_) | Stop::Shutdown) => Some(Some(grace)),
-        End::Stopped(Stop::ShutdownNow) => Some(None),
+        End::Stopped(Stop::ShutdownNow | Stop::LeaseLost) => Some(None),
     };
     match stopped {
         Some(grace) => {
@@ -245,6 +245,10 @@ async fn collect(plan: Box<Plan>) -> (crate::mask::Secrets, Found) {
 fn report(end: End, work: &Work, found: Found) -> Report {
     let mut report = match end {
         End::NotStarted(error) => return not_started(&error),
+        End::Stopped(Stop::LeaseLost) => Report {
+            error: Some("ended by the node: its lease was about to end".into()),
+            ..ended(outcome_of(Stop::LeaseLost))
+        },
         End::Stopped(stop) => ended(outcome_of(stop)),
         End::TimedOut => {
             let ms = i64::try_from(work.timeout_ms.unwrap_or_default()).unwrap_or(i64::MAX);
@@ -290,6 +294,7 @@ fn outcome_of(stop: Stop) -> Outcome {
     match stop {
         Stop::Cancel(reason) => Outcome::Cancelled(reason),
         Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
+        Stop::LeaseLost => Outcome::Failed { reason: Reason::Orphaned, retryable: true },
     }
 }
 

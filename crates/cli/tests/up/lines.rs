@@ -1,0 +1,44 @@
+//! What `up` prints, line by line. Every test checks every line against this.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
+const KEYS: [(&str, &str); 19] = [
+    ("node_started", "node"),
+    ("node_stopped", "node"),
+    ("node_fenced", "node count detail"),
+    ("config_loaded", "detail"),
+    ("config_rejected", "detail"),
+    ("tick_planned", "agent schedule tick_at run_id"),
+    ("tick_skipped", "agent schedule tick_at reason count detail"),
+    ("tick_missed", "agent schedule tick_at reason count"),
+    ("run_created", ""),
+    ("run_started", "agent schedule tick_at run_id attempt trace_id reason lag_ms"),
+    ("run_finished", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail"),
+    ("run_retried", "agent schedule tick_at run_id attempt trace_id state reason took_ms retry_at detail"),
+    ("run_cancelled", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail"),
+    ("run_rescued", "agent schedule tick_at run_id attempt trace_id state reason took_ms detail node"),
+    ("breaker_changed", ""),
+    ("lane_changed", ""),
+    ("session_stopped", ""),
+    ("store_unavailable", "detail"),
+    ("store_available", ""),
+];
+
+/// Every line is an event with a known name and known keys.
+pub fn check(event: &Value) {
+    let Value::Object(keys) = event else { panic!("not a JSON object: {event}") };
+    let name = event["event"].as_str().unwrap_or_else(|| panic!("without a name: {event}"));
+    let Some((_, allowed)) = KEYS.iter().find(|(known, _)| *known == name) else {
+        panic!("an unknown name: {event}")
+    };
+    let at = event["timestamp"].as_str().unwrap_or_else(|| panic!("without a time: {event}"));
+    assert!(at.parse::<belfry_time::Timestamp>().is_ok(), "{event}");
+    assert!(["error", "warn", "info", "debug"].contains(&event["level"].as_str().unwrap_or("")), "{event}");
+    let known: BTreeSet<&str> =
+        ["timestamp", "level", "event"].into_iter().chain(allowed.split(' ')).collect();
+    let unknown: Vec<_> = keys.keys().filter(|key| !known.contains(key.as_str())).collect();
+    assert!(unknown.is_empty(), "{unknown:?} in {event}");
+}

@@ -1,0 +1,180 @@
+//! Files that change while it runs.
+
+use std::time::{Duration, Instant};
+
+use belfry_time::Timestamp;
+use nix::sys::signal::Signal;
+
+use crate::support::{Site, Up, eventually};
+
+fn agent(schedules: &str) -> String {
+    format!(
+        r#"
+agents:
+  a:
+    shell: 'echo "$BELFRY_SCHEDULE $BELFRY_TICK_AT" >> side.log'
+    max_concurrent: none
+    schedules:
+      steady: {{every: 200ms, anchor: slot}}
+      {schedules}
+"#
+    )
+}
+
+/// The ways to make it read its files again.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Signal,
+    Change,
+    Command,
+}
+
+impl Way {
+    fn take(self, site: &Site, up: &Up) {
+        match self {
+            Way::Signal => up.signal(Signal::SIGHUP),
+            Way::Change => {}
+            Way::Command => {
+                let told = site.belfry(&["reload"]);
+                assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_edit_takes_effect_within_a_second_and_fires_nothing_from_before() {
+    for way in [Way::Signal, Way::Change, Way::Command] {
+        for site in Site::each() {
+            site.config(&agent("moved: {every: 6h, anchor: slot}\n      planned: {cron: \"0 3 29 2 *\"}"));
+            let mut up = site.up();
+            up.event_of("run_finished", "steady");
+            let edited = Timestamp::now();
+            site.config(&agent("moved: {every: 300ms, anchor: slot}\n      planned: {cron: \"0 4 29 2 *\"}"));
+            way.take(&site, &up);
+            up.event_of("run_started", "moved");
+            let took = Timestamp::now().duration_since(edited);
+            // A second to see it, 300 ms to the tick; the machine may be busy.
+            assert!(took.as_millis() < 3000, "{way:?}: {took:?}");
+            let shown = site.json(&["show", "a/planned"]);
+            assert!(shown["next"]["tick_at"].as_str().unwrap().contains("-02-29T04:00"), "{shown}");
+            up.event_of("run_finished", "moved");
+            let first = site.wait_for_line("moved");
+            assert!(first[1].parse::<Timestamp>().unwrap() > edited, "{first:?}");
+            // An edit that keeps the timing moves nothing: the steady one has a tick each 200 ms, before and after.
+            up.event_of("run_finished", "steady");
+            up.stop();
+            let ticks: Vec<i64> = site
+                .side()
+                .iter()
+                .filter(|line| line[0] == "steady")
+                .map(|line| line[1].parse::<Timestamp>().unwrap().as_millisecond())
+                .collect();
+            let mut sorted = ticks.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), ticks.len(), "a tick ran twice");
+            // On PostgreSQL the command applies the files itself.
+            let by_command = matches!(way, Way::Command) && site.store.starts_with("postgres");
+            let loaded = up.seen.iter().filter(|event| event["event"] == "config_loaded").count();
+            assert_eq!(loaded, if by_command { 1 } else { 2 }, "{way:?}");
+        }
+    }
+}
+
+#[test]
+fn an_edit_while_it_starts_is_not_lost() {
+    for moment in [0, 5, 10, 20, 30, 40, 60] {
+        let site = Site::sqlite();
+        site.config(&agent(""));
+        let mut up = site.up();
+        // Not to wait for anything: some moment of its start.
+        std::thread::sleep(Duration::from_millis(moment));
+        site.config(&agent("more: {every: 200ms, anchor: slot}"));
+        up.event_of("run_finished", "more");
+    }
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_is_told_once() {
+    for way in [Way::Signal, Way::Change] {
+        for (broken, line, words) in [
+            ("agents:\n  a:\n\tshell: true\n", 3, "tab"),
+            ("agents:\n  a: {shell: 'true', scedules: {}}\n", 2, "schedules"),
+        ] {
+            let site = Site::sqlite();
+            site.config(&agent(""));
+            let mut up = site.up();
+            up.event_of("run_finished", "steady");
+            site.raw_config(broken);
+            way.take(&site, &up);
+            let rejected = up.event("config_rejected");
+            let detail = rejected["detail"].as_str().unwrap();
+            assert!(detail.contains(&format!("belfry.yaml:{line}")) && detail.contains(words), "{detail}");
+            eventually("the line underlined", || up.errors().contains('^').then_some(()));
+            // Looked at every second: seven ticks are longer than that.
+            for _ in 0..7 {
+                up.event_of("run_finished", "steady");
+            }
+            let refused = site.belfry(&["reload"]);
+            assert_eq!(refused.status.code(), Some(2));
+            site.config(&agent("more: {every: 200ms, anchor: slot}"));
+            up.event_of("run_finished", "more");
+            up.stop();
+            let told = up.seen.iter().filter(|event| event["event"] == "config_rejected").count();
+            assert_eq!(told, 1, "{way:?} {broken:?}");
+        }
+    }
+}
+
+#[test]
+fn a_single_bad_schedule_is_invalid_alone_and_heals() {
+    let site = Site::sqlite();
+    site.config(&agent("other: {every: 200ms, anchor: slot}"));
+    let mut up = site.up();
+    up.event_of("run_finished", "other");
+    site.config(&agent("other: {every: 200ms, anchor: slot, timezone: Mars/Phobos}"));
+    up.event("config_loaded");
+    assert_eq!(site.json(&["show", "a/other"])["status"], "invalid");
+    up.event_of("run_finished", "steady");
+    site.config(&agent("other: {every: 200ms, anchor: slot}"));
+    up.event("config_loaded");
+    assert_eq!(site.json(&["show", "a/other"])["status"], "active");
+    up.event_of("run_finished", "other");
+    up.stop();
+}
+
+#[test]
+fn what_left_the_file_is_retired_and_its_waiting_runs_end() {
+    for site in Site::each() {
+        let leaving = r#"
+  leaving:
+    shell: 'echo "start $$" >> side.log; while [ ! -e go ]; do sleep 0.05; done'
+    schedules: {s: {every: 1h}}
+"#;
+        site.config(&format!("{}{leaving}", agent("")));
+        let mut up = site.up();
+        site.wait_for_line("start");
+        let waiting = site.belfry(&["run", "leaving/s", "-o", "json"]);
+        assert!(waiting.status.success(), "{}", String::from_utf8_lossy(&waiting.stderr));
+        let runs = site.runs("leaving/s");
+        let waiting = runs.iter().find(|run| run["state"] == "pending").unwrap()["id"].clone();
+        site.config(&agent(""));
+        up.event("config_loaded");
+        let of_waiting = || {
+            let runs = site.json(&["runs", "-n", "1000"]);
+            runs["items"].as_array().unwrap().iter().find(|run| run["id"] == waiting).cloned()
+        };
+        let ended =
+            eventually("the end of what waited", || of_waiting().filter(|run| run["state"] == "cancelled"));
+        assert_eq!(ended["reason"], "agent_removed", "{ended}");
+        // What runs may end, and is kept.
+        site.file("go", "");
+        let finished = up.event_of("run_finished", "s");
+        assert_eq!((&finished["agent"], &finished["state"]), (&"leaving".into(), &"completed".into()));
+        let began = Instant::now();
+        up.event_of("run_finished", "steady");
+        assert!(began.elapsed() < Duration::from_secs(5));
+        up.stop();
+    }
+}
