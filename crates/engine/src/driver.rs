@@ -1095,9 +1095,9 @@ impl Driver {
                 self.stop_all(Stop::ShutdownNow);
                 Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP_SOON }
             }
-            Phase::Ending { overrun } => {
+            Phase::Ending { overrun, .. } => {
                 self.stop_all(Stop::ShutdownNow);
-                Phase::Ending { overrun }
+                Phase::Ending { overrun, give_up: now.mono + GIVE_UP_SOON }
             }
             Phase::Stopped => Phase::Stopped,
         };

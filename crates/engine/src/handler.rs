@@ -105,16 +105,15 @@ impl Handler {
         // A task of its own, so that a panic ends the attempt and nothing else.
         let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
         let outcome = tokio::select! {
-            // Whoever was asked to end has not ended by itself, even if it was quick.
+            // A function that ends because it was asked to has not completed, however soon it does.
             biased;
             stop = asked(&mut cancel) => match stop {
                 Stop::Cancel(reason) => Outcome::Cancelled(reason),
                 Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
+                Stop::LeaseLost => Outcome::Failed { reason: Reason::Orphaned, retryable: true },
             },
             done = &mut task.0 => return report(done),
-            () = after(timeout.map(Duration::from_millis)) => {
-                Outcome::Failed { reason: Reason::Timeout, retryable: true }
-            }
+            () = after(timeout.map(Duration::from_millis)) => Outcome::Failed { reason: Reason::Timeout, retryable: true },
         };
         let in_time = tokio::select! {
             done = &mut task.0 => Some(done),
@@ -158,7 +157,7 @@ async fn asked(cancel: &mut CancelReceiver) -> Stop {
 
 async fn asked_now(cancel: &mut CancelReceiver) {
     loop {
-        if *cancel.borrow_and_update() == Some(Stop::ShutdownNow) {
+        if cancel.borrow_and_update().is_some_and(Stop::is_at_once) {
             return;
         }
         if cancel.changed().await.is_err() {
