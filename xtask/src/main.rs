@@ -2,7 +2,7 @@
 //!
 //! - `test`: everything that decides whether a change lands, each part timed
 //! - `golden`: writes the golden files anew, to be read in the diff
-//! - `bench`: the benchmarks
+//! - `bench`: the benchmarks, `time` of expressions, `store` of the verbs of a store
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -30,11 +30,16 @@ fn main() -> ExitCode {
             let packages = ["--package", "belfry-cli", "--package", "belfry-config"];
             exit(cargo(&["test", "--test", "*"]).args(packages).env("BELFRY_GOLDEN", "write"))
         }
-        ["bench", rest @ ..] => {
+        ["bench", "time", rest @ ..] => {
             exit(cargo(&["bench", "--package", "belfry-time", "--bench", "next", "--"]).args(rest))
         }
+        ["bench", "store", rest @ ..] => {
+            exit(cargo(&["bench", "--package", "belfry-store", "--bench", "verbs", "--"]).args(rest))
+        }
         _ => {
-            eprintln!("usage: cargo xtask test | golden | bench time [FILTER] | bench store");
+            eprintln!(
+                "usage: cargo xtask test | golden | bench time [FILTER] | bench store [sqlite | postgres]"
+            );
             ExitCode::from(2)
         }
     }

@@ -49,7 +49,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         return Err(Failure::Config(Errors { problems: loaded.invalid.clone() }));
     }
     for warning in &loaded.warnings {
-        reach::say(&warning.render(true))?;
+        reach::say(&warning.render(true));
     }
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
     let applied = if same {

@@ -16,6 +16,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::words;
 
 /// Ticks that are looked at, made or not.
 const WALKED_MAX: usize = 100_000;
@@ -153,7 +154,7 @@ impl Backfill {
             )));
         }
         if to > planned {
-            reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)))?;
+            reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
         }
         Ok((from, to.min(planned)))
     }
@@ -172,10 +173,10 @@ impl Backfill {
 
     fn tell(&self, reach: &Reach, output: &Output, zone: &Zone, answer: &Answer) -> Result<(), Failure> {
         let count = answer.runs.len();
-        let (made, runs) = (if self.dry_run { "would make" } else { "made" }, plural(count as u64, "run"));
-        let mut words: Vec<String> = Vec::new();
+        let (made, runs) = (if self.dry_run { "would make" } else { "made" }, words::count(count, "run"));
+        let mut lines: Vec<String> = Vec::new();
         if self.dry_run && output.format == Format::Table {
-            words.extend(answer.runs.iter().map(|one| crate::up::local(one.tick_at, zone)));
+            lines.extend(answer.runs.iter().map(|one| crate::up::local(one.tick_at, zone)));
         }
         let mut last = format!("{made} {runs} of {}", self.name);
         if let (Some(first), Some(newest)) = (answer.runs.first(), answer.runs.last()) {
@@ -185,15 +186,18 @@ impl Backfill {
         }
         if answer.left_out > 0 {
             let why = if self.missing { "have a run" } else { "have a run that lives" };
-            last.push_str(&format!("; {} {why}", plural(answer.left_out, "tick")));
+            last.push_str(&format!("; {} {why}", words::count(answer.left_out as usize, "tick")));
         }
         if answer.more > 0 {
-            last.push_str(&format!("; {} more: --limit, or a later --from", plural(answer.more, "tick")));
+            last.push_str(&format!(
+                "; {} left: raise --limit, or go on from there",
+                words::count(answer.more as usize, "more tick")
+            ));
         }
-        words.push(last);
-        reach::answer(output, answer, &words.join("\n"))?;
+        lines.push(last);
+        reach::answer(output, answer, &lines.join("\n"))?;
         if !self.dry_run && count > 0 && reach.server.is_none() {
-            reach::say("no server runs: they wait for the next `belfry up`")?;
+            reach::say("no server runs: they wait for the next `belfry up`");
         }
         Ok(())
     }
@@ -227,7 +231,7 @@ async fn make(
                 return Err(Failure::NotFound(format!(
                     "{} is gone; {} were made before",
                     record.name,
-                    plural(kept.len() as u64, "run")
+                    words::count(kept.len(), "run")
                 )));
             }
         }
@@ -242,7 +246,8 @@ fn planned_until(record: &ScheduleRecord, now: Timestamp) -> Timestamp {
     let after = |at: Timestamp| at.checked_add(MICROSECOND).unwrap_or(at);
     let planned = match (&record.status, record.token) {
         (Status::Paused { .. }, _) => after(record.status_since),
-        (_, Some(token)) if token.kind == TokenKind::Tick => token.tick_at,
+        // The first tick of an interval is the instant at which it was first seen.
+        (_, Some(token)) if matches!(token.kind, TokenKind::Tick | TokenKind::First) => token.tick_at,
         (_, Some(token)) => after(token.tick_at),
         (_, None) => now,
     };
@@ -266,8 +271,4 @@ fn ticks(timing: &Timing, from: Timestamp, end: Timestamp) -> impl Iterator<Item
 
 fn earlier(at: Timestamp) -> Timestamp {
     at.checked_sub(MICROSECOND).unwrap_or(at)
-}
-
-fn plural(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

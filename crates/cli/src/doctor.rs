@@ -1,5 +1,6 @@
 //! `belfry doctor` and `belfry store`: is everything as it should be?
 
+use std::path::Path;
 use std::time::Duration;
 
 use belfry::AnyStore;
@@ -7,6 +8,7 @@ use belfry::api::{Node, NodeStatus};
 use belfry_config::{Loaded, StoreUrl};
 use belfry_core::check::Status;
 use belfry_runner::{KeeperHandle, KeeperOptions};
+use belfry_store::sqlite::Sqlite;
 use belfry_store::{Stats, Store};
 use belfry_time::Timestamp;
 use clap::{Args, Subcommand};
@@ -67,10 +69,9 @@ impl Doctor {
             let loaded = config(place, &mut findings);
             match place.open().await {
                 Ok(store) => {
-                    let address = place.store_address().map(StoreUrl::new);
-                    let shown = address.map_or_else(|_| "the store".into(), |address| address.to_string());
-                    findings.add("store", Grade::Ok, format!("{shown} opens"));
-                    if let Err(failure) = look(store, loaded.as_ref(), &mut findings).await {
+                    let address = place.store_address()?;
+                    findings.add("store", Grade::Ok, format!("{} opens", StoreUrl::new(address.as_str())));
+                    if let Err(failure) = look(store, &address, loaded.as_ref(), &mut findings).await {
                         findings.add("store", Grade::Fail, said(&failure));
                     }
                 }
@@ -144,7 +145,12 @@ fn config(place: &Place, findings: &mut Findings) -> Option<Loaded> {
     Some(loaded)
 }
 
-async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings) -> Result<(), Failure> {
+async fn look(
+    store: AnyStore,
+    address: &str,
+    loaded: Option<&Loaded>,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
     clocks(&store, findings).await?;
     let reading = Reading::of(store).await?;
     let stats = reading.store.stats().await?;
@@ -160,6 +166,11 @@ async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings)
                 if damage.len() > 1 { format!(", and {} more", damage.len() - 1) } else { String::new() };
             findings.add("integrity", Grade::Fail, format!("{first}{more}"));
         }
+    }
+    if let Some(path) = address.strip_prefix("sqlite:")
+        && let Some(pid) = Sqlite::server(Path::new(path))
+    {
+        findings.add("server", Grade::Ok, format!("process {pid} serves the file"));
     }
     nodes(&reading, findings).await?;
     skew(&reading, loaded, findings).await?;

@@ -125,7 +125,7 @@ impl Keys {
         let about = About { name: target.name, origin: &origin, inherited, agent: Some(target.agent) };
         let parsed = parse_schedule(input, target.base, &about)?;
         for warning in &parsed.warnings {
-            reach::say(&warning.render(true))?;
+            reach::say(&warning.render(true));
         }
         Ok(parsed.definition)
     }

@@ -109,7 +109,7 @@ fn remark_end(run: &RunRecord, silent: bool) {
 }
 
 /// Brings pieces of output to where they belong.
-struct Writer {
+pub struct Writer {
     format: Format,
     out: Sink<io::Stdout>,
     err: Sink<io::Stderr>,
@@ -151,7 +151,7 @@ struct Piece<'a> {
 }
 
 impl Writer {
-    fn new(output: &Output) -> Writer {
+    pub fn new(output: &Output) -> Writer {
         let colours = !output.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let tame = |terminal: bool| terminal.then(|| Tame::new(colours));
         Writer {
@@ -162,7 +162,7 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, chunk: &OutputChunk) -> Result<(), Failure> {
+    pub fn write(&mut self, chunk: &OutputChunk) -> Result<(), Failure> {
         if self.format != Format::Table {
             let stream = match chunk.stream {
                 Stream::Out => "stdout",
@@ -179,25 +179,24 @@ impl Writer {
             reading::remark(&format!("-- attempt {}", chunk.attempt));
         }
         self.attempt = chunk.attempt;
-        Ok(match chunk.stream {
+        match chunk.stream {
             Stream::Out => self.out.write(&chunk.bytes)?,
             Stream::Err => self.err.write(&chunk.bytes)?,
             Stream::Note => {
                 self.out.to.flush()?;
-                reading::remark(&format!(
-                    "-- {}",
-                    words::one_line(&String::from_utf8_lossy(&chunk.bytes), 400)
-                ));
+                let note = words::one_line(&String::from_utf8_lossy(&chunk.bytes), 400);
+                reading::remark(&format!("-- {note}"));
             }
-        })
+        }
+        Ok(())
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    pub fn flush(&mut self) -> io::Result<()> {
         self.out.to.flush()?;
         self.err.to.flush()
     }
 
-    fn finish(&mut self) -> io::Result<()> {
+    pub fn finish(&mut self) -> io::Result<()> {
         if self.format != Format::Table {
             return self.out.to.flush();
         }

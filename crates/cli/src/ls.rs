@@ -129,8 +129,8 @@ fn standing(schedule: &Schedule) -> &'static str {
 
 fn left(now: Timestamp, due_at: Timestamp) -> String {
     match due_at.duration_since(now) {
-        time if time.is_positive() => words::rough(time),
         time if time.as_secs() == 0 => "now".into(),
+        time if time.is_positive() => words::rough(time),
         // Nobody was there to plan it.
         time => format!("-{}", words::rough(-time)),
     }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use belfry::{AnyStore, GUEST, RunId, Timestamp};
+use belfry::{AnyStore, Engine, GUEST, RunId, Timestamp};
 use belfry_config::Loaded;
 use belfry_store::sqlite::Sqlite;
 use belfry_store::{Node, RunRecord, ScheduleFilter, ScheduleRecord, Store};
@@ -62,6 +62,21 @@ impl Reach {
             }
             None => Reach::open(place).await,
         }
+    }
+
+    /// A store to run something from here. Where nobody serves it and the files have changed, they are applied first, as `up`
+    /// does when it starts.
+    pub async fn open_to_run(place: &Place) -> Result<Reach, Failure> {
+        let reach = Reach::open_with_files(place).await?;
+        let Some(loaded) = reach.loaded.as_ref().filter(|_| reach.server.is_none()) else { return Ok(reach) };
+        for problem in &loaded.invalid {
+            say(&problem.render(true));
+        }
+        let engine = Engine::builder().store(reach.store.clone()).build();
+        if crate::up::apply(&engine, loaded).await? {
+            say("config skew: the files differ from what the store has; `belfry apply` makes them the same");
+        }
+        Ok(reach)
     }
 
     async fn of(store: AnyStore, address: String, loaded: Option<Loaded>) -> Result<Reach, Failure> {
@@ -191,9 +206,9 @@ pub fn list(mut names: Vec<String>) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-/// Words for people, beside the data.
-pub fn say(text: &str) -> Result<(), Failure> {
-    Ok(writeln!(anstream::stderr(), "{text}")?)
+/// Words for people, beside the data. Where standard error is closed there is nobody to tell.
+pub fn say(text: &str) {
+    let _ = writeln!(anstream::stderr(), "{text}");
 }
 
 /// The answer of a command: JSON where it is asked for, else words.

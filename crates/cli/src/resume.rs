@@ -49,12 +49,19 @@ struct One {
 impl Resume {
     /// Resumes them.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        let zone = output.zone()?;
         reach::block_on(async {
             let reach = Reach::open(place).await?;
             let now = reach.now().await?;
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };
             let mut lines = Vec::new();
             for record in all_of(&reach, &self.names).await? {
+                if let Some(until) = ended_by_itself(&record, now) {
+                    let until = crate::up::local(until, &zone);
+                    lines.push(format!("{} left as it is: its pause has ended at {until}", record.name));
+                    answer.unchanged.push(record.name);
+                    continue;
+                }
                 let skipped = self.skipped(&record, now);
                 if !reach.store.resume(now, record.id, self.catch_up, skipped).await? {
                     lines.push(format!("{} left as it is: it is not paused", record.name));
@@ -84,5 +91,13 @@ impl Resume {
             None => timing,
         };
         left_out(&timing, SkipReason::Disabled, record.status_since, now)
+    }
+}
+
+/// A pause whose end has come is over, also where nobody has planned since: what was due after it is not left out.
+fn ended_by_itself(record: &ScheduleRecord, now: Timestamp) -> Option<Timestamp> {
+    match record.status {
+        Status::Paused { until, .. } => until.filter(|until| *until <= now),
+        _ => None,
     }
 }

@@ -31,7 +31,7 @@ impl Retry {
         let old = reach::run_id(&self.run)?;
         self.waiting.check(output)?;
         reach::block_on(async {
-            let reach = Reach::open(place).await?;
+            let reach = Reach::open_to_run(place).await?;
             let old = reach.run(old).await?;
             if old.state.is_live() {
                 return Err(Failure::Usage(format!(
@@ -41,9 +41,8 @@ impl Retry {
             }
             let now = reach.now().await?;
             let gone = || Failure::NotFound(format!("{} is gone: its runs cannot be repeated", old.name));
-            if reach.store.schedule(&old.name).await?.is_none() {
-                return Err(gone());
-            }
+            let record = reach.store.schedule(&old.name).await?.ok_or_else(gone)?;
+            self.waiting.check_labels(&reach, &record).await?;
             let new = belfry::prepare(&reach.store, &reach.options(), now, &old.name).await?;
             let run = NewRun { command: old.command, prompt: old.prompt, payload: old.payload, ..new };
             let id = run.id;

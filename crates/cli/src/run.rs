@@ -1,8 +1,9 @@
 //! `belfry run`: a run by hand, beside the ticks.
 
-use belfry::{Engine, RunRequest};
+use belfry::RunRequest;
 use clap::Args;
 use serde_json::{Map, Value};
+use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::Output;
@@ -20,7 +21,7 @@ use crate::wait::Waiting;
 
 It counts for limits and overlap, and moves no schedule. Where a server runs, that starts it within a second; where none runs,
 this process does, waits for the end and leaves: Ctrl-C then cancels the run. The same --key within 24 hours answers with the
-first run.")]
+first run. A TRACEPARENT in the environment becomes the run's trace.")]
 pub struct Run {
     /// Which schedule
     #[arg(value_name = "AGENT/SCHEDULE")]
@@ -51,16 +52,12 @@ impl Run {
             prompt: self.prompt.clone(),
             payload: payload(self.payload.as_deref())?,
             key: self.key.clone(),
-            trace_id: None,
+            trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
         };
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            if reach.server.is_none()
-                && let Some(loaded) = &reach.loaded
-            {
-                apply_files(&reach, loaded).await?;
-            }
-            reach.schedule(&self.name).await?;
+            let reach = Reach::open_to_run(place).await?;
+            let record = reach.schedule(&self.name).await?;
+            self.waiting.check_labels(&reach, &record).await?;
             let now = reach.now().await?;
             let run = belfry::enqueue(&reach.store, &reach.options(), now, &self.name, request).await?;
             self.waiting.see_to(run, &reach, place, output).await
@@ -68,18 +65,12 @@ impl Run {
     }
 }
 
-/// Brings the files into the store where nobody serves it, as `up` does when it starts.
-async fn apply_files(reach: &Reach, loaded: &belfry_config::Loaded) -> Result<(), Failure> {
-    for problem in &loaded.invalid {
-        reach::say(&problem.render(true))?;
-    }
-    let engine = Engine::builder().store(reach.store.clone()).build();
-    if crate::up::apply(&engine, loaded).await? {
-        reach::say(
-            "config skew: the files differ from what the store has; `belfry apply` makes them the same",
-        )?;
-    }
-    Ok(())
+/// The trace that a caller has begun, as W3C writes it: `00-TRACE-SPAN-FLAGS`.
+fn trace_of(text: &str) -> Option<Uuid> {
+    let mut parts = text.trim().split('-');
+    let (_version, trace) = (parts.next().filter(|version| version.len() == 2)?, parts.next()?);
+    let is_whole = trace.len() == 32 && parts.next().is_some_and(|span| span.len() == 16);
+    Uuid::try_parse(trace).ok().filter(|trace| is_whole && !trace.is_nil())
 }
 
 /// An object from the command line.

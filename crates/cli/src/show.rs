@@ -15,7 +15,7 @@ use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reading::{self, Reading};
 use crate::runs;
-use crate::sheet::{Sheet, column};
+use crate::sheet::{self, Sheet, column};
 use crate::words;
 
 /// Runs and ranges of skips that are shown.
@@ -130,6 +130,8 @@ impl Lines {
     fn add(&mut self, name: &'static str, value: String) {
         let shown = if name == self.last { "" } else { name };
         self.last = name;
+        let room = sheet::width().map(|width| width.saturating_sub(11).max(20));
+        let value = words::wrapped(&value, room).replace('\n', "\n           ");
         // Writing to a text does not fail.
         let _ = writeln!(self.text, "  {shown:<9}{value}");
     }

@@ -8,7 +8,8 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reading::{self, Reading};
-use crate::sheet::{Sheet, column};
+use crate::sheet::{self, Sheet, column};
+use crate::words;
 
 /// Say why a schedule runs or does not, now or at an instant
 #[derive(Debug, Args)]
@@ -50,11 +51,9 @@ impl Why {
 fn print(answer: &Answer) -> Result<(), Failure> {
     let reason = answer.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"));
     let style = anstyle::Style::new().bold();
-    reading::print_text(&format!(
-        "{style}{}{reason}{style:#}: {}\n",
-        answer.decision.as_str(),
-        answer.words
-    ))?;
+    let head = format!("{}{reason}:", answer.decision.as_str());
+    let text = words::wrapped(&format!("{head} {}", answer.words), sheet::width());
+    reading::print_text(&format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text)))?;
     if answer.checks.len() < 2 {
         return Ok(());
     }

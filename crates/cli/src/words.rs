@@ -14,7 +14,7 @@ pub fn short(at: Timestamp, now: Timestamp, zone: &Zone) -> String {
     let format = match (local.date() == today.date(), far) {
         (true, _) => "%H:%M:%S",
         (false, false) => "%a %H:%M",
-        (false, true) if local.year() == today.year() => "%b %e",
+        (false, true) if local.year() == today.year() => "%b %-d %H:%M",
         (false, true) => "%Y-%m-%d",
     };
     local.strftime(format).to_string()
@@ -47,6 +47,22 @@ pub fn rough(time: SignedDuration) -> String {
     }
 }
 
+/// A sentence in lines that are no wider than this, broken between words.
+pub fn wrapped(text: &str, width: Option<u16>) -> String {
+    let width = width.map_or(usize::MAX, usize::from);
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last().map_or(0, |line| line.chars().count());
+        if line > 0 && line + 1 + word.chars().count() > width {
+            lines.push(word.to_owned());
+        } else if let Some(last) = lines.last_mut() {
+            last.push_str(if line > 0 { " " } else { "" });
+            last.push_str(word);
+        }
+    }
+    lines.join("\n")
+}
+
 /// Text from outside on one line, within reason, and without anything that a terminal obeys.
 pub fn one_line(text: &str, longest: usize) -> String {
     let clean: String = text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect();
@@ -77,6 +93,13 @@ mod tests {
         let of = |millis: i64| span(SignedDuration::from_millis(millis));
         let found = [340, 3_400, 34_000, 250_000, 7_500_000, 270_000_000, 40_000_000_000].map(of);
         assert_eq!(found, ["340ms", "3.4s", "34s", "4m10s", "2h5m", "3d3h", "1y97d"]);
+    }
+
+    #[test]
+    fn sentences_are_broken_between_words() {
+        assert_eq!(wrapped("one two three", Some(8)), "one two\nthree");
+        assert_eq!(wrapped("one two three", None), "one two three");
+        assert_eq!(wrapped("incomprehensible word", Some(8)), "incomprehensible\nword");
     }
 
     #[test]

@@ -227,11 +227,11 @@ fn a_killed_server_loses_no_tick_and_doubles_none_on_postgres() {
     no_tick_is_lost_and_none_doubled(folder.path(), &address);
 }
 
-/// `host=/folder user=… dbname=…` as an address.
+/// `host=/folder user=… dbname=…` as an address; the last word counts.
 fn as_address(url: &str) -> String {
     if url.starts_with("postgres") {
         return url.to_owned();
     }
-    let part = |name: &str| url.split(' ').find_map(|word| word.strip_prefix(name)).unwrap_or_default();
+    let part = |name: &str| url.split(' ').rev().find_map(|word| word.strip_prefix(name)).unwrap_or_default();
     format!("postgres://{}@{}/{}", part("user="), part("host=").replace('/', "%2F"), part("dbname="))
 }

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "outside/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;

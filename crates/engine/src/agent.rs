@@ -2,6 +2,36 @@
 
 use belfry_core::definition::{Options, When};
 use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
+use belfry_time::{Cron, Every};
+
+use crate::error::Error;
+
+/// An interval, checked: `20m`, `1h30m`, `daily`.
+///
+/// ```
+/// assert!(belfry::every("20m").is_ok());
+/// let error = belfry::every("20 minutes").unwrap_err();
+/// assert!(matches!(&error, belfry::Error::Interval { input, .. } if input == "20 minutes"));
+/// ```
+pub fn every(interval: &str) -> Result<When, Error> {
+    Every::parse(interval).map_err(|source| Error::Interval { input: interval.to_owned(), source })?;
+    Ok(When::Every(interval.to_owned()))
+}
+
+/// A cron expression, checked.
+///
+/// ```
+/// assert!(belfry::cron("0 9 * * 1-5").is_ok());
+/// let error = belfry::cron("0 75 * * *").unwrap_err();
+/// assert!(matches!(&error, belfry::Error::Cron { field, .. } if field == "75"));
+/// ```
+pub fn cron(expr: &str) -> Result<When, Error> {
+    Cron::parse(expr).map_err(|source| {
+        let field = expr.get(source.span()).unwrap_or_default().to_owned();
+        Error::Cron { expr: expr.to_owned(), field, source }
+    })?;
+    Ok(When::Cron(expr.to_owned()))
+}
 
 /// Puts an agent together whose work is a Rust function: no limit on how many of its runs run at once unless one is set.
 ///

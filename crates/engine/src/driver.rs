@@ -234,9 +234,27 @@ pub enum Effect {
 struct Loop {
     busy: bool,
     at: Duration,
+    /// Something came up while it was busy: what it is about to learn may be old.
+    again: bool,
 }
 
 impl Loop {
+    /// Idle until an instant.
+    fn from(at: Duration) -> Loop {
+        Loop { busy: false, at, again: false }
+    }
+
+    /// It should ask now; where it is busy, as soon as it is not.
+    fn wake(&mut self, now: Now) {
+        self.again |= self.busy;
+        self.at = now.mono;
+    }
+
+    /// An answer has come; it asks again at an instant, or now where something came up meanwhile.
+    fn rest(&mut self, now: Now, until: Duration) {
+        *self = Loop::from(if self.again { now.mono } else { until });
+    }
+
     fn is_due(&self, now: Now) -> bool {
         !self.busy && self.at <= now.mono
     }
@@ -264,6 +282,9 @@ struct Ending {
     took: Duration,
 }
 
+/// Plans that are being committed, with the names of their schedules.
+type Committing = (Arc<Vec<Commit>>, Vec<Arc<str>>);
+
 /// Where a node is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -278,6 +299,8 @@ pub enum Phase {
     Ending {
         /// How much was running when the time was up.
         overrun: usize,
+        /// Until when the ends of attempts are tried to be stored.
+        give_up: Duration,
     },
     /// All has ended.
     Stopped,
@@ -303,7 +326,7 @@ pub struct Driver {
     new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
     planner: Loop,
     next_due: Option<Timestamp>,
-    committing: Option<(Arc<Vec<Commit>>, Vec<Arc<str>>)>,
+    committing: Option<Committing>,
     dispatcher: Loop,
     claim_wanted: bool,
     lane_turn: usize,
@@ -337,6 +360,9 @@ const CLAIM_MAX: u32 = 1000;
 /// Things that are pruned at once.
 const PRUNE_BATCH: u32 = 500;
 const PRUNE_EVERY: Duration = Duration::from_secs(60);
+/// How long a node that stops waits for a store that does not answer: asked once, and asked again.
+const GIVE_UP: Duration = Duration::from_secs(10);
+const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 const CANCELS_EVERY: Duration = Duration::from_secs(1);
 
 impl Driver {
@@ -353,10 +379,10 @@ impl Driver {
             node,
             phase: Phase::Running,
             new_id,
-            planner: Loop { busy: false, at: now.mono },
+            planner: Loop::from(now.mono),
             next_due: None,
             committing: None,
-            dispatcher: Loop { busy: false, at: now.mono },
+            dispatcher: Loop::from(now.mono),
             claim_wanted: true,
             lane_turn: 0,
             later: BTreeSet::new(),
@@ -364,14 +390,14 @@ impl Driver {
             finisher: Loop::default(),
             endings: VecDeque::new(),
             finishing: Vec::new(),
-            renewer: Loop { busy: false, at: now.mono + lease / 3 },
+            renewer: Loop::from(now.mono + lease / 3),
             lease_until,
             lease_good: now.mono + lease,
             strays: HashSet::new(),
-            canceller: Loop { busy: false, at: now.mono + CANCELS_EVERY },
-            reaper: Loop { busy: false, at: now.mono },
+            canceller: Loop::from(now.mono + CANCELS_EVERY),
+            reaper: Loop::from(now.mono),
             observed: HashMap::new(),
-            pruner: Loop { busy: false, at: now.mono + PRUNE_EVERY },
+            pruner: Loop::from(now.mono + PRUNE_EVERY),
             prune_after: None,
             failures: 0,
             counters: Counters::default(),
@@ -432,8 +458,11 @@ impl Driver {
         if (serves || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
-        if let Phase::Draining { until: at } = self.phase {
-            at_most(until(at));
+        match self.phase {
+            Phase::Draining { until: at } => at_most(until(at)),
+            // Whoever still runs is waited for, however long it takes.
+            Phase::Ending { give_up, .. } if self.under_way() == 0 => at_most(until(give_up)),
+            _ => {}
         }
         wait
     }
@@ -499,8 +528,8 @@ impl Driver {
         match input {
             Input::Woken => {}
             Input::Hint => {
-                self.planner.at = now.mono;
-                self.canceller.at = now.mono;
+                self.planner.wake(now);
+                self.canceller.wake(now);
                 self.claim_wanted = true;
             }
             Input::Due { due, next } => self.due(now, due, next),
@@ -510,7 +539,7 @@ impl Driver {
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
             Input::Cancels(cancels) => {
-                self.canceller = Loop { busy: false, at: now.mono + CANCELS_EVERY };
+                self.canceller.rest(now, now.mono + CANCELS_EVERY);
                 if let Some(cancels) = self.answered(now, cancels) {
                     cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 }
@@ -537,7 +566,7 @@ impl Driver {
     }
 
     fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
-        self.planner = Loop { busy: false, at: now.mono + self.options.poll_interval };
+        self.planner.rest(now, now.mono + self.options.poll_interval);
         let Some(due) = self.answered(now, due) else {
             self.planner.at = now.mono + self.backoff();
             return;
@@ -584,7 +613,7 @@ impl Driver {
 
     fn committed(&mut self, now: Now, committed: Result<Vec<bool>, Error>) {
         // Look again: there may be more.
-        self.planner = Loop { busy: false, at: now.mono };
+        self.planner.rest(now, now.mono);
         let committing = self.committing.take();
         let Some(committed) = self.answered(now, committed) else {
             self.planner.at = now.mono + self.backoff();
@@ -598,7 +627,7 @@ impl Driver {
         for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
             self.note_plan(now.wall, commit, name);
             if commit.cancel_live {
-                self.canceller.at = now.mono;
+                self.canceller.wake(now);
             }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);
@@ -706,7 +735,7 @@ impl Driver {
     }
 
     fn claimed(&mut self, now: Now, claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>) {
-        self.dispatcher = Loop { busy: false, at: now.mono + self.options.poll_interval };
+        self.dispatcher.rest(now, now.mono + self.options.poll_interval);
         let Some(claimed) = self.answered(now, claimed) else {
             self.dispatcher.at = now.mono + self.backoff();
             self.claim_wanted = true;
@@ -825,7 +854,7 @@ impl Driver {
     }
 
     fn finished(&mut self, now: Now, finished: Result<Vec<Finished>, Error>) {
-        self.finisher = Loop { busy: false, at: now.mono };
+        self.finisher.rest(now, now.mono);
         let endings = std::mem::take(&mut self.finishing);
         let Some(finished) = self.answered(now, finished) else {
             // An end is repeated until it is answered.
@@ -838,10 +867,12 @@ impl Driver {
             let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
             // The end of a run may have armed its schedule.
             match ending.finish.arm {
-                Some(token) => {
-                    self.next_due = Some(self.next_due.map_or(token.due_at, |at| at.min(token.due_at)))
+                Some(token) if !self.planner.busy => {
+                    self.next_due = Some(self.next_due.map_or(token.due_at, |at| at.min(token.due_at)));
                 }
-                None => self.planner.at = now.mono,
+                None if !task.waits() => {}
+                // What the planner is about to learn may be older than this.
+                Some(_) | None => self.planner.wake(now),
             }
             self.note_end(now, &task, ending, finished);
         }
@@ -903,7 +934,7 @@ impl Driver {
     }
 
     fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
-        self.renewer = Loop { busy: false, at: asked + self.options.lease / 3 };
+        self.renewer.rest(now, asked + self.options.lease / 3);
         let Some(renewed) = self.answered(now, renewed) else {
             self.renewer.at = now.mono + self.backoff();
             return;
@@ -995,8 +1026,7 @@ impl Driver {
     }
 
     fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, bool)>, Error>) {
-        self.reaper =
-            Loop { busy: false, at: now.mono + self.options.orphan_check.min(self.options.lease / 3) };
+        self.reaper = Loop::from(now.mono + self.options.orphan_check.min(self.options.lease / 3));
         let Some(nodes) = self.answered(now, nodes) else { return };
         self.observed.retain(|id, _| nodes.iter().any(|(node, _)| node.id == *id));
         for (node, gone) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
@@ -1017,7 +1047,7 @@ impl Driver {
         let Some(rescued) = rescued else { return };
         self.observed.remove(&node);
         self.claim_wanted = true;
-        self.planner.at = now.mono;
+        self.planner.wake(now);
         let count = rescued.pending.len() + rescued.ended.len();
         let event = Event::new(now.wall, Level::Warn, Name::NodeFenced);
         self.note(Event { node: Some(node), count: Some(count as u64), ..event });
@@ -1047,7 +1077,7 @@ impl Driver {
     }
 
     fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
-        self.pruner = Loop { busy: false, at: now.mono + PRUNE_EVERY };
+        self.pruner.rest(now, now.mono + PRUNE_EVERY);
         let Some(pruned) = self.answered(now, pruned) else { return };
         self.prune_after = pruned.next;
         // Where there is more, others go first.
@@ -1065,11 +1095,11 @@ impl Driver {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
             Phase::Draining { .. } => {
                 self.stop_all(Stop::ShutdownNow);
-                Phase::Ending { overrun: self.not_ended() }
+                Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP_SOON }
             }
-            Phase::Ending { overrun } => {
+            Phase::Ending { overrun, .. } => {
                 self.stop_all(Stop::ShutdownNow);
-                Phase::Ending { overrun }
+                Phase::Ending { overrun, give_up: now.mono + GIVE_UP_SOON }
             }
             Phase::Stopped => Phase::Stopped,
         };
@@ -1079,19 +1109,7 @@ impl Driver {
         self.tasks.values().filter(|task| !task.ended).count()
     }
 
-    /// What has not ended: also what has, as long as the store cannot be told.
-    fn not_ended(&self) -> usize {
-        if self.failures > 0 { self.tasks.len() } else { self.under_way() }
-    }
-
     fn stop_maybe(&mut self, now: Now) {
-        if let Phase::Draining { until } = self.phase
-            && now.mono >= until
-            && self.not_ended() > 0
-        {
-            self.phase = Phase::Ending { overrun: self.not_ended() };
-            self.stop_all(Stop::Shutdown);
-        }
         let idle = self.tasks.is_empty()
             && self.endings.is_empty()
             && !self.finisher.busy
@@ -1099,17 +1117,20 @@ impl Driver {
             && !self.planner.busy
             && !self.renewer.busy;
         let overrun = match self.phase {
-            Phase::Draining { .. } => 0,
-            Phase::Ending { overrun } => overrun,
-            Phase::Running | Phase::Stopped => return,
+            Phase::Draining { .. } if idle => 0,
+            Phase::Draining { until } if now.mono >= until => {
+                self.phase = Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP };
+                return self.stop_all(Stop::Shutdown);
+            }
+            Phase::Ending { overrun, .. } if idle => overrun,
+            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does.
+            Phase::Ending { give_up, .. } if now.mono >= give_up && self.under_way() == 0 => {
+                self.tasks.len().max(1)
+            }
+            _ => return,
         };
-        // The time is up, and there is nobody to tell: others find the runs by the lease.
-        let is_in_vain =
-            matches!(self.phase, Phase::Ending { .. }) && self.failures > 2 && self.under_way() == 0;
-        if idle || is_in_vain {
-            self.phase = Phase::Stopped;
-            self.effects.push(Effect::Stopped { overrun });
-        }
+        self.phase = Phase::Stopped;
+        self.effects.push(Effect::Stopped { overrun });
     }
 
     // The store's health.
@@ -1146,6 +1167,11 @@ impl Driver {
 }
 
 impl Task {
+    /// Whether its end may arm its schedule.
+    fn waits(&self) -> bool {
+        self.definitions.compiled.as_ref().is_ok_and(|schedule| schedule.waits_for_runs())
+    }
+
     /// The next token of its schedule, should that wait for this run.
     fn arm(&self, now: Timestamp) -> Option<Token> {
         let schedule = self.definitions.compiled.as_ref().ok()?;

@@ -483,6 +483,50 @@ impl Engine {
         crate::why::checks(&self.inner.store, name, self.now()).await
     }
 
+    /// The prompt that a run of a schedule would get now, with everything filled in.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let agent = belfry::AgentBuilder::new("greeter")
+    ///     .schedule("hello", belfry::every("1h")?)
+    ///     .define(|agent| agent.work.prompt = Some("Greet {{ payload.name }}.".into()))
+    ///     .build();
+    /// let engine = belfry::Engine::builder().build();
+    /// engine.set_agents(vec![agent]).await?;
+    /// let payload = serde_json::json!({"name": "Ada"});
+    /// assert_eq!(engine.build_prompt("greeter/hello", payload).await?, "Greet Ada.");
+    /// # Ok::<_, belfry::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn build_prompt(&self, name: &str, payload: Value) -> Result<String, Error> {
+        let not_found = || Error::NotFound { name: name.to_owned() };
+        let record = self.schedule_state(name).await?;
+        let definitions = self.inner.store.definitions(&[record.id]).await?;
+        let definitions = definitions.into_iter().next().flatten().ok_or_else(not_found)?;
+        let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+        let now = self.now();
+        let mut merged = record.definition.options.payload.clone();
+        if let Value::Object(payload) = payload {
+            merged.extend(payload);
+        }
+        let attempt = Attempt {
+            run: RunId(Uuid::nil()),
+            epoch: 1,
+            attempt: 1,
+            node: NodeId(Uuid::nil()),
+            agent: agent.into(),
+            schedule: schedule.into(),
+            command: record.definition.options.command.clone(),
+            tick_at: Some(now),
+            prompt: record.definition.options.prompt.clone(),
+            payload: Value::Object(merged),
+            trace_id: Uuid::nil(),
+            work: Arc::new(definitions.agent_definition.work.clone()),
+        };
+        belfry_runner::build_prompt(&attempt)
+            .map_err(|error| Error::Prompt { name: name.to_owned(), detail: error.chain() })
+    }
+
     /// A run.
     pub async fn run(&self, run: RunId) -> Result<Option<RunRecord>, Error> {
         Ok(self.inner.store.run(run).await?)

@@ -18,8 +18,8 @@ pub enum Error {
     Cron {
         /// What was given.
         expr: String,
-        /// The field that is wrong, where it is one.
-        field: Option<String>,
+        /// The part that is wrong, as it was written.
+        field: String,
         /// What is wrong with it.
         #[source]
         source: belfry_time::Error,
@@ -57,7 +57,12 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] belfry_store::Error),
-    /// The runner failed.
-    #[error("cannot start the keeper: {0}")]
-    Keeper(String),
+    /// A prompt cannot be filled in.
+    #[error("the prompt of {name}: {detail}")]
+    Prompt {
+        /// Of which schedule.
+        name: String,
+        /// What is wrong with it.
+        detail: String,
+    },
 }

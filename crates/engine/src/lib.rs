@@ -18,7 +18,7 @@ mod handler;
 mod shell;
 mod why;
 
-pub use agent::AgentBuilder;
+pub use agent::{AgentBuilder, cron, every};
 pub use api::Why;
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};

@@ -29,6 +29,7 @@ const CHUNKS_MAX: usize = 16;
 const CHUNK_BYTES: usize = 64 << 10;
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
+const TEND_EVERY: Duration = Duration::from_secs(3);
 
 /// What the engine shows of itself to whoever asks.
 #[derive(Debug, Clone)]
@@ -76,6 +77,7 @@ pub(crate) struct Shell {
 
 impl Shell {
     pub(crate) async fn run(mut self) {
+        let tending = tend(self.store.clone());
         let mut input = Input::Woken;
         loop {
             if let Input::Ended { run, .. } = &input {
@@ -87,6 +89,7 @@ impl Shell {
             }
             self.show();
             if self.driver.phase() == Phase::Stopped {
+                tending.abort();
                 return;
             }
             let wait = self.driver.wait(self.clock.now());
@@ -274,6 +277,18 @@ impl Shell {
             Input::Fenced { node, rescued: store.fence(clock.now().wall, node, lease).await }
         });
     }
+}
+
+/// Tends the store, in real time and apart from all else: nothing waits for it.
+fn tend(store: Arc<AnyStore>) -> tokio::task::AbortHandle {
+    let tending = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(TEND_EVERY).await;
+            // A store that does not answer is heard of elsewhere; one that was not tended is slower.
+            let _ = store.tend().await;
+        }
+    });
+    tending.abort_handle()
 }
 
 /// Claims runs and reads what they are runs of.

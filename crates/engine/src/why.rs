@@ -15,6 +15,7 @@ use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Why};
+use crate::driver::GUEST;
 use crate::error::Error;
 
 /// What became of an instant of a schedule, or would become of it now.
@@ -159,7 +160,9 @@ impl Known {
         let pending = in_scope.iter().filter(|run| run.state == RunState::Pending).count() as u32;
         let facts = Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted };
         let mut nodes = store.nodes().await?;
-        nodes.retain(|node| !node.fenced && node.lease_until > now);
+        // A guest is there for one run alone.
+        let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
+        nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
         Ok(Known { now, schedule, agent, facts, live, nodes, zone, record })
@@ -646,7 +649,7 @@ fn length(from: Timestamp, to: Timestamp) -> String {
     let exact = to.duration_since(from).max(SignedDuration::ZERO);
     let shown = match exact.as_secs() {
         0 => SignedDuration::from_millis(exact.as_millis() as i64),
-        1..60 => SignedDuration::from_millis(exact.as_millis() as i64 / 100 * 100),
+        seconds @ 1..10 => return format!("{seconds}.{}s", exact.subsec_millis() / 100),
         seconds => SignedDuration::from_secs(seconds),
     };
     format_duration(shown).to_string()

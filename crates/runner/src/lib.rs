@@ -32,5 +32,6 @@ pub use cgroup::delegated_cgroup;
 pub use error::Error;
 pub use keeper::{KeeperHandle, KeeperOptions};
 pub use leftovers::{end_leftover, end_leftovers};
+pub use plan::build_prompt;
 pub use processes::ChildRecord;
 pub use runner::{Runner, RunnerOptions};

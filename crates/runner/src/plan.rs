@@ -47,10 +47,7 @@ pub(crate) fn plan(attempt: &Attempt, state: &Path, node: &Variables) -> Result<
     let work = &attempt.work;
     let payload = payload(attempt);
     let values = Values { attempt, payload: Value::from(Serde(&payload)) };
-    let prompt = match attempt.prompt.as_ref().or(work.prompt.as_ref()) {
-        Some(prompt) => template::render("prompt", prompt, &values.with_prompt(""))?,
-        None => String::new(),
-    };
+    let prompt = values.prompt()?;
     let values = values.with_prompt(&prompt);
     let (argv, shell_variables) = argv(work.action_of(&attempt.command), &attempt.agent, &values)?;
     let resolved = environment::resolve(work, node)?;
@@ -98,7 +95,20 @@ struct Values<'a> {
     payload: Value,
 }
 
+/// The prompt of an attempt with everything filled in, as its program gets it. Empty where there is none.
+pub fn build_prompt(attempt: &Attempt) -> Result<String, Error> {
+    let payload = payload(attempt);
+    Values { attempt, payload: Value::from(Serde(&payload)) }.prompt()
+}
+
 impl Values<'_> {
+    fn prompt(&self) -> Result<String, Error> {
+        match self.attempt.prompt.as_ref().or(self.attempt.work.prompt.as_ref()) {
+            Some(prompt) => template::render("prompt", prompt, &self.with_prompt("")),
+            None => Ok(String::new()),
+        }
+    }
+
     fn with_prompt(&self, prompt: &str) -> Value {
         let attempt = self.attempt;
         context! {

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
-use serde_json::Value;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -50,6 +49,14 @@ impl AnyStore {
         match self {
             AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
             AnyStore::Postgres(store) => store.clock().await.map(Some),
+        }
+    }
+
+    /// What a store needs done every few seconds while it is worked on, so that it stays as fast as it is.
+    pub async fn tend(&self) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.tend().await,
         }
     }
 }
@@ -167,14 +174,6 @@ impl Store for AnyStore {
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
         each!(self, store => store.cancel_marks(node).await)
-    }
-
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        each!(self, store => store.record_child(run, epoch, record).await)
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        each!(self, store => store.children_of(node).await)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

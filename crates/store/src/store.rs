@@ -4,7 +4,6 @@ use std::future::Future;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
-use serde_json::Value;
 
 use crate::error::Error;
 use crate::shapes::*;
@@ -148,19 +147,6 @@ pub trait Store: Send + Sync + 'static {
 
     /// Runs under a node that are to be ended. Reads only, little enough to be asked each second.
     fn cancel_marks(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Epoch, Reason)>>> + Send;
-
-    /// Keeps what it takes to find an attempt's process should its node be lost; `false` where the claim no longer holds.
-    /// It goes with the claim. Crash: kept, or not: start the process after the answer.
-    fn record_child(
-        &self,
-        run: RunId,
-        epoch: Epoch,
-        record: &Value,
-    ) -> impl Future<Output = Answer<bool>> + Send;
-
-    /// What was kept of the processes of a node's claims, for whoever ends what is left of them before he fences the node:
-    /// `fence` gives the claims up. Reads only.
-    fn children_of(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Value)>>> + Send;
 
     /// All nodes that were not fenced.
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;

@@ -364,3 +364,30 @@ async fn a_lost_connection_is_replaced() {
     }
     assert_eq!(store.counts().await.unwrap().pending, 3);
 }
+
+#[tokio::test]
+async fn tending_clears_what_is_dead() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let agent = spec(None);
+    store.apply(at(0), "files", "1", std::slice::from_ref(&agent)).await.unwrap();
+    let node = joined(&store).await;
+    enqueue(&store, "owl/hourly", &agent.definition, 600).await;
+    let claimed = store.claim(at(1), &claim(node, 600)).await.unwrap();
+    store.finish(at(1), &claimed.iter().map(done).collect::<Vec<_>>()).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let began = std::time::Instant::now();
+    // The server learns of what is dead a little later.
+    loop {
+        store.tend().await.unwrap();
+        let sql =
+            "select vacuum_count from pg_stat_user_tables where schemaname = 'belfry' and relname = 'live'";
+        if client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            break;
+        }
+        assert!(began.elapsed() < std::time::Duration::from_secs(30), "nothing was cleared");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
+}

@@ -181,12 +181,15 @@ async fn a_file_has_one_server_and_any_number_of_guests() {
     let server = Sqlite::serve(&path).unwrap();
     let Err(error) = Sqlite::serve(&path) else { panic!("two servers") };
     assert_eq!(error.to_string(), format!("{} is in use by process {}", path.display(), std::process::id()));
+    assert_eq!(Sqlite::server(&path), Some(std::process::id()));
     let guest = Sqlite::open(&path).unwrap();
     let world = World::new(&guest);
     world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
     assert_eq!(World::new(&server).plan_all().await, 1, "the server sees what its guest wrote");
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-    drop((server, guest));
+    drop(server);
+    assert_eq!(Sqlite::server(&path), None, "a guest is no server");
+    drop(guest);
     drop(Sqlite::serve(&path).unwrap());
 }

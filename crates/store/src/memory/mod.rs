@@ -27,7 +27,6 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
@@ -97,7 +96,6 @@ struct Live {
     cancel: Option<Reason>,
     exit_code: Option<i32>,
     error: Option<String>,
-    child: Option<(Epoch, Value)>,
 }
 
 impl Memory {
@@ -248,14 +246,6 @@ impl Store for Memory {
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
         Ok(self.state.lock().cancel_marks(node))
-    }
-
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        Ok(self.state.lock().record_child(run, epoch, record))
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        Ok(self.state.lock().children_of(node))
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -2,7 +2,6 @@
 
 use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
 use belfry_time::Timestamp;
-use serde_json::Value;
 
 use super::State;
 use crate::shapes::*;
@@ -21,19 +20,6 @@ impl State {
     pub(super) fn cancel_marks(&self, id: NodeId) -> Vec<(RunId, Epoch, Reason)> {
         let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
         own.filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect()
-    }
-
-    pub(super) fn record_child(&mut self, run: RunId, epoch: Epoch, record: &Value) -> bool {
-        let ours = |live: &&mut super::Live| live.running.is_some() && live.epoch == epoch;
-        let Some(live) = self.live.get_mut(&run).filter(ours) else { return false };
-        live.child = Some((epoch, record.clone()));
-        true
-    }
-
-    pub(super) fn children_of(&self, id: NodeId) -> Vec<(RunId, Value)> {
-        let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
-        let child = |live: &super::Live| live.child.clone().filter(|(epoch, _)| *epoch == live.epoch);
-        own.filter_map(|(run, live)| Some((*run, child(live)?.1))).collect()
     }
 
     pub(super) fn fence(&mut self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Option<Rescued> {

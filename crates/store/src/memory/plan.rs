@@ -141,7 +141,6 @@ impl State {
             cancel: None,
             exit_code: None,
             error: None,
-            child: None,
         };
         self.live.insert(new.id, live);
     }

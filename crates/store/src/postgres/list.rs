@@ -8,9 +8,9 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::finish;
 use super::plan::schedule_definition;
 use super::rows::{self, Live, get, small};
+use super::{books, finish};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -117,7 +117,7 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
 
 fn budget(row: &Row) -> Result<Option<Budget>, Fault> {
     match get::<Option<Timestamp>>(row, "period_start")? {
-        Some(_) => finish::budget(row).map(Some),
+        Some(_) => books::budget(row).map(Some),
         None => Ok(None),
     }
 }
@@ -254,7 +254,7 @@ pub(super) async fn breakers(tx: &mut Tx<'_>) -> Result<Vec<BreakerEntry>, Fault
                where a.retired_at is null order by a.name, b.command";
     let mut entries = Vec::new();
     for row in tx.query(sql, &[]).await? {
-        let breaker = finish::breaker(&row)?;
+        let breaker = books::breaker(&row)?;
         if get::<bool>(&row, "moved")? || breaker != Breaker::default() {
             let (agent, agent_name) = (get(&row, "agent_id")?, get(&row, "agent_name")?);
             entries.push(BreakerEntry { agent, agent_name, command: get(&row, "command")?, breaker });

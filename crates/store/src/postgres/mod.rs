@@ -3,7 +3,8 @@
 //! Every verb is one short transaction under READ COMMITTED. Limits hold because a gate's row is locked first and what
 //! runs behind it is counted in the next statement, which has a new snapshot; a run is parked only under that lock and
 //! released under the same. Locks are taken in one order: agents, timers, running runs, schedules, gates, waiting runs,
-//! each sorted by id. Start reading at `claim.rs`.
+//! each sorted by id. What a batch of claims or ends does in one round trip stands in `migrations/0001_functions.sql`.
+//! Start reading at `claim.rs`.
 
 /// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
 macro_rules! verb {
@@ -12,9 +13,9 @@ macro_rules! verb {
         let work = async {
             let mut tries = 0;
             loop {
-                let mut $tx = $store.pool.$begin().await?;
+                let mut $tx = $store.pool.$begin(&committing).await?;
                 let outcome = $body;
-                if let Some(answer) = $tx.close(outcome, &committing, &mut tries).await? {
+                if let Some(answer) = $tx.close(outcome, &mut tries).await? {
                     break Ok(answer);
                 }
             }
@@ -43,10 +44,12 @@ macro_rules! look {
     };
 }
 
+mod books;
 mod claim;
 mod claim_one;
 mod connection;
 mod edit;
+mod enqueue;
 mod finish;
 mod list;
 mod node;
@@ -72,7 +75,6 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
@@ -94,6 +96,8 @@ const CACHE_MAX: usize = 131_072;
 pub struct Postgres {
     pool: Pool,
     cache: Mutex<Cache>,
+    /// Whether the last claim met runs behind gates.
+    gates_in_the_way: AtomicBool,
     hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
@@ -152,7 +156,13 @@ impl Postgres {
         let pool = Pool::new(url)?;
         let client = pool.connect().await.map_err(|error| error_of(error.into(), &pool.place))?;
         schema::migrate(&client, &pool.place).await?;
-        Ok(Postgres { pool, cache: Mutex::default(), hints: Box::default(), sabotage: Switch::default() })
+        Ok(Postgres {
+            pool,
+            cache: Mutex::default(),
+            gates_in_the_way: AtomicBool::new(false),
+            hints: Box::default(),
+            sabotage: Switch::default(),
+        })
     }
 }
 
@@ -164,6 +174,13 @@ impl Postgres {
 
     pub(crate) async fn stats(&self) -> Answer<Stats> {
         look!(self, |tx| read::stats(&mut tx).await)
+    }
+
+    /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves
+    /// a dead row where the next one begins to look, and the server's own housekeeping comes once a minute. Any number
+    /// of nodes may do so at once; where little is dead nothing is done.
+    pub async fn tend(&self) -> Result<(), Error> {
+        look!(self, |tx| read::tend(&mut tx).await)
     }
 }
 
@@ -312,7 +329,7 @@ impl Store for Postgres {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let answer = transact!(self, |tx| plan::enqueue(&mut tx, now, request, &places).await);
+        let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
         self.tell(answer, hint::made).await
     }
 
@@ -327,7 +344,12 @@ impl Store for Postgres {
         if finishes.is_empty() {
             return Ok(Vec::new());
         }
-        let answer = transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await);
+        let unbooked = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
+        let answer = match unbooked {
+            Ok(Some(answers)) => Ok(answers),
+            Ok(None) => transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await),
+            Err(error) => Err(error),
+        };
         self.hint(answer, |finished| hint::ended(finished))
     }
 
@@ -364,15 +386,6 @@ impl Store for Postgres {
         look!(self, |tx| node::cancel_marks(&mut tx, node).await)
     }
 
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        let record = record.to_string();
-        transact!(self, |tx| node::record_child(&mut tx, run, epoch, &record).await)
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        look!(self, |tx| node::children_of(&mut tx, node).await)
-    }
-
     async fn nodes(&self) -> Answer<Vec<Node>> {
         look!(self, |tx| node::nodes(&mut tx).await)
     }
@@ -383,11 +396,11 @@ impl Store for Postgres {
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_breaker(&mut tx, now, agent, command).await)
+        transact!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
     }
 
     async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        transact!(self, |tx| finish::reset_budget(&mut tx, agent).await)
+        transact!(self, |tx| books::reset_budget(&mut tx, agent).await)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

@@ -2,7 +2,6 @@
 
 use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
 use belfry_time::Timestamp;
-use serde_json::Value;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -10,7 +9,6 @@ use super::Postgres;
 use super::connection::{Fault, Tx};
 use super::finish::{Change, lock_running};
 use super::rows::{self, Live, get};
-use crate::Error;
 use crate::shapes::*;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
@@ -53,29 +51,6 @@ pub(super) async fn cancel_marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Vec<(Run
         Ok((RunId(get(row, "id")?), get(row, "epoch")?, rows::reason(get(row, "cancel_reason")?)?))
     };
     tx.query(sql, &[&id.0]).await?.iter().map(mark).collect()
-}
-
-pub(super) async fn record_child(
-    tx: &mut Tx<'_>,
-    run: RunId,
-    epoch: Epoch,
-    record: &str,
-) -> Result<bool, Fault> {
-    let sql =
-        "update live set child = $3, child_epoch = epoch where id = $1 and state + 0 = 2 and epoch = $2";
-    Ok(tx.execute(sql, &[&run.0, &epoch, &record]).await? > 0)
-}
-
-pub(super) async fn children_of(tx: &mut Tx<'_>, id: NodeId) -> Result<Vec<(RunId, Value)>, Fault> {
-    let sql =
-        "select id, child from live where node_id = $1 and state = 2 and child_epoch = epoch order by id";
-    let child = |row: &Row| {
-        let record = serde_json::from_str(get(row, "child")?);
-        let record =
-            record.map_err(|error| Error::unexpected(format!("what was kept of a process: {error}")))?;
-        Ok((RunId(get(row, "id")?), record))
-    };
-    tx.query(sql, &[&id.0]).await?.iter().map(child).collect()
 }
 
 pub(super) async fn nodes(tx: &mut Tx<'_>) -> Result<Vec<Node>, Fault> {

@@ -1,4 +1,4 @@
-//! Planning: what is due, and committing what was decided. Also runs that are asked for from outside a plan.
+//! Planning: what is due, and committing what was decided.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -7,29 +7,20 @@ use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentDefinition, AgentId, Reason, RunId, ScheduleId};
+use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleId};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
+use super::books::{self, Books};
 use super::connection::{Fault, Tx};
-use super::finish::{self, Books, mark};
+use super::enqueue::{Places, insert_runs};
+use super::finish::{self, mark};
 use super::rows::{self, big, get, small};
-use super::{Cold, Gate, Postgres, Queue, insert_skips, set_tokens};
+use super::{Cold, Postgres, insert_skips, set_tokens};
 use crate::Error;
 use crate::memory::compile;
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
-
-/// Where a new run goes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    queue: i64,
-    agent_gate: Option<i64>,
-    turn_gate: Option<i64>,
-}
-
-/// The places of new runs, by run.
-pub(super) type Places = HashMap<RunId, Place>;
 
 /// A token that is due, with its schedule's state.
 struct Token {
@@ -160,61 +151,6 @@ impl Postgres {
         Ok(found)
     }
 
-    /// The queues and gates of new runs, which are made where there are none yet. They are never removed, so this needs
-    /// no transaction.
-    pub(super) async fn places(&self, tx: &mut Tx<'_>, runs: &[&NewRun]) -> Result<Places, Fault> {
-        let mut places = Places::with_capacity(runs.len());
-        for run in runs {
-            let agent_gate = match run.gates.agent {
-                true => Some(self.gate(tx, (0, run.agent, String::new())).await?),
-                false => None,
-            };
-            let turn_gate = match run.gates.turn {
-                Some(Scope::Schedule) => Some(self.gate(tx, (1, run.schedule, String::new())).await?),
-                Some(Scope::Command) => Some(self.gate(tx, (2, run.agent, run.command.clone())).await?),
-                Some(Scope::Agent) => Some(self.gate(tx, (3, run.agent, String::new())).await?),
-                None => None,
-            };
-            let mut needs = run.needs.clone();
-            needs.sort_unstable();
-            needs.dedup();
-            let gated = agent_gate.is_some() || turn_gate.is_some();
-            let queue = self.queue(tx, Queue { lane: run.lane.clone(), needs, gated }).await?;
-            places.insert(run.id, Place { queue, agent_gate, turn_gate });
-        }
-        Ok(places)
-    }
-
-    async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
-        if let Some(id) = self.cache.lock().gates.get(&gate) {
-            return Ok(*id);
-        }
-        let cap = (gate.0 != 0).then_some(1_i64);
-        let sql =
-            "insert into gates (kind, key, command, cap) values ($1, $2, $3, $4) on conflict do nothing";
-        tx.execute(sql, &[&gate.0, &gate.1, &gate.2, &cap]).await?;
-        let sql = "select id from gates where kind = $1 and key = $2 and command = $3";
-        let id = one(tx.query(sql, &[&gate.0, &gate.1, &gate.2]).await?)?;
-        let mut cache = self.cache.lock();
-        cache.bound();
-        cache.gates.insert(gate, id);
-        Ok(id)
-    }
-
-    async fn queue(&self, tx: &mut Tx<'_>, queue: Queue) -> Result<i64, Fault> {
-        if let Some(id) = self.cache.lock().queues.get(&queue) {
-            return Ok(*id);
-        }
-        let sql = "insert into queues (lane, needs, gated) values ($1, $2, $3) on conflict do nothing";
-        tx.execute(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?;
-        let sql = "select id from queues where lane = $1 and needs = $2 and gated = $3";
-        let id = one(tx.query(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?)?;
-        let mut cache = self.cache.lock();
-        cache.bound();
-        cache.queues.insert(queue, id);
-        Ok(id)
-    }
-
     pub(super) async fn commit_in(
         &self,
         tx: &mut Tx<'_>,
@@ -265,17 +201,11 @@ impl Postgres {
             taken.extend(take_any(tx, batch).await?);
         }
         let lives = live_in_scope(tx, batch, &taken, blind).await?;
-        let (mut answers, mut put_back) = (Vec::with_capacity(batch.len()), Vec::new());
+        let mut answers = Vec::with_capacity(batch.len());
         for commit in batch {
-            let is_taken = taken.contains(&commit.schedule);
             let knew = lives.get(&commit.schedule).copied().unwrap_or_default() <= i64::from(commit.live);
-            let holds = is_taken && knew && books.take_probe(now, commit);
-            if is_taken && !holds {
-                put_back.push(commit);
-            }
-            answers.push(holds);
+            answers.push(taken.contains(&commit.schedule) && knew && books.take_probe(now, commit));
         }
-        restore_tokens(tx, &put_back).await?;
         let held: Vec<&Commit> =
             batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
         for commit in held.iter().filter(|commit| commit.cancel_live) {
@@ -292,14 +222,16 @@ impl Postgres {
         let runs: Vec<&NewRun> = held.iter().flat_map(|commit| &commit.runs).collect();
         insert_runs(tx, now, &runs, places).await?;
         write_states(tx, now, &held).await?;
-        let tokens: Vec<_> = held
-            .iter()
-            .filter_map(|commit| match commit.next {
+        if blind {
+            // Nothing is there to be moved.
+            let token = |commit: &&Commit| match commit.next {
                 Arm::Token(token) => Some((commit.schedule, token)),
                 Arm::Wait(_) | Arm::Exhausted => None,
-            })
-            .collect();
-        set_tokens(tx, &tokens).await?;
+            };
+            set_tokens(tx, &held.iter().filter_map(token).collect::<Vec<_>>()).await?;
+        } else {
+            move_tokens(tx, &held).await?;
+        }
         Ok(answers)
     }
 
@@ -327,27 +259,46 @@ fn is_resume(commit: &Commit) -> bool {
     commit.token.kind == belfry_core::TokenKind::Resume && commit.invalid.is_none()
 }
 
-/// Deletes the tokens that are still those the plans were made on, and says whose. One that somebody else has locked is
-/// as good as gone.
+/// Locks the tokens that are still those the plans were made on. One that somebody else has locked is as good as gone.
 pub(super) async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
     let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
     let versions: Vec<_> = batch.iter().map(|commit| commit.version).collect();
     let due_at: Vec<_> = batch.iter().map(|commit| commit.token.due_at).collect();
-    let wanted: HashSet<(ScheduleId, i64)> =
-        batch.iter().map(|commit| (commit.schedule, commit.version)).collect();
-    // A version is one token's alone, so that three lists are as good as a list of triples.
-    let sql = "delete from timers where ctid = any(array(select ctid from timers where schedule_id = any($1) \
-               and version = any($2) and due_at = any($3) for update skip locked)) \
-               returning schedule_id, version";
-    let mut taken = HashSet::new();
-    for row in tx.query(sql, &[&schedules, &versions, &due_at]).await? {
-        let (schedule, version) = (get(&row, "schedule_id")?, get(&row, "version")?);
-        if !wanted.contains(&(schedule, version)) {
-            return Err(Error::unexpected("a plan carries the version of another schedule's token").into());
+    let sql = "select t.schedule_id \
+               from unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) as u (schedule_id, version, due_at) \
+               join timers t on t.schedule_id = u.schedule_id and t.version = u.version and t.due_at = u.due_at \
+               for update of t skip locked";
+    let found = tx.query(sql, &[&schedules, &versions, &due_at]).await?;
+    found.iter().map(|row| get(row, "schedule_id")).collect()
+}
+
+/// Moves the tokens of plans that hold to the next tick, and removes those of schedules that wait or have come to their
+/// end. They are locked, so that they are still there.
+async fn move_tokens(tx: &mut Tx<'_>, held: &[&Commit]) -> Result<(), Fault> {
+    let (mut gone, mut schedules, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    for commit in held {
+        match commit.next {
+            Arm::Token(token) => {
+                schedules.push(commit.schedule);
+                tokens.push(token);
+            }
+            Arm::Wait(_) | Arm::Exhausted => gone.push(commit.schedule),
         }
-        taken.insert(schedule);
     }
-    Ok(taken)
+    if !gone.is_empty() {
+        tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
+    }
+    if !tokens.is_empty() {
+        let due_at: Vec<_> = tokens.iter().map(|token| token.due_at).collect();
+        let kinds: Vec<_> = tokens.iter().map(|token| token.kind.code()).collect();
+        let tick_at: Vec<_> = tokens.iter().map(|token| token.tick_at).collect();
+        let sql = "update timers t set due_at = u.due_at, kind = u.kind, tick_at = u.tick_at, \
+                   version = nextval('numbers') \
+                   from unnest($1::bigint[], $2::timestamptz[], $3::smallint[], $4::timestamptz[]) \
+                   as u (schedule_id, due_at, kind, tick_at) where t.schedule_id = u.schedule_id";
+        tx.execute(sql, &[&schedules, &due_at, &kinds, &tick_at]).await?;
+    }
+    Ok(())
 }
 
 /// Deletes whatever tokens there are: only for a store that is broken on purpose.
@@ -356,18 +307,6 @@ async fn take_any(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<ScheduleId>, 
     tx.execute("delete from timers where schedule_id = any($1)", &[&schedules]).await?;
     let sql = "select schedule_id from schedule_state where schedule_id = any($1)";
     tx.query(sql, &[&schedules]).await?.iter().map(|row| get(row, "schedule_id")).collect()
-}
-
-/// Puts tokens back as they were.
-async fn restore_tokens(tx: &mut Tx<'_>, commits: &[&Commit]) -> Result<(), Fault> {
-    for commit in commits {
-        let sql =
-            "insert into timers (due_at, schedule_id, kind, tick_at, version) values ($1, $2, $3, $4, $5)";
-        let token = &commit.token;
-        let kind = token.kind.code();
-        tx.execute(sql, &[&token.due_at, &commit.schedule, &kind, &token.tick_at, &commit.version]).await?;
-    }
-    Ok(())
 }
 
 /// How many live runs each commit's scope has. The tokens are ours and the agents locked: nobody who looks at the same
@@ -407,11 +346,14 @@ async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault
             tx.query("select id from live where schedule_id = $1 order by id", &[&commit.schedule]).await?
         }
         Scope::Command => {
-            let sql = "select id from live where agent_id = $1 and command = $2 order by id";
+            let sql = "select id from live where schedule_id = any(array( \
+                           select id from schedules where agent_id = $1)) and command = $2 order by id";
             tx.query(sql, &[&commit.agent, &commit.command]).await?
         }
         Scope::Agent => {
-            tx.query("select id from live where agent_id = $1 order by id", &[&commit.agent]).await?
+            let sql = "select id from live where schedule_id = any(array( \
+                           select id from schedules where agent_id = $1)) order by id";
+            tx.query(sql, &[&commit.agent]).await?
         }
     };
     found.iter().map(|row| get(row, "id")).collect()
@@ -478,127 +420,6 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
     Ok(())
 }
 
-pub(super) async fn insert_runs(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    runs: &[&NewRun],
-    places: &Places,
-) -> Result<(), Fault> {
-    if runs.is_empty() {
-        return Ok(());
-    }
-    let place_of = |run: &&NewRun| {
-        places.get(&run.id).copied().ok_or_else(|| Error::unexpected("a run without a place"))
-    };
-    let places: Vec<Place> = runs.iter().map(place_of).collect::<Result<_, Error>>()?;
-    /// One column of all rows.
-    macro_rules! column {
-        ($run:ident => $value:expr) => {
-            runs.iter().map(|$run| $value).collect::<Vec<_>>()
-        };
-    }
-    let sql = "insert into live (state, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
-               agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id) \
-               select 0, $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
-               $4::integer[], $5::timestamptz[], $6::bigint[], $7::timestamptz[], $8::bigint[], $9::text[], \
-               $10::bigint[], $11::bigint[], $12::bigint[], $13::smallint[], $14::boolean[], $15::text[], \
-               $16::text[], $17::uuid[]) as u";
-    tx.execute(
-        sql,
-        &[
-            &now,
-            &column!(run => run.id.0),
-            &places.iter().map(|place| place.queue).collect::<Vec<_>>(),
-            &column!(run => -i32::from(run.priority)),
-            &column!(run => run.not_before),
-            &column!(run => run.schedule),
-            &column!(run => run.tick_at),
-            &column!(run => run.agent),
-            &column!(run => run.command.as_str()),
-            &places.iter().map(|place| place.agent_gate).collect::<Vec<_>>(),
-            &places.iter().map(|place| place.turn_gate).collect::<Vec<_>>(),
-            &column!(run => i64::from(run.max_attempts)),
-            &column!(run => run.trigger.code()),
-            &column!(run => run.probe),
-            &column!(run => run.prompt.as_deref()),
-            &column!(run => run.payload.to_string()),
-            &column!(run => run.trace_id),
-        ],
-    )
-    .await?;
-    Ok(())
-}
-
-pub(super) async fn enqueue(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    request: &Enqueue,
-    places: &Places,
-) -> Result<Enqueued, Fault> {
-    let run = &request.run;
-    if let Some(key) = &request.key
-        && let Some(answer) = take_key(tx, now, run, key).await?
-    {
-        return Ok(answer);
-    }
-    // A plan that did not know of this run is not committed.
-    let sql = "update timers set version = nextval('numbers') where schedule_id = $1";
-    tx.execute(sql, &[&run.schedule]).await?;
-    // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
-    // nobody else asks for the same one.
-    let sql = match run.tick_at {
-        None => "select 1 from schedule_state where schedule_id = $1 and not retired for share",
-        Some(_) => "select 1 from schedule_state where schedule_id = $1 and not retired for no key update",
-    };
-    if tx.query(sql, &[&run.schedule]).await?.is_empty() {
-        // The key goes as well.
-        if request.key.is_some() {
-            let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
-            tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
-        }
-        return Ok(Enqueued::NotFound);
-    }
-    if let Some(tick_at) = run.tick_at {
-        let sql = "select id from live where schedule_id = $1 and tick_at = $2";
-        if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
-            return Ok(Enqueued::Repeat(RunId(get(row, "id")?)));
-        }
-    }
-    insert_runs(tx, now, &[run], places).await?;
-    Ok(Enqueued::Made)
-}
-
-/// Takes an idempotency key, or answers for the run that has it.
-async fn take_key(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    run: &NewRun,
-    key: &Key,
-) -> Result<Option<Enqueued>, Fault> {
-    let sql = "select 1 from schedule_state where schedule_id = $1 and not retired";
-    if tx.query(sql, &[&run.schedule]).await?.is_empty() {
-        return Ok(Some(Enqueued::NotFound));
-    }
-    let sql = "insert into idempotency (schedule_id, key, body_hash, run_id, expires_at) \
-               values ($1, $2, $3, $4, $5) on conflict (schedule_id, key) do update \
-               set body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at \
-               where idempotency.expires_at <= $6";
-    let params: &[super::connection::Param<'_>] =
-        &[&run.schedule, &key.key, &key.body_hash, &run.id.0, &key.expires_at, &now];
-    if tx.execute(sql, params).await? > 0 {
-        return Ok(None);
-    }
-    let sql = "select run_id, body_hash from idempotency where schedule_id = $1 and key = $2";
-    let found = tx.query(sql, &[&run.schedule, &key.key]).await?;
-    // It went away between the two statements.
-    let row = found.first().ok_or(Fault::Again)?;
-    let first = RunId(get(row, "run_id")?);
-    Ok(Some(match get::<&[u8]>(row, "body_hash")? == key.body_hash {
-        true => Enqueued::Repeat(first),
-        false => Enqueued::KeyReused(first),
-    }))
-}
-
 /// Live runs and those of them that are pending, by schedule and by agent and command.
 #[derive(Default)]
 struct Lives {
@@ -630,7 +451,8 @@ impl Lives {
             let agents: Vec<_> = agents.into_iter().collect();
             let sql = "select agent_id, command, count(*) as live, \
                        count(*) filter (where state <> 2) as pending \
-                       from live where agent_id = any($1) group by agent_id, command";
+                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) \
+                       group by agent_id, command";
             for row in tx.query(sql, &[&agents]).await? {
                 let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
                 lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);
@@ -670,13 +492,13 @@ impl Reading {
         if !breakers.is_empty() {
             for row in tx.query("select * from breakers where agent_id = any($1)", &[&breakers]).await? {
                 let place = (get(&row, "agent_id")?, get(&row, "command")?);
-                reading.breakers.insert(place, finish::breaker(&row)?);
+                reading.breakers.insert(place, books::breaker(&row)?);
             }
         }
         let budgets = with(|agent| agent.budget.is_some());
         if !budgets.is_empty() {
             for row in tx.query("select * from budgets where agent_id = any($1)", &[&budgets]).await? {
-                reading.budgets.insert(get(&row, "agent_id")?, finish::budget(&row)?);
+                reading.budgets.insert(get(&row, "agent_id")?, books::budget(&row)?);
             }
         }
         Ok(reading)
@@ -705,9 +527,4 @@ pub(super) fn cold_of(name: &str, text: &str) -> Cold {
 pub(super) fn schedule_definition(text: &str) -> Result<belfry_core::ScheduleDefinition, Fault> {
     serde_json::from_str(text)
         .map_err(|error| Error::unexpected(format!("a schedule's definition: {error}")).into())
-}
-
-fn one(rows: Vec<tokio_postgres::Row>) -> Result<i64, Fault> {
-    let row = rows.first().ok_or_else(|| Error::unexpected("a queue or gate that was just made is gone"))?;
-    get(row, "id")
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::connection::{Fault, Tx};
 use super::list::{chain, ended_query, live_query};
 use super::rows::{self, Live, get, small};
-use super::{Postgres, finish, set_tokens};
+use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::stats::Stats;
@@ -59,7 +59,7 @@ pub(super) async fn ended_runs(
 pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {
     let sql = "select * from breakers where agent_id = $1 and command = $2";
     let found = tx.query(sql, &[&agent, &command]).await?;
-    let breaker = found.first().map(finish::breaker).transpose()?.unwrap_or_default();
+    let breaker = found.first().map(books::breaker).transpose()?.unwrap_or_default();
     let sql = "select * from breaker_log where agent_id = $1 and command = $2 order by id";
     let transition = |row: &tokio_postgres::Row| {
         Ok(Transition {
@@ -145,6 +145,23 @@ async fn prune_by_number(tx: &mut Tx<'_>, retention: &Retention) -> Result<(u32,
     }
     let next = walked.last().filter(|_| walked.len() as i64 == batch);
     Ok((over.len() as u32, next.map(|row| get(row, "id").map(RunId)).transpose()?))
+}
+
+/// Fewer dead rows than this are no hindrance.
+const DEAD_MIN: i64 = 1_000;
+
+pub(super) async fn tend(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    let sql = "select relname::text as name from pg_stat_user_tables where schemaname = 'belfry' \
+               and relname in ('timers', 'live') and n_dead_tup >= $1";
+    for row in tx.query(sql, &[&DEAD_MIN]).await? {
+        // The entries in the indexes are what is in the way. What somebody else is at is left to them.
+        let sql = match get::<&str>(&row, "name")? {
+            "timers" => "vacuum (skip_locked, index_cleanup on, truncate off) timers",
+            _ => "vacuum (skip_locked, index_cleanup on, truncate off) live",
+        };
+        tx.execute(sql, &[]).await?;
+    }
+    Ok(())
 }
 
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.

@@ -22,8 +22,8 @@ const RUNNING: i16 = 2;
 macro_rules! live_columns {
     () => {
         "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
-         l.agent_gate, l.turn_gate, l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, \
-         l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane"
+         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.prompt, l.payload, l.trace_id, \
+         l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane"
     };
 }
 pub(super) use live_columns;
@@ -39,8 +39,6 @@ pub(super) struct Live {
     pub(super) tick_at: Option<Timestamp>,
     pub(super) agent: AgentId,
     pub(super) command: String,
-    pub(super) agent_gate: Option<i64>,
-    pub(super) turn_gate: Option<i64>,
     pub(super) node: Option<NodeId>,
     pub(super) epoch: Epoch,
     pub(super) attempt: i64,
@@ -68,8 +66,6 @@ impl Live {
             tick_at: get(row, "tick_at")?,
             agent: get(row, "agent_id")?,
             command: get(row, "command")?,
-            agent_gate: get(row, "agent_gate")?,
-            turn_gate: get(row, "turn_gate")?,
             node: get::<Option<Uuid>>(row, "node_id")?.map(NodeId),
             epoch: get(row, "epoch")?,
             attempt: get(row, "attempt")?,
@@ -89,10 +85,6 @@ impl Live {
 
     pub(super) fn is_running(&self) -> bool {
         self.state == RUNNING
-    }
-
-    pub(super) fn gates(&self) -> impl Iterator<Item = i64> + use<> {
-        self.agent_gate.into_iter().chain(self.turn_gate)
     }
 
     /// As a record, with the names that its row has as well.

@@ -35,7 +35,6 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
-use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
@@ -531,15 +530,6 @@ impl Store for Sqlite {
 
     async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
         self.read(move |verb| verb.cancel_marks(node)).await
-    }
-
-    async fn record_child(&self, run: RunId, epoch: Epoch, record: &Value) -> Answer<bool> {
-        let record = record.to_string();
-        self.write(move |verb| verb.record_child(run, epoch, &record)).await
-    }
-
-    async fn children_of(&self, node: NodeId) -> Answer<Vec<(RunId, Value)>> {
-        self.read(move |verb| verb.children_of(node)).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -3,7 +3,6 @@
 use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
-use serde_json::Value;
 
 use super::source::{from_json, to_json};
 use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
@@ -62,23 +61,6 @@ impl Verb<'_> {
             |row| Ok((run_id(row.get(0)?), row.get(1)?, Reason::from_code(row.get(2)?))),
         )?;
         Ok(marked.into_iter().filter_map(|(run, epoch, reason)| Some((run, epoch, reason?))).collect())
-    }
-
-    pub(super) fn record_child(&self, run: RunId, epoch: Epoch, record: &str) -> Done<bool> {
-        let kept = self.execute(
-            "update live set child = ?, child_epoch = epoch where id = ? and state = 2 and epoch = ?",
-            params![record, bytes(run), epoch],
-        )?;
-        Ok(kept > 0)
-    }
-
-    pub(super) fn children_of(&self, id: NodeId) -> Done<Vec<(RunId, Value)>> {
-        let children = self.rows(
-            "select id, child from live where state = 2 and node_id = ? and child_epoch = epoch order by id",
-            [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get::<_, String>(1)?)),
-        )?;
-        children.into_iter().map(|(run, text)| Ok((run, from_json(&text)?))).collect()
     }
 
     pub(super) fn nodes(&self) -> Done<Vec<Node>> {

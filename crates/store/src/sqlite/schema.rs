@@ -17,10 +17,6 @@ const VERSION: i64 = MIGRATIONS.len() as i64;
 const APPLICATION_ID: i64 = 0x4245_4c46;
 /// Files up to this size are checked as a whole before they are used.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
-/// A lock that is held is asked for so often …
-const ASKERS_MAX: u32 = 5;
-/// … after so long, before it counts as held by a server.
-const ASKING: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// How long a second server waits for the first to be gone.
 const TAKE_OVER: Duration = Duration::from_millis(500);
@@ -61,18 +57,6 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
 pub(super) struct ServerLock(#[expect(dead_code, reason = "dropping it lets go of the lock")] File);
 
 impl ServerLock {
-    /// Takes the lock; refused while another process has it.
-    pub(super) fn take(path: &Path) -> Result<ServerLock, Error> {
-        // Whoever only asks for the holder has it for an instant.
-        for _ in 0..ASKERS_MAX {
-            match ServerLock::try_take(path) {
-                Err(Error::InUse { .. }) => std::thread::sleep(ASKING),
-                other => return other,
-            }
-        }
-        ServerLock::try_take(path)
-    }
-
     /// The process that holds the lock.
     pub(super) fn holder(path: &Path) -> Option<u32> {
         let mut file = File::open(lock_path(path)).ok()?;
@@ -87,7 +71,8 @@ impl ServerLock {
         }
     }
 
-    fn try_take(path: &Path) -> Result<ServerLock, Error> {
+    /// Takes the lock; refused while another process has it.
+    pub(super) fn take(path: &Path) -> Result<ServerLock, Error> {
         let lock_path = lock_path(path);
         let unavailable = |error: std::io::Error| Error::Unavailable {
             detail: format!("{}: {error}", lock_path.display()),
@@ -100,7 +85,7 @@ impl ServerLock {
             .truncate(false)
             .open(&lock_path)
             .map_err(unavailable)?;
-        // A server that was just killed lets go of the file a moment later.
+        // A server that was just killed lets go of the file a moment later, and who only asks for the holder at once.
         let give_up = Instant::now() + TAKE_OVER;
         loop {
             match file.try_lock() {

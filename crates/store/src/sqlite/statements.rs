@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use rusqlite::{Connection, Statement};
 
@@ -10,7 +11,7 @@ use rusqlite::{Connection, Statement};
 /// fixed, and hashing a long one for each row costs as much as a small statement does.
 #[derive(Default)]
 pub(super) struct Statements<'a> {
-    known: RefCell<HashMap<(usize, usize), Statement<'a>>>,
+    known: RefCell<HashMap<(usize, usize), Statement<'a>, BuildHasherDefault<ByAddress>>>,
 }
 
 impl<'a> Statements<'a> {
@@ -34,5 +35,23 @@ impl<'a> Statements<'a> {
         let answer = run(&mut statement);
         self.known.borrow_mut().insert(place, statement);
         answer
+    }
+}
+
+/// Spreads addresses, which nobody chooses to do harm.
+#[derive(Default)]
+struct ByAddress(u64);
+
+impl Hasher for ByAddress {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.0 = (self.0 ^ number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
     }
 }

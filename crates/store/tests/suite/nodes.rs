@@ -5,7 +5,6 @@ use std::time::Duration;
 use belfry_core::{AgentDefinition, Reason};
 use belfry_store::*;
 use belfry_time::SignedDuration;
-use serde_json::json;
 use tokio::time::timeout;
 
 use super::world::*;
@@ -14,7 +13,6 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     whoever_waits_hears_of_work(&fresh().await).await;
     a_node_reads_its_cancel_marks(&fresh().await).await;
-    what_is_left_of_a_process_is_found(&fresh().await).await;
 }
 
 /// Takes all hints that are there.
@@ -79,29 +77,4 @@ async fn a_node_reads_its_cancel_marks(store: &impl Store) {
     world.complete(&theirs).await;
     world.finish(&mine, belfry_core::retry::Outcome::Cancelled(Reason::Stopped)).await;
     assert!(store.cancel_marks(node).await.unwrap().is_empty(), "the mark goes with the run");
-}
-
-async fn what_is_left_of_a_process_is_found(store: &impl Store) {
-    let mut world = World::new(store);
-    let (first, second) = (world.join(1).await, world.join(2).await);
-    world.apply(&[agent("a", AgentDefinition::default(), &[("s", every("1h"))])]).await;
-    world.plan_all().await;
-    let claimed = world.claim(first, 1).await.remove(0);
-    let record = json!({"pid": 4711, "token": "x\u{fc}\"", "boot": null});
-    assert!(store.children_of(first).await.unwrap().is_empty());
-    assert!(!store.record_child(claimed.run, claimed.epoch + 1, &record).await.unwrap());
-    assert!(store.record_child(claimed.run, claimed.epoch, &json!({})).await.unwrap());
-    assert!(store.record_child(claimed.run, claimed.epoch, &record).await.unwrap());
-    assert_eq!(store.children_of(first).await.unwrap(), [(claimed.run, record.clone())]);
-    let lease = store.nodes().await.unwrap().iter().find(|node| node.id == first).unwrap().lease_until;
-    store.fence(world.now, first, lease).await.unwrap().unwrap();
-    assert!(store.children_of(first).await.unwrap().is_empty(), "it goes with the claim");
-    assert!(!store.record_child(claimed.run, claimed.epoch, &record).await.unwrap());
-    let again = world.claim(second, 1).await.remove(0);
-    assert!(store.children_of(second).await.unwrap().is_empty(), "and is not the next claim's");
-    assert!(store.record_child(again.run, again.epoch, &json!(7)).await.unwrap());
-    assert_eq!(store.children_of(second).await.unwrap(), [(again.run, json!(7))]);
-    world.complete(&again).await;
-    assert!(store.children_of(second).await.unwrap().is_empty());
-    world.assert_whole().await;
 }

@@ -247,9 +247,8 @@ impl<'a, S: Store> Side<'a, S> {
             }
             Operation::Renew(node) => {
                 let marks = store.cancel_marks(node_id(*node)).await.unwrap();
-                let children = store.children_of(node_id(*node)).await.unwrap();
                 let renewed = store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap();
-                format!("{marks:?} {children:?} {renewed:?}")
+                format!("{marks:?} {renewed:?}")
             }
             Operation::Fence(node) => {
                 let nodes = store.nodes().await.unwrap();
@@ -315,8 +314,7 @@ impl<'a, S: Store> Side<'a, S> {
                 };
                 let epoch = claimed.epoch - i32::from(*stale);
                 let kept = store.append_output(claimed.run, epoch, &[chunk]).await.unwrap();
-                let child = store.record_child(claimed.run, epoch, &serde_json::json!(which)).await.unwrap();
-                format!("{kept} {child} {:?}", store.output(claimed.run, None, 5).await.unwrap())
+                format!("{kept} {:?}", store.output(claimed.run, None, 5).await.unwrap())
             }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),

@@ -3,6 +3,9 @@
 //! The server has no port, its folder is short and reachable by another user, and a watchdog ends it and removes the
 //! folder however this process dies. Fetching PostgreSQL where there is none is left to `cargo xtask`.
 
+// Each test file uses a part of it.
+#![allow(dead_code)]
+
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::chown;
@@ -11,13 +14,17 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// `nobody`: PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
+/// Tests start from nothing anyway.
+const CARELESS: [&str; 6] = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"];
+
 static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
+static DURABLE: AtomicBool = AtomicBool::new(false);
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Where to connect, without a database.
@@ -26,6 +33,11 @@ struct Server {
     /// The watchdog reads from this; it ends when we do.
     _watchdog: Option<ChildStdin>,
     _process: Option<Child>,
+}
+
+/// Whether the server of this process, which is started with its first database, writes to disk what it answers for.
+pub fn durable(durable: bool) {
+    DURABLE.store(durable, Ordering::SeqCst);
 }
 
 /// A connection string to a new, empty database. `None`, with a loud word, where there is no PostgreSQL; under `CI=true`
@@ -64,37 +76,102 @@ impl Server {
 }
 
 fn start(bin: &Path) -> io::Result<Server> {
-    let folder = std::env::temp_dir().join(format!("pgt-{}", std::process::id()));
-    fs::create_dir_all(&folder)?;
-    let as_root = is_root();
-    if as_root {
-        chown(&folder, Some(NOBODY), Some(NOBODY))?;
+    let own = Own::new(bin, &format!("pgt-{}", std::process::id()), DURABLE.load(Ordering::SeqCst))?;
+    let url = own.url();
+    Ok(Server { url, _watchdog: Some(own.watchdog), _process: Some(own.process) })
+}
+
+/// A server of this test process alone.
+pub struct Own {
+    bin: PathBuf,
+    folder: PathBuf,
+    is_durable: bool,
+    watchdog: ChildStdin,
+    process: Child,
+}
+
+impl Own {
+    /// A durable server that a test may kill; `None`, with a loud word, where there is no PostgreSQL to be started.
+    pub fn fresh() -> Option<Own> {
+        let Some(bin) = find() else {
+            drop(io::stderr().write_all(b"\nSKIPPED: this test needs the programs of PostgreSQL\n"));
+            return None;
+        };
+        let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+        Some(Own::new(&bin, &format!("pgo-{}-{number}", std::process::id()), true).expect("a server"))
     }
-    // Before the first file is written: whoever is killed in the middle leaves nothing behind either.
-    let watchdog = watch(&folder)?;
-    let data = folder.join("data");
-    let command = |program: &str| {
-        let mut command = Command::new(bin.join(program));
-        command.env_clear().env("LC_ALL", "C").current_dir(&folder).stdin(Stdio::null()).process_group(0);
-        if as_root {
-            command.uid(NOBODY).gid(NOBODY);
+
+    pub fn url(&self) -> String {
+        format!("host={} user=postgres dbname=postgres", self.folder.display())
+    }
+
+    /// A new database whose tables are in a folder of their own.
+    pub fn database_at(&self, folder: &Path) -> String {
+        fs::create_dir_all(folder).expect("a folder");
+        if is_root() {
+            chown(folder, Some(NOBODY), Some(NOBODY)).expect("a folder for the server");
         }
-        command
-    };
-    let made = command("initdb")
-        .arg("-D")
-        .arg(&data)
-        .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
-        .output()?;
-    if !made.status.success() {
-        return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
+        let sql = format!("create tablespace elsewhere location '{}'", folder.display());
+        execute(&self.url(), &sql).expect("a tablespace");
+        execute(&self.url(), "create database elsewhere tablespace elsewhere").expect("a database");
+        with_database(&self.url(), "elsewhere")
     }
+
+    /// Kills it as a lost machine would, without a word to anybody, and starts it again.
+    pub fn kill_and_restart(&mut self) {
+        self.process.kill().expect("a kill");
+        self.process.wait().expect("its end");
+        let began = Instant::now();
+        // Its children end when they notice, and nobody starts before.
+        while let Err(error) = self.restart() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{error}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.process = launch(&self.bin, &self.folder, self.is_durable)?;
+        Ok(())
+    }
+
+    fn new(bin: &Path, name: &str, is_durable: bool) -> io::Result<Own> {
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder)?;
+        if is_root() {
+            chown(&folder, Some(NOBODY), Some(NOBODY))?;
+        }
+        // Before the first file is written: whoever is killed in the middle leaves nothing behind either.
+        let watchdog = watch(&folder)?;
+        let made = command(bin, "initdb", &folder)
+            .arg("-D")
+            .arg(folder.join("data"))
+            .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"])
+            .output()?;
+        if !made.status.success() {
+            return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
+        }
+        let process = launch(bin, &folder, is_durable)?;
+        Ok(Own { bin: bin.to_owned(), folder, is_durable, watchdog, process })
+    }
+}
+
+fn command(bin: &Path, program: &str, folder: &Path) -> Command {
+    let mut command = Command::new(bin.join(program));
+    command.env_clear().env("LC_ALL", "C").current_dir(folder).stdin(Stdio::null()).process_group(0);
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
+}
+
+/// Starts a server, and waits until it answers.
+fn launch(bin: &Path, folder: &Path, is_durable: bool) -> io::Result<Child> {
     let log = fs::File::create(folder.join("log"))?;
-    let mut process = command("postgres")
+    let mut process = command(bin, "postgres", folder)
         .arg("-D")
-        .arg(&data)
+        .arg(folder.join("data"))
         .args(["-c", "listen_addresses=", "-c", &format!("unix_socket_directories={}", folder.display())])
-        .args(["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"])
+        .args(if is_durable { &[][..] } else { &CARELESS[..] })
         .args(["-c", "max_connections=200", "-c", "shared_buffers=64MB", "-c", "deadlock_timeout=200ms"])
         .stdout(log.try_clone()?)
         .stderr(log)
@@ -108,7 +185,7 @@ fn start(bin: &Path) -> io::Result<Server> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(Server { url, _watchdog: Some(watchdog), _process: Some(process) })
+    Ok(process)
 }
 
 /// Ends the server and removes its folder when our end of the pipe is closed, which any death does.

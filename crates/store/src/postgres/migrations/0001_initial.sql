@@ -21,6 +21,7 @@ create table agents (
     retired_at timestamptz
 );
 create unique index agents_name on agents (name) where retired_at is null;
+create index agents_policies on agents (id) where policies;
 
 -- Cold.
 create table schedules (
@@ -34,8 +35,9 @@ create table schedules (
     retired_at timestamptz
 );
 create unique index schedules_name on schedules (name) where retired_at is null;
-create index schedules_source on schedules (source) where retired_at is null;
+-- An agent's live runs are found by its schedules: an index of them by agent would be written on every claim.
 create index schedules_agent on schedules (agent_id);
+create index schedules_source on schedules (source) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
 
@@ -80,7 +82,11 @@ create table schedule_state (
     last_other uuid,
     -- How many runs either has had.
     ended_failed bigint not null default 0,
-    ended_other bigint not null default 0
+    ended_other bigint not null default 0,
+    -- What the last batch of ends found here: an update tells only what a row has become.
+    prior_failed uuid,
+    prior_other uuid,
+    prior_waits_for uuid
 ) with (fillfactor = 80);
 
 -- The token: one narrow row for each armed schedule. Who deletes it plans the tick.
@@ -148,13 +154,11 @@ create table live (
     started_at timestamptz,
     exit_code integer,
     error text,
-    -- How to find the process of this claim.
-    child text,
-    child_epoch integer
+    -- Its queue's.
+    lane text not null
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
-create index live_agent on live (agent_id);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
 create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;

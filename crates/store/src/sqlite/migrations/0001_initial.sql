@@ -127,10 +127,7 @@ create table live (
   created_at integer not null,
   started_at integer,
   exit_code integer,
-  error text,
-  -- How to find the process of this claim.
-  child text,
-  child_epoch integer
+  error text
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);

@@ -1,0 +1,292 @@
+-- What a batch does in one round trip. Decisions stay in `core`; these only carry them out. Every statement in a
+-- volatile PL/pgSQL function takes a snapshot of its own under READ COMMITTED, so that what is counted after a lock is
+-- counted as it is after the lock, just as from outside.
+
+-- Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one may
+-- not be able to serve another. Whoever calls this holds the gates' locks.
+create function unpark(held bigint[]) returns void language plpgsql as $$
+begin
+    update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array(
+        select w.id from (
+            select g.id, coalesce(g.cap, 2147483647)
+                - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
+                - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as room
+            from gates g where g.id = any(held)
+            and exists (select 1 from live p where p.state = 1 and p.parked_on = g.id)
+        ) f cross join (select id from queues where gated) q cross join lateral (
+            select p.id from live p where p.state = 1 and p.parked_on = f.id and p.queue_id = q.id
+            order by p.rank, p.not_before, p.id limit greatest(f.room, 0)
+        ) w));
+end $$;
+
+-- Locks gates, and un-parks what they have room for. The second statement sees all that ended before the lock.
+create function release(wanted bigint[]) returns void language plpgsql as $$
+begin
+    perform 1 from gates where id = any(wanted) order by id for no key update;
+    perform unpark(wanted);
+end $$;
+
+-- Starts the first ready runs of lanes, as far as nobody who waits behind a gate comes before them. Of a lane that has
+-- slots left then, and somebody who waits, it tells the place and the slots, with no run.
+create function claim_free(
+    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[]
+) returns table (
+    place integer, id uuid, rank integer, not_before timestamptz, epoch integer, attempt bigint, max_attempts bigint,
+    agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
+    trace_id uuid
+) language plpgsql as $$
+declare
+    plain bigint[];
+    first tid[];
+    before record;
+    gated boolean;
+begin
+    for nth in 1 .. cardinality(lanes) loop
+        select w.* into before from queues q cross join lateral (
+            select l.rank, l.not_before, l.id from live l
+            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+            order by l.rank, l.not_before, l.id limit 1
+        ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.not_before, w.id limit 1;
+        gated := found;
+        if not gated then
+            select 2147483647 as rank, claimed_at as not_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid as id into before;
+        end if;
+        plain := array(select q.id from queues q where q.lane = lanes[nth] and not q.gated and q.needs <@ labels);
+        first := array(
+            select c.place from unnest(plain) as q (id) cross join lateral (
+                select l.ctid as place, l.rank, l.not_before, l.id from live l
+                where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+                    and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
+                order by l.rank, l.not_before, l.id limit slots[nth] for update skip locked
+            ) c order by c.rank, c.not_before, c.id limit slots[nth]);
+        if cardinality(first) > 0 then
+            -- A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
+            perform 1 from nodes n where n.id = node and not n.fenced for share;
+            if not found then
+                return;
+            end if;
+        end if;
+        -- They are locked and do not move.
+        return query update live l set state = 2, node_id = node, attempt = l.attempt + 1, epoch = l.epoch + 1,
+            started_at = claimed_at where l.ctid = any(first)
+            returning nth, l.id, l.rank, l.not_before, l.epoch, l.attempt, l.max_attempts, l.agent_id, l.schedule_id,
+                l.command, l.trigger, l.tick_at, l.prompt, l.payload, l.trace_id;
+        if gated and cardinality(first) < slots[nth] then
+            return query select nth, null::uuid, 0, claimed_at, 0, slots[nth] - cardinality(first), 0::bigint, 0::bigint,
+                0::bigint, null::text, 0::smallint, null::timestamptz, null::text, null::text, null::uuid;
+        end if;
+    end loop;
+end $$;
+
+-- Nothing but an empty row where all that could be locked is somebody else's; else
+-- who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
+-- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,
+-- and what is counted and read afterwards is as it is under them.
+create function candidates(
+    claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[]
+) returns table (
+    id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint
+) language plpgsql as $$
+declare
+    behind bigint[] := array(select q.id from queues q where q.lane = served and q.gated and q.needs <@ labels);
+    needed bigint[] := array(
+        select distinct w.gate from unnest(behind) as q (id) cross join lateral (
+            select l.agent_gate, l.turn_gate from live l
+            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+            order by l.rank, l.not_before, l.id limit wanted
+        ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
+        where w.gate is not null and not w.gate = any(held));
+    ours bigint[] := array(select g.id from gates g where g.id = any(needed) order by g.id for no key update skip locked);
+    busy boolean := cardinality(needed) > 0 and cardinality(ours) = 0 and cardinality(held) = 0;
+begin
+    if not busy then
+        -- As above; but who fences it waits for gates, and we hold some.
+        perform 1 from nodes n where n.id = node and not n.fenced for share skip locked;
+        if not found then
+            perform 1 from nodes n where n.id = node and not n.fenced;
+            if not found then
+                return;
+            end if;
+            busy := true;
+        end if;
+    end if;
+    if busy then
+        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint;
+        return;
+    end if;
+    return query select null::uuid, 0, claimed_at, g.id, null::bigint, coalesce(g.cap, 2147483647)
+            - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
+            - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id)
+        from gates g where g.id = any(held || ours);
+    return query select c.* from unnest(behind) as q (id) cross join lateral (
+            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint from live l
+            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+            order by l.rank, l.not_before, l.id limit wanted
+        ) c order by c.rank, c.not_before, c.id limit wanted;
+    if slots > 0 then
+        return query select c.* from queues q cross join lateral (
+                select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint from live l
+                where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+                order by l.rank, l.not_before, l.id limit slots for update skip locked
+            ) c where q.lane = served and not q.gated and q.needs <@ labels
+            order by c.rank, c.not_before, c.id limit slots;
+    end if;
+end $$;
+
+-- Ends runs, or returns those to pending that have no end in `ends`, and says of each place whether and how. A run is
+-- left alone whose epoch is another, or which is not running although `running`, or the other way round. Whoever is to
+-- be cancelled does not return. With `unbooked` nothing is done and nothing answered where an agent of these runs keeps
+-- books, which are to be locked first. Without `hold` the gates are left to the caller.
+create function settle(
+    settled_at timestamptz, unbooked boolean, running boolean, hold boolean, runs uuid[], epochs integer[],
+    ends smallint[], reasons smallint[], exit_codes integer[], errors text[], words text[], summaries text[],
+    arm_kinds smallint[], arm_ticks timestamptz[], arm_dues timestamptz[], not_befores timestamptz[], counted boolean[],
+    out places bigint[], out states smallint[], out held bigint[]
+) language plpgsql as $$
+declare
+    number bigint;
+    turns bigint[];
+    armed bigint[];
+    waited bigint[];
+    retires bigint[];
+begin
+    if unbooked and (exists (select 1 from agents where policies) or exists (select 1 from budgets)) then
+        perform 1 from agents a where a.id = any(array(select distinct l.agent_id from live l where l.id = any(runs)))
+            and (a.policies or exists (select 1 from budgets b where b.agent_id = a.id));
+        if found then
+            return;
+        end if;
+    end if;
+    if array_position(ends, null) is not null then
+        with back as (
+            update live l set state = 0, node_id = null, parked_on = null,
+                due_at = coalesce(l.due_at, l.not_before), not_before = f.not_before,
+                attempt = greatest(l.attempt - case when f.counted then 0 else 1 end, 0),
+                exit_code = f.exit_code, error = f.error
+            from (
+                select * from unnest(runs, epochs, ends, exit_codes, errors, not_befores, counted)
+                with ordinality as u (run, epoch, state, exit_code, error, not_before, counted, place) order by u.run
+            ) f where l.id = f.run and l.epoch = f.epoch and (l.state + 0 = 2) = running
+                and f.state is null and l.cancel_reason is null
+            returning f.place, l.agent_gate, l.turn_gate
+        ) select array_agg(b.place), array_agg(0::smallint), array_agg(b.agent_gate) filter (where b.agent_gate is not null),
+            array_agg(b.turn_gate) filter (where b.turn_gate is not null) into places, states, held, turns from back b;
+        held := held || turns;
+    end if;
+    number := nextval('numbers') << 20;
+    with gone as materialized (
+        delete from live l using (
+            select * from unnest(runs, epochs, ends, reasons, exit_codes, errors, summaries)
+            with ordinality as u (run, epoch, state, reason, exit_code, error, summary, place) order by u.run
+        ) f where l.id = f.run and l.epoch = f.epoch and (l.state + 0 = 2) = running
+            and (f.state is not null or l.cancel_reason is not null)
+        returning f.place, f.run, coalesce(f.state, 4::smallint) as state, f.state is not distinct from 3 as failed,
+            case when f.state is null then l.cancel_reason else f.reason end as reason, f.exit_code, f.error, f.summary,
+            l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
+            l.max_attempts, l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
+    ), told as materialized (
+        -- Each end beside those of the same schedule in this batch.
+        select g.*,
+            case when g.failed then max(g.place) filter (where g.failed) over before
+                else max(g.place) filter (where not g.failed) over before end as follows,
+            max(g.place) filter (where g.failed) over up_to as failed_last,
+            max(g.place) filter (where not g.failed) over up_to as other_last,
+            max(g.place) filter (where g.state = 2) over up_to as done_last,
+            max(g.tick_at) over up_to as fired_at,
+            count(*) filter (where g.failed) over up_to as fails,
+            count(*) filter (where g.state = 2) over up_to as dones,
+            count(*) over up_to as nth,
+            max(g.place) over (partition by g.schedule_id) as last_place
+        from gone g window
+            up_to as (partition by g.schedule_id order by g.place rows between unbounded preceding and current row),
+            before as (partition by g.schedule_id order by g.place rows between unbounded preceding and 1 preceding)
+    ), changed as (
+        update schedule_state s set last_run = t.run, last_state = t.state, last_tick_at = t.tick_at,
+            last_finished_at = settled_at, fired_at = greatest(s.fired_at, t.fired_at),
+            ended_failed = s.ended_failed + t.fails, ended_other = s.ended_other + t.nth - t.fails,
+            last_success_at = case when t.done_last is null then s.last_success_at else settled_at end,
+            last_success_run = coalesce(runs[t.done_last], s.last_success_run),
+            last_failed = coalesce(runs[t.failed_last], s.last_failed), prior_failed = s.last_failed,
+            last_other = coalesce(runs[t.other_last], s.last_other), prior_other = s.last_other,
+            last_error = case
+                when t.failed_last > coalesce(t.done_last, 0) then words[t.failed_last]
+                when t.done_last is null then s.last_error end,
+            -- So many ends of one kind in a row, failures below zero; who was cancelled does not count.
+            streak = case
+                when t.done_last is null then case when t.fails > 0 then least(s.streak, 0) - t.fails else s.streak end
+                when t.failed_last is null then greatest(s.streak, 0) + t.dones
+                when t.done_last > t.failed_last then (select count(*) from told o
+                    where o.schedule_id = t.schedule_id and o.state = 2 and o.place > t.failed_last)
+                else -(select count(*) from told o
+                    where o.schedule_id = t.schedule_id and o.failed and o.place > t.done_last) end,
+            prior_waits_for = s.waits_for,
+            waits_for = case
+                when s.waits_for is null or s.waits_for = t.run then null
+                when t.nth > 1 and exists (select 1 from told o
+                    where o.schedule_id = t.schedule_id and o.run = s.waits_for) then null
+                else s.waits_for end,
+            -- A one-shot that asked for it goes with the run of its tick.
+            retired = s.retired or (s.status = 4 and s.delete_after_run and exists (select 1 from told o
+                where o.schedule_id = t.schedule_id and o.tick_at is not null and o.run is distinct from s.waits_for))
+        from (select * from told where told.place = told.last_place order by told.schedule_id) t
+        where s.schedule_id = t.schedule_id
+        returning t.schedule_id, t.run, t.place, s.prior_failed, s.prior_other,
+            s.ended_failed - t.fails as failed_before, s.ended_other - t.nth + t.fails as other_before,
+            s.status = 4 and s.retired as retires,
+            case when s.waits_for is null and s.status = 0 and not s.retired then s.prior_waits_for end as waited_for
+    ), prior as materialized (
+        -- Their schedules as they were, by the places of their last ends, because a join of two such lists takes the
+        -- product of their lengths. Without nulls, because only then an array is read at a place without going there.
+        select array_agg(coalesce(p.failed, '00000000-0000-0000-0000-000000000000') order by p.place) as failed,
+            array_agg(coalesce(p.other, '00000000-0000-0000-0000-000000000000') order by p.place) as other,
+            array_agg(p.failed_before order by p.place) as failed_before,
+            array_agg(p.other_before order by p.place) as other_before
+        from (
+            select c.place, c.prior_failed as failed, c.prior_other as other, c.failed_before, c.other_before from changed c
+            union all
+            select t.place, null, null, 0, 0 from told t where t.place <> t.last_place
+            union all
+            select u.place, null, null, 0, 0 from generate_series(1, cardinality(runs)) as u (place)
+            where (select count(*) from told) < cardinality(runs)
+                and not exists (select 1 from told t where t.place = u.place)
+        ) p
+    ), kept as (
+        insert into history (seq, finished_at, id, failed, prev_run, ordinal, schedule_id, agent_id, command, trigger,
+            tick_at, not_before, due_at, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error,
+            summary, prompt, payload, trace_id, created_at, started_at)
+        select number + t.place, settled_at, t.run, t.failed,
+            case when t.follows is not null then runs[t.follows]
+                else nullif(case when t.failed then b.failed[t.last_place] else b.other[t.last_place] end,
+                    '00000000-0000-0000-0000-000000000000') end,
+            case when t.failed then b.failed_before[t.last_place] + t.fails
+                else b.other_before[t.last_place] + t.nth - t.fails end,
+            t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.due_at, t.state, t.reason, t.lane,
+            t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.prompt, t.payload,
+            t.trace_id, t.created_at, t.started_at
+        from prior b cross join told t
+    )
+    select places || array_agg(g.place), states || array_agg(g.state),
+        held || array_agg(g.agent_gate) filter (where g.agent_gate is not null),
+        array_agg(g.turn_gate) filter (where g.turn_gate is not null),
+        (select array_agg(c.schedule_id) from changed c where c.waited_for is not null),
+        (select array_agg(case when c.waited_for = c.run then c.place
+            else (select t.place from told t where t.run = c.waited_for) end) from changed c where c.waited_for is not null),
+        (select array_agg(c.schedule_id) from changed c where c.retires)
+        into places, states, held, turns, armed, waited, retires from gone g;
+    places := coalesce(places, '{}');
+    states := coalesce(states, '{}');
+    held := held || turns;
+    if retires is not null then
+        update schedules set retired_at = settled_at where id = any(retires) and retired_at is null;
+    end if;
+    if armed is not null then
+        insert into timers (due_at, schedule_id, kind, tick_at, version)
+            select coalesce(arm_dues[u.place], settled_at), u.schedule_id, coalesce(arm_kinds[u.place], 2::smallint),
+                coalesce(arm_ticks[u.place], settled_at), nextval('numbers') from unnest(armed, waited) as u (schedule_id, place)
+            on conflict (schedule_id) do update set due_at = excluded.due_at, kind = excluded.kind,
+                tick_at = excluded.tick_at, version = excluded.version;
+    end if;
+    if hold and held is not null then
+        perform release(held);
+    end if;
+end $$;
