@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Engine::start ─► shell.rs    brings the time, does what is asked, carries answers back
-//!                   └► driver.rs  one synchronous step: every loop, every timer
+//!                   └► driver/    one synchronous step: every loop, every timer
 //!                       └► belfry_core  every decision
 //! ```
 //! Nothing here waits but the shell, and nothing reads a clock but `clock.rs`: a simulator can drive the same driver.

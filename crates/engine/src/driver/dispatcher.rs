@@ -1,0 +1,156 @@
+//! Who starts, within the slots of this node.
+
+use super::*;
+
+impl Driver {
+    /// A run may start at an instant: now, or at a moment to wake up for.
+    pub(super) fn wake_for(&mut self, now: Now, not_before: Timestamp) {
+        if not_before <= now.wall {
+            self.claim_wanted = true;
+        } else if self.later.len() < LATER_MAX {
+            self.later.insert(not_before);
+        }
+    }
+
+    pub(super) fn claim_maybe(&mut self, now: Now) {
+        while self.later.first().is_some_and(|at| *at <= now.wall) {
+            self.later.pop_first();
+            self.claim_wanted = true;
+        }
+        let wanted = (self.claim_wanted && self.failures == 0) || self.dispatcher.at <= now.mono;
+        if !wanted || self.dispatcher.busy {
+            return;
+        }
+        if !self.holds_lease(now) {
+            // The answer to a renewal asks again.
+            self.dispatcher.at = now.mono + self.options.lease / 10;
+            return;
+        }
+        let only = self.options.only;
+        let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
+        let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
+        if !has_room {
+            // The end of an attempt makes room, and asks again.
+            self.dispatcher.at = now.mono + self.options.poll_interval;
+            return;
+        }
+        self.claim_wanted = false;
+        self.dispatcher.busy = true;
+        self.effects.push(Effect::Claim(Claim {
+            node: self.node,
+            lanes,
+            labels: self.options.labels.clone(),
+            only,
+        }));
+    }
+
+    /// Free slots by lane, in turn, within the limit over all lanes.
+    pub(super) fn free_slots(&mut self) -> Vec<(String, u32)> {
+        let mut used: HashMap<&str, u32> = HashMap::new();
+        for task in self.tasks.values().filter(|task| !task.ended) {
+            *used.entry(&task.lane).or_default() += 1;
+        }
+        let total: u32 = used.values().sum();
+        let mut left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
+        let lanes = self.options.lanes.len().max(1);
+        self.lane_turn = (self.lane_turn + 1) % lanes;
+        let mut free = Vec::with_capacity(lanes);
+        for (lane, slots) in self.options.lanes.iter().cycle().skip(self.lane_turn).take(lanes) {
+            let taken = used.get(lane.as_str()).copied().unwrap_or(0);
+            let slots = slots.saturating_sub(taken).min(CLAIM_MAX).min(left);
+            if slots > 0 {
+                left = left.saturating_sub(slots);
+                free.push((lane.clone(), slots));
+            }
+        }
+        free
+    }
+
+    pub(super) fn claimed(&mut self, now: Now, claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>) {
+        self.dispatcher.rest(now, now.mono + self.options.poll_interval);
+        let Some(claimed) = self.answered(now, claimed) else {
+            self.dispatcher.at = now.mono + self.backoff();
+            self.claim_wanted = true;
+            return;
+        };
+        // Where there was something there may be more.
+        self.claim_wanted |= !claimed.is_empty();
+        // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
+        if self.phase != Phase::Running || !self.holds_lease(now) {
+            let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
+            self.effects.push(Effect::GiveBack(self.node, runs));
+            return;
+        }
+        for (claimed, definitions) in claimed {
+            self.start(now, claimed, definitions);
+        }
+    }
+
+    pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
+        let Some(definitions) = definitions else {
+            // Its schedule is unknown: nobody can say what to start.
+            self.endings.push_back(Ending {
+                finish: Finish {
+                    run: claimed.run,
+                    epoch: claimed.epoch,
+                    verdict: Verdict::End {
+                        state: RunState::Cancelled,
+                        reason: Some(Reason::ScheduleRemoved),
+                    },
+                    failed: false,
+                    exit_code: None,
+                    error: None,
+                    summary: None,
+                    arm: None,
+                },
+                took: Duration::ZERO,
+            });
+            return;
+        };
+        let trace = claimed.trace_id.unwrap_or(claimed.run.0);
+        let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
+        let attempt = Attempt {
+            run: claimed.run,
+            epoch: claimed.epoch,
+            attempt: claimed.attempt,
+            node: self.node,
+            agent: definitions.agent_name.clone(),
+            schedule: schedule.into(),
+            command: claimed.command,
+            tick_at: claimed.tick_at,
+            prompt: claimed.prompt,
+            payload: claimed.payload,
+            trace_id: trace,
+            work: Arc::new(definitions.agent_definition.work.clone()),
+        };
+        let lag = claimed.tick_at.map(|tick| now.wall.duration_since(tick).as_millis().max(0) as u64);
+        let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&definitions.name);
+        self.note(Event {
+            tick_at: claimed.tick_at,
+            run_id: Some(claimed.run),
+            attempt: Some(claimed.attempt),
+            node: Some(self.node),
+            trace_id: Some(trace.simple().to_string()),
+            reason: Some(claimed.trigger.as_str().into()),
+            lag_ms: lag,
+            ..event
+        });
+        self.tasks.insert(
+            claimed.run,
+            Task {
+                epoch: claimed.epoch,
+                attempt: claimed.attempt,
+                max_attempts: claimed.max_attempts,
+                lane: claimed.lane,
+                tick_at: claimed.tick_at,
+                started: now.mono,
+                definitions,
+                trace,
+                stopping: false,
+                ended: false,
+            },
+        );
+        self.counters.triggers += 1;
+        self.effects.push(Effect::Start(Box::new(attempt)));
+    }
+}

@@ -1,0 +1,114 @@
+//! The end of attempts: judged, stored, told.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn ended(&mut self, now: Now, run: RunId, epoch: Epoch, report: Report) {
+        let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch) else { return };
+        task.ended = true;
+        let retry = &task.definitions.agent_definition.retry;
+        let verdict = verdict(report.outcome, run, task.attempt, task.max_attempts, retry, now.wall);
+        let finish = Finish {
+            run,
+            epoch,
+            verdict,
+            failed: matches!(report.outcome, Outcome::Failed { .. }),
+            exit_code: report.exit_code,
+            error: report.error,
+            summary: report.summary,
+            arm: task.arm(now.wall),
+        };
+        let took = now.mono.saturating_sub(task.started);
+        self.endings.push_back(Ending { finish, took });
+    }
+
+    pub(super) fn finish_maybe(&mut self, now: Now) {
+        if self.finisher.is_due(now) && !self.endings.is_empty() {
+            self.finisher.busy = true;
+            let count = self.endings.len().min(FINISH_MAX);
+            self.finishing = self.endings.drain(..count).collect();
+            let finishes = self.finishing.iter().map(|ending| ending.finish.clone()).collect();
+            self.effects.push(Effect::Finish(Arc::new(finishes)));
+        }
+    }
+
+    pub(super) fn finished(&mut self, now: Now, finished: Result<Vec<Finished>, Error>) {
+        self.finisher.rest(now, now.mono);
+        let endings = std::mem::take(&mut self.finishing);
+        let Some(finished) = self.answered(now, finished) else {
+            // An end is repeated until it is answered.
+            self.finisher.at = now.mono + self.backoff();
+            endings.into_iter().rev().for_each(|ending| self.endings.push_front(ending));
+            return;
+        };
+        self.claim_wanted = true;
+        for (ending, finished) in endings.into_iter().zip(finished) {
+            let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
+            // The end of a run may have armed its schedule.
+            match ending.finish.arm {
+                Some(token) if !self.planner.busy => {
+                    self.next_due = Some(self.next_due.map_or(token.due_at, |at| at.min(token.due_at)));
+                }
+                None if !task.waits() => {}
+                // What the planner is about to learn may be older than this.
+                Some(_) | None => self.planner.wake(now),
+            }
+            self.note_end(now, &task, ending, finished);
+        }
+    }
+
+    pub(super) fn note_end(&mut self, now: Now, task: &Task, ending: Ending, finished: Finished) {
+        let (name, state, retry_at) = match (finished, ending.finish.verdict) {
+            (Finished::Ended(RunState::Cancelled), _) => (Name::RunCancelled, Some("cancelled"), None),
+            (Finished::Ended(state), _) => (Name::RunFinished, Some(state.as_str()), None),
+            (Finished::Pending, Verdict::Retry { at }) => {
+                self.wake_for(now, at);
+                (Name::RunRetried, Some("pending"), Some(at))
+            }
+            (Finished::Pending, _) => (Name::RunRetried, Some("pending"), None),
+            (Finished::Stale, _) => (Name::RunRescued, None, None),
+        };
+        let failed = ending.finish.failed || finished == Finished::Stale;
+        let level = if failed { Level::Warn } else { Level::Info };
+        let reason = match (finished, ending.finish.verdict) {
+            (Finished::Stale, _) => Some("stale"),
+            (_, Verdict::End { reason, .. }) => reason.map(Reason::as_str),
+            (_, Verdict::Return) => Some("shutdown"),
+            (_, Verdict::Retry { .. }) => Some("failed"),
+        };
+        let event = Event::new(now.wall, level, name).of(&task.definitions.name);
+        self.note(Event {
+            tick_at: task.tick_at,
+            run_id: Some(ending.finish.run),
+            attempt: Some(task.attempt),
+            node: Some(self.node),
+            trace_id: Some(task.trace.simple().to_string()),
+            state,
+            reason: reason.map(str::to_owned),
+            took_ms: Some(ending.took.as_millis() as u64),
+            retry_at,
+            detail: ending.finish.error.or(ending.finish.summary),
+            ..event
+        });
+    }
+}
+
+impl Task {
+    /// Whether its end may arm its schedule.
+    pub(super) fn waits(&self) -> bool {
+        self.definitions.compiled.as_ref().is_ok_and(|schedule| schedule.waits_for_runs())
+    }
+
+    /// The next token of its schedule, should that wait for this run.
+    pub(super) fn arm(&self, now: Timestamp) -> Option<Token> {
+        let schedule = self.definitions.compiled.as_ref().ok()?;
+        if !schedule.waits_for_runs() {
+            return None;
+        }
+        let standing = Standing { token: Token::next(now), origin: self.definitions.origin, open_skip: None };
+        match plan(schedule, &standing, &Facts::CLEAR, now).next {
+            Next::Token(token) => Some(token),
+            Next::Wait | Next::Exhausted | Next::Expired => None,
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The lease, what it tells of our runs, and what is to be cancelled.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn renew_maybe(&mut self, now: Now) {
+        if self.phase != Phase::Stopped && self.renewer.is_due(now) {
+            self.renewer.busy = true;
+            let until = later(now.wall, self.options.lease);
+            self.lease_until = self.lease_until.max(until);
+            self.effects.push(Effect::Renew { node: self.node, until });
+        }
+        // Nobody may be running here when others take over.
+        if !self.holds_lease(now) {
+            self.stop_all(Stop::LeaseLost);
+        }
+    }
+
+    /// Whether others surely wait for longer than it takes to end what runs here.
+    pub(super) fn holds_lease(&self, now: Now) -> bool {
+        now.mono + self.options.lease / 6 < self.lease_good
+    }
+
+    pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
+        self.renewer.rest(now, asked + self.options.lease / 3);
+        let Some(renewed) = self.answered(now, renewed) else {
+            self.renewer.at = now.mono + self.backoff();
+            return;
+        };
+        match renewed {
+            Renewed::Held { cancels, live } => {
+                self.lease_good = asked + self.options.lease;
+                cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
+                self.return_strays(live);
+            }
+            Renewed::Fenced => self.start_over(now),
+        }
+    }
+
+    /// Runs that are ours by the store and not by us were never started: their claim's answer was lost. Those seen twice go
+    /// back; the answer for the others may still be on its way.
+    pub(super) fn return_strays(&mut self, live: Vec<(RunId, Epoch)>) {
+        let unknown: HashSet<_> = live
+            .into_iter()
+            .filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch))
+            .collect();
+        let waiting: HashSet<RunId> =
+            self.endings.iter().chain(&self.finishing).map(|ending| ending.finish.run).collect();
+        let lost: Vec<_> = unknown
+            .iter()
+            .filter(|stray| self.strays.contains(*stray) && !waiting.contains(&stray.0))
+            .copied()
+            .collect();
+        self.strays = unknown;
+        if !lost.is_empty() && !self.dispatcher.busy {
+            self.effects.push(Effect::GiveBack(self.node, lost));
+        }
+    }
+
+    /// Others have taken our runs: end everything, and begin as another node.
+    pub(super) fn start_over(&mut self, now: Now) {
+        let event = Event::new(now.wall, Level::Error, Name::NodeFenced);
+        self.note(Event {
+            node: Some(self.node),
+            detail: Some("the lease was lost; what ran here is ended and runs elsewhere".into()),
+            ..event
+        });
+        self.stop_all(Stop::LeaseLost);
+        self.tasks.clear();
+        self.endings.clear();
+        self.strays.clear();
+        self.node = NodeId((self.new_id)(now.wall));
+        self.lease_until = later(now.wall, self.options.lease);
+        self.lease_good = now.mono + self.options.lease;
+        self.effects.push(Effect::Join { node: self.node, until: self.lease_until });
+    }
+
+    pub(super) fn cancels_maybe(&mut self, now: Now) {
+        if self.canceller.is_due(now) && !self.tasks.is_empty() {
+            self.canceller.busy = true;
+            self.effects.push(Effect::ReadCancels(self.node));
+        }
+    }
+
+    pub(super) fn cancel(&mut self, run: RunId, epoch: Epoch, reason: Reason) {
+        if let Some(task) = self.tasks.get_mut(&run)
+            && task.epoch == epoch
+            && !task.stopping
+            && !task.ended
+        {
+            task.stopping = true;
+            self.effects.push(Effect::Stop { run, stop: Stop::Cancel(reason) });
+        }
+    }
+
+    pub(super) fn stop_all(&mut self, stop: Stop) {
+        for (run, task) in &mut self.tasks {
+            if !task.ended && (!task.stopping || stop.is_at_once()) {
+                task.stopping = true;
+                self.effects.push(Effect::Stop { run: *run, stop });
+            }
+        }
+    }
+}

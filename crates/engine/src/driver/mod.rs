@@ -1,0 +1,521 @@
+//! The hall: every loop of a node, and every timer of every loop, as one synchronous step.
+//!
+//! An input comes in through [`Driver::step`], effects go out, and their answers come back in as inputs. The order of a step:
+//! take the input in, then let each loop ask for what it wants: finish, renew, cancel, plan, claim, reap, prune. Nothing is
+//! awaited here, no clock is read and nothing is drawn by lot: whoever calls brings the time, and makes the ids.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
+use belfry_core::retry::{Outcome, Verdict, verdict};
+use belfry_core::{Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
+use belfry_runner::{Attempt, Report, Stop};
+use belfry_store::{
+    Claim, Claimed, Commit, Definitions, Due, Error, Finish, Finished, Node, Pruned, Renewed, Rescued,
+    Retention,
+};
+use belfry_time::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+use crate::event::{Event, Level, Name};
+
+mod dispatcher;
+mod finisher;
+mod lease;
+mod options;
+mod others;
+mod planner;
+mod stopping;
+
+pub use options::{GUEST, Keep, Options, default_lanes};
+
+/// What time it is, twice: decisions look at the wall, waiting at the watch that only goes forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// By the store's clock.
+    pub wall: Timestamp,
+    /// Since some fixed moment.
+    pub mono: Duration,
+}
+
+/// What comes into the hall.
+#[derive(Debug)]
+pub enum Input {
+    /// Time has passed.
+    Woken,
+    /// There may be new or changed work.
+    Hint,
+    /// Answer to [`Effect::ReadDue`]; `next` where nothing is due.
+    Due {
+        /// What is due.
+        due: Result<Vec<Due>, Error>,
+        /// When something is due next.
+        next: Option<Timestamp>,
+    },
+    /// Answer to [`Effect::Commit`].
+    Committed(Result<Vec<bool>, Error>),
+    /// Answer to [`Effect::Claim`].
+    Claimed(Result<Vec<(Claimed, Option<Definitions>)>, Error>),
+    /// An attempt has ended.
+    Ended {
+        /// Of which run.
+        run: RunId,
+        /// Under which claim.
+        epoch: Epoch,
+        /// How.
+        report: Report,
+    },
+    /// Answer to [`Effect::Finish`].
+    Finished(Result<Vec<Finished>, Error>),
+    /// Answer to [`Effect::Renew`].
+    Renewed {
+        /// When it was asked for, by the watch.
+        asked: Duration,
+        /// The answer.
+        renewed: Result<Renewed, Error>,
+    },
+    /// Answer to [`Effect::ReadCancels`].
+    Cancels(Result<Vec<(RunId, Epoch, Reason)>, Error>),
+    /// Answer to [`Effect::ReadNodes`]. A node is `gone` where its process surely is.
+    Nodes(Result<Vec<(Node, bool)>, Error>),
+    /// Answer to [`Effect::Fence`].
+    Fenced {
+        /// Who.
+        node: NodeId,
+        /// The answer.
+        rescued: Result<Option<Rescued>, Error>,
+    },
+    /// Answer to [`Effect::Prune`].
+    Pruned(Result<Pruned, Error>),
+    /// Stop: plan and claim no more, let what runs end within `timeout`, then end it. Said again: at once.
+    Stop {
+        /// How long.
+        timeout: Duration,
+    },
+}
+
+/// What the outside is asked to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Read due schedules.
+    ReadDue {
+        /// At most so many.
+        limit: u32,
+    },
+    /// Commit plans.
+    Commit(Arc<Vec<Commit>>),
+    /// Claim runs, and read what they are runs of.
+    Claim(Claim),
+    /// Start an attempt.
+    Start(Box<Attempt>),
+    /// End an attempt.
+    Stop {
+        /// Of which run.
+        run: RunId,
+        /// Why.
+        stop: Stop,
+    },
+    /// Store the ends of attempts.
+    Finish(Arc<Vec<Finish>>),
+    /// Extend the lease.
+    Renew {
+        /// Whose.
+        node: NodeId,
+        /// Until then.
+        until: Timestamp,
+    },
+    /// Join anew under another id.
+    Join {
+        /// The id.
+        node: NodeId,
+        /// The first lease.
+        until: Timestamp,
+    },
+    /// Read which of our runs are to be cancelled.
+    ReadCancels(NodeId),
+    /// Give runs back that were claimed for us and never started.
+    GiveBack(NodeId, Vec<(RunId, Epoch)>),
+    /// Read the nodes.
+    ReadNodes,
+    /// End what a gone node has left on this host, then fence it.
+    Fence {
+        /// Who.
+        node: NodeId,
+        /// The lease it was seen with.
+        lease: Timestamp,
+    },
+    /// Remove what is older than its retention.
+    Prune(Retention),
+    /// Tell what happened.
+    Note(Box<Event>),
+    /// All has ended.
+    Stopped {
+        /// What was still running when the time was up.
+        overrun: usize,
+    },
+}
+
+/// One loop: an effect of it is under way, or it may ask again from some moment on.
+#[derive(Debug, Clone, Copy, Default)]
+struct Loop {
+    busy: bool,
+    at: Duration,
+    /// Something came up while it was busy: what it is about to learn may be old.
+    again: bool,
+}
+
+impl Loop {
+    /// Idle until an instant.
+    fn from(at: Duration) -> Loop {
+        Loop { busy: false, at, again: false }
+    }
+
+    /// It should ask now; where it is busy, as soon as it is not.
+    fn wake(&mut self, now: Now) {
+        self.again |= self.busy;
+        self.at = now.mono;
+    }
+
+    /// An answer has come; it asks again at an instant, or now where something came up meanwhile.
+    fn rest(&mut self, now: Now, until: Duration) {
+        *self = Loop::from(if self.again { now.mono } else { until });
+    }
+
+    fn is_due(&self, now: Now) -> bool {
+        !self.busy && self.at <= now.mono
+    }
+}
+
+/// A run of ours.
+#[derive(Debug)]
+struct Task {
+    epoch: Epoch,
+    attempt: u32,
+    max_attempts: u32,
+    lane: String,
+    tick_at: Option<Timestamp>,
+    started: Duration,
+    definitions: Definitions,
+    trace: Uuid,
+    stopping: bool,
+    ended: bool,
+}
+
+/// A finish that waits to be stored, with what its event will say.
+#[derive(Debug)]
+struct Ending {
+    finish: Finish,
+    took: Duration,
+}
+
+/// Plans that are being committed, with the names of their schedules.
+type Committing = (Arc<Vec<Commit>>, Vec<Arc<str>>);
+
+/// Where a node is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It works.
+    Running,
+    /// It lets what runs end, until then.
+    Draining {
+        /// When it ends what runs.
+        until: Duration,
+    },
+    /// It has told what runs to end.
+    Ending {
+        /// How much was running when the time was up.
+        overrun: usize,
+        /// Until when the ends of attempts are tried to be stored.
+        give_up: Duration,
+    },
+    /// All has ended.
+    Stopped,
+}
+
+/// What a node has done so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    /// How often due schedules were looked for.
+    pub checks: u64,
+    /// When, last.
+    pub last_check_at: Option<Timestamp>,
+    /// Attempts started.
+    pub triggers: u64,
+}
+
+/// Every loop of a node.
+pub struct Driver {
+    options: Options,
+    node: NodeId,
+    phase: Phase,
+    /// Makes ids: of runs, and of this node should it be fenced.
+    new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
+    planner: Loop,
+    next_due: Option<Timestamp>,
+    committing: Option<Committing>,
+    dispatcher: Loop,
+    claim_wanted: bool,
+    lane_turn: usize,
+    /// When runs may start that wait for their time, as far as this node knows: at most [`LATER_MAX`].
+    later: BTreeSet<Timestamp>,
+    tasks: HashMap<RunId, Task>,
+    finisher: Loop,
+    endings: VecDeque<Ending>,
+    finishing: Vec<Ending>,
+    renewer: Loop,
+    lease_until: Timestamp,
+    lease_good: Duration,
+    strays: HashSet<(RunId, Epoch)>,
+    canceller: Loop,
+    reaper: Loop,
+    observed: HashMap<NodeId, (Timestamp, Duration)>,
+    pruner: Loop,
+    /// Where looking for runs beyond their number goes on.
+    prune_after: Option<RunId>,
+    failures: u32,
+    counters: Counters,
+    effects: Vec<Effect>,
+}
+
+/// More instants than this are not remembered; the poll finds the rest.
+const LATER_MAX: usize = 4096;
+/// Ends that are stored at once.
+const FINISH_MAX: usize = 1000;
+/// Runs that are claimed at once in one lane.
+const CLAIM_MAX: u32 = 1000;
+/// Things that are pruned at once.
+const PRUNE_BATCH: u32 = 500;
+const PRUNE_EVERY: Duration = Duration::from_secs(60);
+/// How long a node that stops waits for a store that does not answer: asked once, and asked again.
+const GIVE_UP: Duration = Duration::from_secs(10);
+const GIVE_UP_SOON: Duration = Duration::from_millis(500);
+const CANCELS_EVERY: Duration = Duration::from_secs(1);
+
+impl Driver {
+    /// A node that has joined with a lease until `lease_until`.
+    pub fn new(
+        options: Options,
+        node: NodeId,
+        now: Now,
+        lease_until: Timestamp,
+        new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
+    ) -> Driver {
+        let lease = options.lease;
+        Driver {
+            node,
+            phase: Phase::Running,
+            new_id,
+            planner: Loop::from(now.mono),
+            next_due: None,
+            committing: None,
+            dispatcher: Loop::from(now.mono),
+            claim_wanted: true,
+            lane_turn: 0,
+            later: BTreeSet::new(),
+            tasks: HashMap::new(),
+            finisher: Loop::default(),
+            endings: VecDeque::new(),
+            finishing: Vec::new(),
+            renewer: Loop::from(now.mono + lease / 3),
+            lease_until,
+            lease_good: now.mono + lease,
+            strays: HashSet::new(),
+            canceller: Loop::from(now.mono + CANCELS_EVERY),
+            reaper: Loop::from(now.mono),
+            observed: HashMap::new(),
+            pruner: Loop::from(now.mono + PRUNE_EVERY),
+            prune_after: None,
+            failures: 0,
+            counters: Counters::default(),
+            effects: Vec::new(),
+            options,
+        }
+    }
+
+    /// One step: takes an input in, and says what is to be done.
+    pub fn step(&mut self, now: Now, input: Input) -> Vec<Effect> {
+        self.take_in(now, input);
+        self.finish_maybe(now);
+        self.renew_maybe(now);
+        let serves = self.options.serves && self.options.only.is_none();
+        if self.phase == Phase::Running && serves {
+            self.plan_maybe(now);
+            self.claim_maybe(now);
+            self.reap_maybe(now);
+            self.prune_maybe(now);
+        } else if self.phase == Phase::Running && self.options.only.is_some() {
+            self.claim_maybe(now);
+            self.reap_maybe(now);
+        }
+        self.cancels_maybe(now);
+        self.stop_maybe(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    /// How long the caller may wait for an input before it wakes the driver.
+    pub fn wait(&self, now: Now) -> Duration {
+        if self.phase == Phase::Stopped {
+            return self.options.check_interval;
+        }
+        let until = |at: Duration| at.saturating_sub(now.mono);
+        let mut wait = self.options.check_interval;
+        let mut at_most = |time: Duration| wait = wait.min(time);
+        let is_guest = self.phase == Phase::Running && self.options.only.is_some();
+        let serves = self.phase == Phase::Running && self.options.serves && !is_guest;
+        for (each, wanted) in [
+            (self.planner, serves),
+            (self.dispatcher, serves || is_guest),
+            (self.reaper, serves || is_guest),
+            (self.pruner, serves),
+            (self.renewer, true),
+            (self.finisher, !self.endings.is_empty()),
+            (self.canceller, !self.tasks.is_empty()),
+        ] {
+            if wanted && !each.busy {
+                at_most(until(each.at));
+            }
+        }
+        let from_wall =
+            |at: Timestamp| Duration::try_from(at.duration_since(now.wall)).unwrap_or(Duration::ZERO);
+        let answers = self.failures == 0;
+        if serves && answers && !self.planner.busy {
+            self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
+        }
+        if (serves || is_guest) && answers && !self.dispatcher.busy {
+            self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
+        }
+        match self.phase {
+            Phase::Draining { until: at } => at_most(until(at)),
+            // Whoever still runs is waited for, however long it takes.
+            Phase::Ending { give_up, .. } if self.under_way() == 0 => at_most(until(give_up)),
+            _ => {}
+        }
+        wait
+    }
+
+    /// Where the node is in its life.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Who it is now.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The lease it has, as stored.
+    pub fn lease_until(&self) -> Timestamp {
+        self.lease_until
+    }
+
+    /// Attempts under way, by agent.
+    pub fn running(&self) -> impl Iterator<Item = &str> {
+        self.tasks.values().filter(|task| !task.ended).map(|task| &*task.definitions.agent_name)
+    }
+
+    /// Whether there is nothing to do before time passes, an attempt ends, or somebody asks.
+    pub fn is_idle(&self, now: Now) -> bool {
+        let loops = [
+            self.planner,
+            self.dispatcher,
+            self.finisher,
+            self.renewer,
+            self.canceller,
+            self.reaper,
+            self.pruner,
+        ];
+        let busy = loops.iter().any(|each| each.busy);
+        let due = self.next_due.is_some_and(|at| at <= now.wall)
+            || self.later.first().is_some_and(|at| *at <= now.wall);
+        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
+            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
+        !busy && !due && !asks && self.endings.is_empty()
+    }
+
+    /// Whether nothing runs either.
+    pub fn is_quiet(&self, now: Now) -> bool {
+        self.is_idle(now) && self.tasks.is_empty()
+    }
+
+    /// Starts runs that were claimed for this node from outside the dispatcher.
+    pub fn adopt(&mut self, now: Now, claimed: Vec<(Claimed, Option<Definitions>)>) -> Vec<Effect> {
+        for (claimed, definitions) in claimed {
+            self.start(now, claimed, definitions);
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    fn take_in(&mut self, now: Now, input: Input) {
+        match input {
+            Input::Woken => {}
+            Input::Hint => {
+                self.planner.wake(now);
+                self.canceller.wake(now);
+                self.claim_wanted = true;
+            }
+            Input::Due { due, next } => self.due(now, due, next),
+            Input::Committed(committed) => self.committed(now, committed),
+            Input::Claimed(claimed) => self.claimed(now, claimed),
+            Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
+            Input::Finished(finished) => self.finished(now, finished),
+            Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
+            Input::Cancels(cancels) => {
+                self.canceller.rest(now, now.mono + CANCELS_EVERY);
+                if let Some(cancels) = self.answered(now, cancels) {
+                    cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
+                }
+            }
+            Input::Nodes(nodes) => self.nodes(now, nodes),
+            Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
+            Input::Pruned(pruned) => self.pruned(now, pruned),
+            Input::Stop { timeout } => self.stop(now, timeout),
+        }
+    }
+
+    // The store's health.
+
+    /// An answer, or nothing where the store did not answer; says when that changes.
+    fn answered<T>(&mut self, now: Now, answer: Result<T, Error>) -> Option<T> {
+        match answer {
+            Ok(answer) => {
+                if self.failures > 0 {
+                    self.failures = 0;
+                    self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
+                }
+                Some(answer)
+            }
+            Err(error) => {
+                if self.failures == 0 {
+                    let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
+                    self.note(Event { detail: Some(error.to_string()), ..event });
+                }
+                self.failures = self.failures.saturating_add(1);
+                None
+            }
+        }
+    }
+
+    /// How long to wait before asking again.
+    fn backoff(&self) -> Duration {
+        Duration::from_millis(100 << self.failures.min(5)).min(self.options.lease / 10)
+    }
+
+    fn note(&mut self, event: Event) {
+        self.effects.push(Effect::Note(Box::new(event)));
+    }
+}
+
+fn later(at: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by).ok().and_then(|by| at.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
+}
+
+fn earlier(at: Timestamp, by: Duration) -> Timestamp {
+    SignedDuration::try_from(by).ok().and_then(|by| at.checked_sub(by).ok()).unwrap_or(Timestamp::MIN)
+}

@@ -1,0 +1,94 @@
+//! How a node works.
+
+use super::*;
+
+/// How a node works.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Slots by lane. Runs of a lane that is not among them go to `main`.
+    pub lanes: BTreeMap<String, u32>,
+    /// Runs at once over all lanes.
+    pub max_concurrent: Option<u32>,
+    /// Labels of this node.
+    pub labels: Vec<String>,
+    /// How often the clock is looked at, at least.
+    pub check_interval: Duration,
+    /// How often the store is asked although no hint came.
+    pub poll_interval: Duration,
+    /// How long claims hold without renewal.
+    pub lease: Duration,
+    /// How often gone nodes are looked for.
+    pub orphan_check: Duration,
+    /// How catch-up runs are spread.
+    pub spread: Spread,
+    /// How long ended things are kept.
+    pub keep: Keep,
+    /// Due schedules that are planned at once.
+    pub batch: u32,
+    /// Plans, claims and looks after others; a short-lived node does none of that but what it is told.
+    pub serves: bool,
+    /// A guest: a node that is there for this run alone. It plans nothing and claims nothing else, but it does look for
+    /// nodes that are gone: they may hold the limit that its run waits at.
+    pub only: Option<RunId>,
+}
+
+/// The label by which a guest is known among the nodes. No agent can need it: it is no name.
+pub const GUEST: &str = "(guest)";
+
+/// How long ended things are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// Runs.
+    pub runs: Option<Duration>,
+    /// Failed runs.
+    pub failures: Option<Duration>,
+    /// Of a schedule's runs that failed so many, and as many of the others.
+    pub runs_per_schedule: Option<u32>,
+    /// What runs have written.
+    pub output: Option<Duration>,
+    /// Skips and misses.
+    pub skips: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let day = Duration::from_secs(86_400);
+        Options {
+            lanes: default_lanes(),
+            max_concurrent: None,
+            labels: Vec::new(),
+            check_interval: Duration::from_secs(1),
+            poll_interval: Duration::from_secs(1),
+            lease: Duration::from_secs(30),
+            orphan_check: Duration::from_secs(10),
+            spread: Spread::default(),
+            keep: Keep {
+                runs: Some(30 * day),
+                failures: Some(90 * day),
+                runs_per_schedule: Some(200),
+                output: Some(7 * day),
+                skips: Some(30 * day),
+            },
+            batch: 1000,
+            serves: true,
+            only: None,
+        }
+    }
+}
+
+/// The lanes that are always there, with their slots.
+pub fn default_lanes() -> BTreeMap<String, u32> {
+    [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)]
+        .into_iter()
+        .map(|(lane, slots)| (lane.into(), slots))
+        .collect()
+}
+
+impl Options {
+    /// Runs of a lane that nobody made go to `main`.
+    pub(crate) fn to_known_lane(&self, lane: &mut String) {
+        if !self.lanes.contains_key(lane) {
+            *lane = "main".into();
+        }
+    }
+}

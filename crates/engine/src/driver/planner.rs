@@ -1,0 +1,121 @@
+//! What is due, and what becomes of it.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn plan_maybe(&mut self, now: Now) {
+        // While the store does not answer, `at` alone says when to ask again.
+        let due = self.failures == 0 && self.next_due.is_some_and(|at| at <= now.wall);
+        if !self.planner.busy && (due || self.planner.at <= now.mono) {
+            self.planner.busy = true;
+            self.next_due = None;
+            self.counters.checks += 1;
+            self.counters.last_check_at = Some(now.wall);
+            self.effects.push(Effect::ReadDue { limit: self.options.batch });
+        }
+    }
+
+    pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
+        self.planner.rest(now, now.mono + self.options.poll_interval);
+        let Some(due) = self.answered(now, due) else {
+            self.planner.at = now.mono + self.backoff();
+            return;
+        };
+        self.next_due = next;
+        if due.is_empty() {
+            return;
+        }
+        let commits = self.decide(now.wall, &due);
+        let commits = Arc::new(commits);
+        self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
+        self.planner.busy = true;
+        self.effects.push(Effect::Commit(commits));
+    }
+
+    /// Plans what is due.
+    pub(super) fn decide(&mut self, now: Timestamp, due: &[Due]) -> Vec<Commit> {
+        let mut plans: Vec<_> = due
+            .iter()
+            .map(|due| {
+                due.compiled.as_ref().map(|schedule| plan(schedule, &due.standing, &due.facts(now), now))
+            })
+            .collect();
+        let mut named: Vec<_> = due
+            .iter()
+            .zip(&mut plans)
+            .filter_map(|(due, plan)| Some((&*due.name, plan.as_mut().ok()?)))
+            .collect();
+        spread_catch_up(&mut named, self.options.spread);
+        let new_id = &mut self.new_id;
+        let mut commits: Vec<Commit> = due
+            .iter()
+            .zip(plans)
+            .map(|(due, plan)| match (&due.compiled, plan) {
+                (Ok(schedule), Ok(plan)) => due.commit(schedule, plan, || RunId(new_id(now))),
+                (Err(reason), _) | (_, Err(reason)) => due.invalid(reason),
+            })
+            .collect();
+        for run in commits.iter_mut().flat_map(|commit| &mut commit.runs) {
+            self.options.to_known_lane(&mut run.lane);
+        }
+        commits
+    }
+
+    pub(super) fn committed(&mut self, now: Now, committed: Result<Vec<bool>, Error>) {
+        // Look again: there may be more.
+        self.planner.rest(now, now.mono);
+        let committing = self.committing.take();
+        let Some(committed) = self.answered(now, committed) else {
+            self.planner.at = now.mono + self.backoff();
+            return;
+        };
+        let Some((commits, names)) = committing else { return };
+        if !committed.contains(&true) {
+            // Others plan the same: let them.
+            self.planner.at = now.mono + Duration::from_millis(5);
+        }
+        for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
+            self.note_plan(now.wall, commit, name);
+            if commit.cancel_live {
+                self.canceller.wake(now);
+            }
+            for run in &commit.runs {
+                self.wake_for(now, run.not_before);
+            }
+        }
+    }
+
+    pub(super) fn note_plan(&mut self, now: Timestamp, commit: &Commit, name: &str) {
+        if let Some(reason) = &commit.invalid {
+            let event = Event::new(now, Level::Warn, Name::TickSkipped).of(name);
+            self.note(Event { reason: Some("invalid".into()), detail: Some(reason.clone()), ..event });
+        }
+        for range in &commit.closed {
+            if range.reason.is_missed() {
+                let event = Event::new(now, Level::Warn, Name::TickMissed).of(name);
+                self.note(Event {
+                    reason: Some(range.reason.as_str().into()),
+                    tick_at: Some(range.to),
+                    count: Some(range.count),
+                    ..event
+                });
+            }
+        }
+        if let Some(open) = commit.open_skip
+            && open.to == commit.token.tick_at
+        {
+            let level = if open.count == 1 { Level::Info } else { Level::Debug };
+            let event = Event::new(now, level, Name::TickSkipped).of(name);
+            self.note(Event {
+                reason: Some(open.reason.as_str().into()),
+                tick_at: Some(open.to),
+                count: Some(open.count),
+                ..event
+            });
+        }
+        for run in &commit.runs {
+            let event = Event::new(now, Level::Debug, Name::TickPlanned).of(name);
+            self.note(Event { tick_at: run.tick_at, run_id: Some(run.id), ..event });
+        }
+    }
+}

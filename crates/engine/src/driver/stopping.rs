@@ -1,0 +1,48 @@
+//! The end of the node.
+
+use super::*;
+
+impl Driver {
+    pub(super) fn stop(&mut self, now: Now, timeout: Duration) {
+        self.phase = match self.phase {
+            Phase::Running => Phase::Draining { until: now.mono + timeout },
+            Phase::Draining { .. } => {
+                self.stop_all(Stop::ShutdownNow);
+                Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP_SOON }
+            }
+            Phase::Ending { overrun, .. } => {
+                self.stop_all(Stop::ShutdownNow);
+                Phase::Ending { overrun, give_up: now.mono + GIVE_UP_SOON }
+            }
+            Phase::Stopped => Phase::Stopped,
+        };
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.tasks.values().filter(|task| !task.ended).count()
+    }
+
+    pub(super) fn stop_maybe(&mut self, now: Now) {
+        let idle = self.tasks.is_empty()
+            && self.endings.is_empty()
+            && !self.finisher.busy
+            && !self.dispatcher.busy
+            && !self.planner.busy
+            && !self.renewer.busy;
+        let overrun = match self.phase {
+            Phase::Draining { .. } if idle => 0,
+            Phase::Draining { until } if now.mono >= until => {
+                self.phase = Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP };
+                return self.stop_all(Stop::Shutdown);
+            }
+            Phase::Ending { overrun, .. } if idle => overrun,
+            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does.
+            Phase::Ending { give_up, .. } if now.mono >= give_up && self.under_way() == 0 => {
+                self.tasks.len().max(1)
+            }
+            _ => return,
+        };
+        self.phase = Phase::Stopped;
+        self.effects.push(Effect::Stopped { overrun });
+    }
+}
