@@ -22,6 +22,7 @@ use crate::lines::Lines;
 use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
 use crate::reach;
+use crate::words;
 
 /// Run the scheduler: plan, run, and keep a reason for everything that did not run
 #[derive(Debug, Args)]
@@ -167,8 +168,9 @@ async fn greet(
     let schedules: usize = loaded.agents.iter().map(|agent| agent.schedules.len()).sum();
     lines.say(&format!("state in {}", loaded.settings.store))?;
     lines.say(&format!(
-        "{} agents with {schedules} schedules from {}",
-        loaded.agents.len(),
+        "{} with {} from {}",
+        words::count(loaded.agents.len(), "agent"),
+        words::count(schedules, "schedule"),
         files(loaded)
     ))?;
     let (now, zone) = (engine.now(), output.zone()?);

@@ -59,17 +59,21 @@ fn up(folder: &Path) -> Child {
         .args(["up", "--log-format", "json"])
         .current_dir(folder)
         .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
+        .stderr(std::fs::File::create(folder.join("errors")).unwrap())
         .spawn()
         .unwrap()
 }
 
 /// Reads what it writes until a number of runs have started; gives the rest to a thread that reads on.
-fn wait_for_starts(child: &mut Child, starts: usize) {
+fn wait_for_starts(folder: &Path, child: &mut Child, starts: usize) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut seen = 0;
     while seen < starts {
-        let line = lines.next().expect("it ended before it was killed").unwrap();
+        let line = lines.next().unwrap_or_else(|| {
+            let errors = std::fs::read_to_string(folder.join("errors")).unwrap_or_default();
+            panic!("it ended before it was killed, {:?}: {errors}", child.wait())
+        });
+        let line = line.unwrap();
         seen += usize::from(line.contains(r#""event":"run_started""#));
     }
     std::thread::spawn(move || lines.for_each(drop));
@@ -86,7 +90,7 @@ fn kill_again_and_again(folder: &Path, store: &str) {
     std::fs::write(folder.join("belfry.yaml"), config(store)).unwrap();
     for _ in 0..kills {
         let mut child = up(folder);
-        wait_for_starts(&mut child, draw(25) as usize);
+        wait_for_starts(folder, &mut child, draw(25) as usize);
         // Not on the heels of a start alone: somewhere behind it.
         std::thread::sleep(Duration::from_micros(draw(60_000)));
         child.kill().unwrap();
@@ -94,7 +98,7 @@ fn kill_again_and_again(folder: &Path, store: &str) {
     }
     // A last life in peace, so that everything comes to its end.
     let mut child = up(folder);
-    wait_for_starts(&mut child, 30);
+    wait_for_starts(folder, &mut child, 30);
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     let ended = child.wait().unwrap();
