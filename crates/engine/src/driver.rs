@@ -363,6 +363,8 @@ const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long a node that stops waits for a store that does not answer: asked once, and asked again.
 const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
+/// How much longer for one that has not said that it cannot.
+const SILENT: Duration = Duration::from_secs(3);
 const CANCELS_EVERY: Duration = Duration::from_secs(1);
 
 impl Driver {
@@ -461,7 +463,9 @@ impl Driver {
         match self.phase {
             Phase::Draining { until: at } => at_most(until(at)),
             // Whoever still runs is waited for, however long it takes.
-            Phase::Ending { give_up, .. } if self.under_way() == 0 => at_most(until(give_up)),
+            Phase::Ending { give_up, .. } if self.under_way() == 0 => {
+                at_most(until(if now.mono < give_up { give_up } else { give_up + SILENT }));
+            }
             _ => {}
         }
         wait
@@ -1123,9 +1127,17 @@ impl Driver {
                 return self.stop_all(Stop::Shutdown);
             }
             Phase::Ending { overrun, .. } if idle => overrun,
-            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does.
-            Phase::Ending { give_up, .. } if now.mono >= give_up && self.under_way() == 0 => {
-                self.tasks.len().max(1)
+            // What still runs is waited for; only then is it the store that takes its time.
+            Phase::Ending { overrun, give_up } if self.under_way() > 0 => {
+                self.phase = Phase::Ending { overrun, give_up: give_up.max(now.mono + GIVE_UP_SOON) };
+                return;
+            }
+            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does. One
+            // that says nothing may only be slow.
+            Phase::Ending { overrun, give_up }
+                if now.mono >= give_up && (self.failures > 0 || now.mono >= give_up + SILENT) =>
+            {
+                overrun.max(self.tasks.len()).max(1)
             }
             _ => return,
         };
