@@ -82,7 +82,6 @@ agents:
         let skipped = up.event("tick_skipped");
         assert_eq!(skipped["reason"], "circuit_open", "{skipped}");
         assert_eq!(site.side().len(), 3);
-        // A second schedule of the same command, which would be due all the time.
         let probe = up.event("run_started");
         let failed = up.event("run_finished");
         assert_eq!((&failed["run_id"], &failed["state"]), (&probe["run_id"], &"failed".into()));

@@ -291,6 +291,8 @@ const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long a node that stops waits for a store that does not answer: asked once, and asked again.
 const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
+/// How much longer for one that has not said that it cannot.
+const SILENT: Duration = Duration::from_secs(3);
 const CANCELS_EVERY: Duration = Duration::from_secs(1);
 
 impl Driver {
@@ -389,7 +391,9 @@ impl Driver {
         match self.phase {
             Phase::Draining { until: at } => at_most(until(at)),
             // Whoever still runs is waited for, however long it takes.
-            Phase::Ending { give_up, .. } if self.under_way() == 0 => at_most(until(give_up)),
+            Phase::Ending { give_up, .. } if self.under_way() == 0 => {
+                at_most(until(if now.mono < give_up { give_up } else { give_up + SILENT }));
+            }
             _ => {}
         }
         wait

@@ -36,9 +36,17 @@ impl Driver {
                 return self.stop_all(Stop::Shutdown);
             }
             Phase::Ending { overrun, .. } if idle => overrun,
-            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does.
-            Phase::Ending { give_up, .. } if now.mono >= give_up && self.under_way() == 0 => {
-                self.tasks.len().max(1)
+            // What still runs is waited for; only then is it the store that takes its time.
+            Phase::Ending { overrun, give_up } if self.under_way() > 0 => {
+                self.phase = Phase::Ending { overrun, give_up: give_up.max(now.mono + GIVE_UP_SOON) };
+                return;
+            }
+            // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does. One
+            // that says nothing may only be slow.
+            Phase::Ending { overrun, give_up }
+                if now.mono >= give_up && (self.failures > 0 || now.mono >= give_up + SILENT) =>
+            {
+                overrun.max(self.tasks.len()).max(1)
             }
             _ => return,
         };
