@@ -181,6 +181,16 @@ pub enum Arm {
     Exhausted,
 }
 
+impl Arm {
+    /// The new token, where there is one.
+    pub fn token(&self) -> Option<Token> {
+        match self {
+            Arm::Token(token) => Some(*token),
+            Arm::Wait(_) | Arm::Exhausted => None,
+        }
+    }
+}
+
 /// A run to be made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewRun {

@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 
-use belfry_core::RunId;
 use belfry_core::definition::Scope;
+use belfry_core::{AgentId, RunId, ScheduleId};
 use belfry_time::Timestamp;
+use uuid::Uuid;
 
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Param, Tx};
 use super::rows::get;
 use super::{Gate, Postgres, Queue};
 use crate::Error;
 use crate::shapes::*;
 
 /// Where a new run goes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Place {
     queue: i64,
     agent_gate: Option<i64>,
@@ -80,6 +81,92 @@ impl Postgres {
     }
 }
 
+/// New runs as columns: what each has of its own, and once what many have in common.
+#[derive(Default)]
+pub(super) struct Columns<'a> {
+    pub(super) owners: Vec<i32>,
+    pub(super) runs: Vec<Uuid>,
+    pub(super) kinds: Vec<i32>,
+    pub(super) schedules: Vec<ScheduleId>,
+    pub(super) not_befores: Vec<Timestamp>,
+    pub(super) tick_ats: Vec<Option<Timestamp>>,
+    pub(super) trace_ids: Vec<Option<Uuid>>,
+    pub(super) queues: Vec<i64>,
+    pub(super) ranks: Vec<i32>,
+    pub(super) agents: Vec<AgentId>,
+    pub(super) commands: Vec<&'a str>,
+    pub(super) agent_gates: Vec<Option<i64>>,
+    pub(super) turn_gates: Vec<Option<i64>>,
+    pub(super) max_attempts: Vec<i64>,
+    pub(super) triggers: Vec<i16>,
+    pub(super) probes: Vec<bool>,
+    pub(super) prompts: Vec<Option<&'a str>>,
+    pub(super) payloads: Vec<String>,
+    pub(super) lanes: Vec<&'a str>,
+}
+
+impl<'a> Columns<'a> {
+    /// Of runs, each with the place of its plan.
+    pub(super) fn new(runs: &[(i32, &'a NewRun)], places: &Places) -> Result<Columns<'a>, Fault> {
+        let mut columns = Columns::default();
+        let mut known = HashMap::new();
+        for (owner, run) in runs {
+            let place = places.get(&run.id).ok_or_else(|| Error::unexpected("a run without a place"))?;
+            let payload = run.payload.to_string();
+            let own = (run.priority, run.agent, run.command.as_str(), run.max_attempts, run.trigger.code());
+            let rest = (run.probe, run.prompt.as_deref(), run.lane.as_str(), payload.clone());
+            let kind = *known.entry((*place, own, rest)).or_insert_with(|| {
+                columns.queues.push(place.queue);
+                columns.ranks.push(-i32::from(run.priority));
+                columns.agents.push(run.agent);
+                columns.commands.push(&run.command);
+                columns.agent_gates.push(place.agent_gate);
+                columns.turn_gates.push(place.turn_gate);
+                columns.max_attempts.push(i64::from(run.max_attempts));
+                columns.triggers.push(run.trigger.code());
+                columns.probes.push(run.probe);
+                columns.prompts.push(run.prompt.as_deref());
+                columns.payloads.push(payload);
+                columns.lanes.push(&run.lane);
+                columns.lanes.len() as i32
+            });
+            columns.owners.push(*owner);
+            columns.runs.push(run.id.0);
+            columns.kinds.push(kind);
+            columns.schedules.push(run.schedule);
+            columns.not_befores.push(run.not_before);
+            columns.tick_ats.push(run.tick_at);
+            columns.trace_ids.push(run.trace_id);
+        }
+        Ok(columns)
+    }
+
+    /// In the order in which the functions take them.
+    pub(super) fn params(&self) -> [Param<'_>; 19] {
+        [
+            &self.owners,
+            &self.runs,
+            &self.kinds,
+            &self.schedules,
+            &self.not_befores,
+            &self.tick_ats,
+            &self.trace_ids,
+            &self.queues,
+            &self.ranks,
+            &self.agents,
+            &self.commands,
+            &self.agent_gates,
+            &self.turn_gates,
+            &self.max_attempts,
+            &self.triggers,
+            &self.probes,
+            &self.prompts,
+            &self.payloads,
+            &self.lanes,
+        ]
+    }
+}
+
 pub(super) async fn insert_runs(
     tx: &mut Tx<'_>,
     now: Timestamp,
@@ -89,46 +176,13 @@ pub(super) async fn insert_runs(
     if runs.is_empty() {
         return Ok(());
     }
-    let place_of = |run: &&NewRun| {
-        places.get(&run.id).copied().ok_or_else(|| Error::unexpected("a run without a place"))
-    };
-    let places: Vec<Place> = runs.iter().map(place_of).collect::<Result<_, Error>>()?;
-    /// One column of all rows.
-    macro_rules! column {
-        ($run:ident => $value:expr) => {
-            runs.iter().map(|$run| $value).collect::<Vec<_>>()
-        };
-    }
-    let sql = "insert into live (state, created_at, id, queue_id, rank, not_before, schedule_id, tick_at, \
-               agent_id, command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, trace_id, lane) \
-               select 0, $1::timestamptz, u.* from unnest($2::uuid[], $3::bigint[], \
-               $4::integer[], $5::timestamptz[], $6::bigint[], $7::timestamptz[], $8::bigint[], $9::text[], \
-               $10::bigint[], $11::bigint[], $12::bigint[], $13::smallint[], $14::boolean[], $15::text[], \
-               $16::text[], $17::uuid[], $18::text[]) as u";
-    tx.execute(
-        sql,
-        &[
-            &now,
-            &column!(run => run.id.0),
-            &places.iter().map(|place| place.queue).collect::<Vec<_>>(),
-            &column!(run => -i32::from(run.priority)),
-            &column!(run => run.not_before),
-            &column!(run => run.schedule),
-            &column!(run => run.tick_at),
-            &column!(run => run.agent),
-            &column!(run => run.command.as_str()),
-            &places.iter().map(|place| place.agent_gate).collect::<Vec<_>>(),
-            &places.iter().map(|place| place.turn_gate).collect::<Vec<_>>(),
-            &column!(run => i64::from(run.max_attempts)),
-            &column!(run => run.trigger.code()),
-            &column!(run => run.probe),
-            &column!(run => run.prompt.as_deref()),
-            &column!(run => run.payload.to_string()),
-            &column!(run => run.trace_id),
-            &column!(run => run.lane.as_str()),
-        ],
-    )
-    .await?;
+    let runs: Vec<(i32, &NewRun)> = runs.iter().map(|run| (0, *run)).collect();
+    let columns = Columns::new(&runs, places)?;
+    let mut params: Vec<Param<'_>> = vec![&now];
+    params.extend(columns.params());
+    let sql = "select make_runs($1, null, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, \
+               $19, $20)";
+    tx.query(sql, &params).await?;
     Ok(())
 }
 
@@ -186,8 +240,7 @@ async fn take_key(
                values ($1, $2, $3, $4, $5) on conflict (schedule_id, key) do update \
                set body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at \
                where idempotency.expires_at <= $6";
-    let params: &[super::connection::Param<'_>] =
-        &[&run.schedule, &key.key, &key.body_hash, &run.id.0, &key.expires_at, &now];
+    let params: &[Param<'_>] = &[&run.schedule, &key.key, &key.body_hash, &run.id.0, &key.expires_at, &now];
     if tx.execute(sql, params).await? > 0 {
         return Ok(None);
     }

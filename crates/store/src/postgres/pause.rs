@@ -5,7 +5,7 @@ use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, Token};
 use belfry_time::Timestamp;
 
 use super::connection::{Fault, Tx};
-use super::plan::{schedule_definition, take_tokens};
+use super::plan::{schedule_definition, take_token};
 use super::rows::{self, get};
 use super::source::{Compiled, close_open_skip, lock_state, set_status};
 use super::{clear_token, insert_skips, set_token};
@@ -75,7 +75,7 @@ pub(super) async fn resume(
 /// The end of a pause has come: as if it had been resumed at that instant.
 pub(super) async fn commit_resume(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
     let id = commit.schedule;
-    if take_tokens(tx, std::slice::from_ref(commit)).await?.is_empty() {
+    if !take_token(tx, commit).await? {
         return Ok(false);
     }
     // Whoever ends a pause has its token.

@@ -12,11 +12,11 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::books::{self, Books};
-use super::connection::{Fault, Tx};
-use super::enqueue::{Places, insert_runs};
+use super::connection::{Fault, Param, Tx};
+use super::enqueue::{Columns, Places, insert_runs};
 use super::finish::{self, mark};
 use super::rows::{self, big, get, small};
-use super::{Cold, Postgres, insert_skips, set_tokens};
+use super::{Cold, Postgres, insert_skips, set_token};
 use crate::Error;
 use crate::memory::compile;
 use crate::sabotage::Sabotage;
@@ -35,6 +35,10 @@ pub(super) async fn next_due(tx: &mut Tx<'_>) -> Result<Option<Timestamp>, Fault
     let first = tx.query("select due_at from timers order by due_at limit 1", &[]).await?;
     first.first().map(|row| get(row, "due_at")).transpose()
 }
+
+/// Commits plans that look at nothing but their own schedules.
+const PLAN_TICKS: &str = "select held from plan_ticks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
+    $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)";
 
 impl Postgres {
     /// The tokens first, then what lives: a run that is made in between is counted, or its maker changes the token.
@@ -175,64 +179,53 @@ impl Postgres {
                 .take_while(|commit| is_plain(commit) && !blind && seen.insert(commit.schedule))
                 .count();
             let (batch, others) = rest.split_at(plain.max(1));
-            answers.extend(self.commit_batch(tx, now, batch, places, &mut books, blind).await?);
+            match batch {
+                [commit] if plain == 0 => {
+                    answers.push(self.commit_one(tx, now, commit, places, &mut books).await?);
+                }
+                _ => answers.extend(commit_plain(tx, now, batch, places, plain == commits.len()).await?),
+            }
             rest = others;
         }
         books.close(tx).await?;
         Ok(answers)
     }
 
-    async fn commit_batch(
+    /// Commits a plan that looks beyond its own schedule. What lives in its scope is counted once its token is ours and
+    /// the agent locked: nobody who looks at the same runs can add one before we are done, and whoever was before us is
+    /// seen.
+    async fn commit_one(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
-        batch: &[Commit],
+        commit: &Commit,
         places: &Places,
         books: &mut Books,
-        blind: bool,
-    ) -> Result<Vec<bool>, Fault> {
-        if let [commit] = batch
-            && is_resume(commit)
+    ) -> Result<bool, Fault> {
+        if is_resume(commit) {
+            return super::pause::commit_resume(tx, commit).await;
+        }
+        let blind = self.sabotage.is(Sabotage::NoTokenCheck);
+        let taken = if blind { take_any(tx, commit).await? } else { take_token(tx, commit).await? };
+        let looks =
+            commit.scope != Scope::Schedule || !blind && (!commit.runs.is_empty() || commit.cancel_live);
+        if !taken
+            || looks && scope_runs(tx, commit).await?.len() > commit.live as usize
+            || !books.take_probe(now, commit)
         {
-            return Ok(vec![super::pause::commit_resume(tx, commit).await?]);
+            return Ok(false);
         }
-        let mut taken = take_tokens(tx, batch).await?;
-        if blind {
-            taken.extend(take_any(tx, batch).await?);
-        }
-        let lives = live_in_scope(tx, batch, &taken, blind).await?;
-        let mut answers = Vec::with_capacity(batch.len());
-        for commit in batch {
-            let knew = lives.get(&commit.schedule).copied().unwrap_or_default() <= i64::from(commit.live);
-            answers.push(taken.contains(&commit.schedule) && knew && books.take_probe(now, commit));
-        }
-        let held: Vec<&Commit> =
-            batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
-        for commit in held.iter().filter(|commit| commit.cancel_live) {
+        if commit.cancel_live {
             // An end may keep a breaker's books, which are open here.
             books.close(tx).await?;
             self.cancel_scope(tx, now, commit).await?;
             books.reopen(tx).await?;
         }
-        let closed: Vec<_> = held
-            .iter()
-            .flat_map(|commit| commit.closed.iter().map(|range| (commit.schedule, *range)))
-            .collect();
-        insert_skips(tx, &closed).await?;
-        let runs: Vec<&NewRun> = held.iter().flat_map(|commit| &commit.runs).collect();
-        insert_runs(tx, now, &runs, places).await?;
-        write_states(tx, now, &held).await?;
-        if blind {
-            // Nothing is there to be moved.
-            let token = |commit: &&Commit| match commit.next {
-                Arm::Token(token) => Some((commit.schedule, token)),
-                Arm::Wait(_) | Arm::Exhausted => None,
-            };
-            set_tokens(tx, &held.iter().filter_map(token).collect::<Vec<_>>()).await?;
-        } else {
-            move_tokens(tx, &held).await?;
-        }
-        Ok(answers)
+        write_skips(tx, &[commit]).await?;
+        insert_runs(tx, now, &commit.runs.iter().collect::<Vec<_>>(), places).await?;
+        write_states(tx, now, &[commit]).await?;
+        set_token(tx, commit.schedule, commit.next.token()).await?;
+        Ok(true)
     }
 
     /// Cancels what lives in a commit's scope: running ones are marked, waiting ones end.
@@ -244,6 +237,54 @@ impl Postgres {
         mark(tx, &runs, Reason::Overlap).await?;
         Ok(())
     }
+}
+
+/// Commits plans that look at nothing but their own schedules. No runs are counted: whoever adds one to a schedule changes
+/// its token.
+async fn commit_plain(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    batch: &[Commit],
+    places: &Places,
+    is_all: bool,
+) -> Result<Vec<bool>, Fault> {
+    let runs: Vec<(i32, &NewRun)> = (1..)
+        .zip(batch)
+        .flat_map(|(owner, commit)| commit.runs.iter().map(move |run| (owner, run)))
+        .collect();
+    let columns = Columns::new(&runs, places)?;
+    /// One column of all plans.
+    macro_rules! column {
+        ($commit:ident => $value:expr) => {
+            batch.iter().map(|$commit| $value).collect::<Vec<_>>()
+        };
+    }
+    let tokens = column!(commit => commit.schedule);
+    let versions = column!(commit => commit.version);
+    let dues = column!(commit => commit.token.due_at);
+    let kinds = column!(commit => commit.next.token().map(|token| token.kind.code()));
+    let next_ticks = column!(commit => commit.next.token().map(|token| token.tick_at));
+    let next_dues = column!(commit => commit.next.token().map(|token| token.due_at));
+    let mut params: Vec<Param<'_>> = vec![&now, &tokens, &versions, &dues, &kinds, &next_ticks, &next_dues];
+    params.extend(columns.params());
+    let is_last = is_all && !batch.iter().any(|commit| changes_state(commit) || !commit.closed.is_empty());
+    let answer = match is_last {
+        true => tx.query_and_commit(PLAN_TICKS, &params).await?,
+        false => tx.query(PLAN_TICKS, &params).await?,
+    };
+    let row = answer.first().ok_or_else(|| Error::unexpected("no answer about plans"))?;
+    let mut answers = vec![false; batch.len()];
+    for place in get::<Vec<i32>>(row, "held")? {
+        let at = usize::try_from(place - 1).ok().and_then(|at| answers.get_mut(at));
+        *at.ok_or_else(|| Error::unexpected("an answer about a plan that nobody made"))? = true;
+    }
+    if !is_last {
+        let held: Vec<&Commit> =
+            batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
+        write_skips(tx, &held).await?;
+        write_states(tx, now, &held).await?;
+    }
+    Ok(answers)
 }
 
 /// Whether a commit looks at nothing but its own schedule.
@@ -259,85 +300,18 @@ fn is_resume(commit: &Commit) -> bool {
     commit.token.kind == belfry_core::TokenKind::Resume && commit.invalid.is_none()
 }
 
-/// Locks the tokens that are still those the plans were made on. One that somebody else has locked is as good as gone.
-pub(super) async fn take_tokens(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<HashSet<ScheduleId>, Fault> {
-    let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
-    let versions: Vec<_> = batch.iter().map(|commit| commit.version).collect();
-    let due_at: Vec<_> = batch.iter().map(|commit| commit.token.due_at).collect();
-    let sql = "select t.schedule_id \
-               from unnest($1::bigint[], $2::bigint[], $3::timestamptz[]) as u (schedule_id, version, due_at) \
-               join timers t on t.schedule_id = u.schedule_id and t.version = u.version and t.due_at = u.due_at \
-               for update of t skip locked";
-    let found = tx.query(sql, &[&schedules, &versions, &due_at]).await?;
-    found.iter().map(|row| get(row, "schedule_id")).collect()
-}
-
-/// Moves the tokens of plans that hold to the next tick, and removes those of schedules that wait or have come to their
-/// end. They are locked, so that they are still there.
-async fn move_tokens(tx: &mut Tx<'_>, held: &[&Commit]) -> Result<(), Fault> {
-    let (mut gone, mut schedules, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
-    for commit in held {
-        match commit.next {
-            Arm::Token(token) => {
-                schedules.push(commit.schedule);
-                tokens.push(token);
-            }
-            Arm::Wait(_) | Arm::Exhausted => gone.push(commit.schedule),
-        }
-    }
-    if !gone.is_empty() {
-        tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
-    }
-    if !tokens.is_empty() {
-        let due_at: Vec<_> = tokens.iter().map(|token| token.due_at).collect();
-        let kinds: Vec<_> = tokens.iter().map(|token| token.kind.code()).collect();
-        let tick_at: Vec<_> = tokens.iter().map(|token| token.tick_at).collect();
-        let sql = "update timers t set due_at = u.due_at, kind = u.kind, tick_at = u.tick_at, \
-                   version = nextval('numbers') \
-                   from unnest($1::bigint[], $2::timestamptz[], $3::smallint[], $4::timestamptz[]) \
-                   as u (schedule_id, due_at, kind, tick_at) where t.schedule_id = u.schedule_id";
-        tx.execute(sql, &[&schedules, &due_at, &kinds, &tick_at]).await?;
-    }
-    Ok(())
-}
-
-/// Deletes whatever tokens there are: only for a store that is broken on purpose.
-async fn take_any(tx: &mut Tx<'_>, batch: &[Commit]) -> Result<Vec<ScheduleId>, Fault> {
-    let schedules: Vec<_> = batch.iter().map(|commit| commit.schedule).collect();
-    tx.execute("delete from timers where schedule_id = any($1)", &[&schedules]).await?;
-    let sql = "select schedule_id from schedule_state where schedule_id = any($1)";
-    tx.query(sql, &[&schedules]).await?.iter().map(|row| get(row, "schedule_id")).collect()
-}
-
-/// How many live runs each commit's scope has. The tokens are ours and the agents locked: nobody who looks at the same
-/// runs can add one before we are done, and whoever was before us is seen.
-async fn live_in_scope(
-    tx: &mut Tx<'_>,
-    batch: &[Commit],
-    taken: &HashSet<ScheduleId>,
-    blind: bool,
-) -> Result<HashMap<ScheduleId, i64>, Fault> {
-    if blind && batch.iter().all(|commit| commit.scope == Scope::Schedule) {
-        return Ok(HashMap::new());
-    }
-    if let [commit] = batch
-        && commit.scope != Scope::Schedule
-    {
-        let runs = scope_runs(tx, commit).await?;
-        return Ok(HashMap::from([(commit.schedule, big(runs.len() as u64))]));
-    }
-    let schedules: Vec<_> = batch
-        .iter()
-        .filter(|commit| taken.contains(&commit.schedule) && (!commit.runs.is_empty() || commit.cancel_live))
-        .map(|commit| commit.schedule)
-        .collect();
-    if schedules.is_empty() {
-        return Ok(HashMap::new());
-    }
+/// Locks a plan's token if it is still what the plan was made on. One that somebody else has locked is as good as gone.
+pub(super) async fn take_token(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
     let sql =
-        "select schedule_id, count(*) as live from live where schedule_id = any($1) group by schedule_id";
-    let found = tx.query(sql, &[&schedules]).await?;
-    found.iter().map(|row| Ok((get(row, "schedule_id")?, get(row, "live")?))).collect()
+        "select 1 from timers where schedule_id = $1 and version = $2 and due_at = $3 for update skip locked";
+    Ok(!tx.query(sql, &[&commit.schedule, &commit.version, &commit.token.due_at]).await?.is_empty())
+}
+
+/// Deletes whatever token there is: only for a store that is broken on purpose.
+async fn take_any(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
+    tx.execute("delete from timers where schedule_id = $1", &[&commit.schedule]).await?;
+    let sql = "select 1 from schedule_state where schedule_id = $1";
+    Ok(!tx.query(sql, &[&commit.schedule]).await?.is_empty())
 }
 
 async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault> {
@@ -366,6 +340,14 @@ fn changes_state(commit: &Commit) -> bool {
         || commit.origin.is_some()
         || commit.invalid.is_some()
         || !matches!(commit.next, Arm::Token(_))
+}
+
+async fn write_skips(tx: &mut Tx<'_>, commits: &[&Commit]) -> Result<(), Fault> {
+    let closed: Vec<_> = commits
+        .iter()
+        .flat_map(|commit| commit.closed.iter().map(|range| (commit.schedule, *range)))
+        .collect();
+    insert_skips(tx, &closed).await
 }
 
 async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> Result<(), Fault> {

@@ -2,6 +2,61 @@
 -- volatile PL/pgSQL function takes a snapshot of its own under READ COMMITTED, so that what is counted after a lock is
 -- counted as it is after the lock, just as from outside.
 
+-- Makes runs: of each its kind, which names what many have in common, by its place among the kinds. With `held` only
+-- those whose owner is among these. Arguments that are arrays are read by place, which is faster than to unnest them.
+create function make_runs(
+    made_at timestamptz, held integer[], owners integer[], runs uuid[], kinds integer[], schedules bigint[],
+    not_befores timestamptz[], tick_ats timestamptz[], trace_ids uuid[],
+    queues bigint[], ranks integer[], agents bigint[], commands text[], agent_gates bigint[], turn_gates bigint[],
+    max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[]
+) returns void language plpgsql as $$
+begin
+    insert into live (id, state, created_at, schedule_id, not_before, tick_at, trace_id, queue_id, rank, agent_id,
+        command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, lane)
+    select runs[u.place], 0, made_at, schedules[u.place], not_befores[u.place], tick_ats[u.place], trace_ids[u.place],
+        queues[kinds[u.place]], ranks[kinds[u.place]], agents[kinds[u.place]], commands[kinds[u.place]],
+        agent_gates[kinds[u.place]], turn_gates[kinds[u.place]], max_attempts[kinds[u.place]],
+        triggers[kinds[u.place]], probes[kinds[u.place]], prompts[kinds[u.place]], payloads[kinds[u.place]],
+        lanes[kinds[u.place]]
+    from generate_series(1, cardinality(runs)) as u (place)
+    where held is null or owners[u.place] = any(held);
+end $$;
+
+-- Commits plans that look at nothing but their own schedules: those hold whose tokens are still what the plans were made
+-- on, and nobody else's. Their runs are made, and the tokens moved to the next tick, or removed where there is none.
+-- Says which hold, by place.
+create function plan_ticks(
+    planned_at timestamptz, tokens bigint[], versions bigint[], dues timestamptz[], next_kinds smallint[],
+    next_ticks timestamptz[], next_dues timestamptz[], owners integer[], runs uuid[], kinds integer[],
+    schedules bigint[], not_befores timestamptz[], tick_ats timestamptz[], trace_ids uuid[],
+    queues bigint[], ranks integer[], agents bigint[], commands text[], agent_gates bigint[], turn_gates bigint[],
+    max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[],
+    out held integer[]
+) language plpgsql as $$
+declare
+    places tid[];
+    number bigint := nextval('numbers') << 20;
+begin
+    select array_agg(f.nth), array_agg(f.place) into held, places from (
+        select u.nth, t.ctid as place from generate_series(1, cardinality(tokens)) as u (nth)
+        join timers t on t.schedule_id = tokens[u.nth] and t.version = versions[u.nth] and t.due_at = dues[u.nth]
+        for update of t skip locked
+    ) f;
+    held := coalesce(held, '{}');
+    perform make_runs(planned_at, case when cardinality(held) < cardinality(tokens) then held end, owners, runs, kinds,
+        schedules, not_befores, tick_ats, trace_ids, queues, ranks, agents, commands, agent_gates, turn_gates,
+        max_attempts, triggers, probes, prompts, payloads, lanes);
+    -- They are locked and do not move. The versions are below zero, where nobody else's are.
+    update timers t set due_at = next_dues[held[u.nth]], kind = next_kinds[held[u.nth]],
+        tick_at = next_ticks[held[u.nth]], version = - (number + u.nth)
+    from generate_series(1, cardinality(held)) as u (nth)
+    where t.ctid = places[u.nth] and next_dues[held[u.nth]] is not null;
+    if array_position(next_dues, null) is not null then
+        delete from timers t using generate_series(1, cardinality(held)) as u (nth)
+        where t.ctid = places[u.nth] and next_dues[held[u.nth]] is null;
+    end if;
+end $$;
+
 -- Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one may
 -- not be able to serve another. Whoever calls this holds the gates' locks.
 create function unpark(held bigint[]) returns void language plpgsql as $$
