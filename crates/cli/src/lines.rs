@@ -85,6 +85,7 @@ fn words(event: &Event) -> String {
     match event.event {
         Name::RunFinished => event.state.unwrap_or("finished").to_owned(),
         Name::RunStarted => "started".into(),
+        Name::BreakerChanged => format!("breaker {}", event.state.unwrap_or("").replace('_', " ")),
         Name::RunRetried => "retries".into(),
         Name::RunCancelled => "cancelled".into(),
         Name::TickSkipped => "skipped".into(),

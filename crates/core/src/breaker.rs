@@ -32,6 +32,17 @@ pub enum State {
     HalfOpen,
 }
 
+impl State {
+    /// The stable name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Closed => "closed",
+            State::Open => "open",
+            State::HalfOpen => "half_open",
+        }
+    }
+}
+
 /// A change of state, as history keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transition {
@@ -61,6 +72,18 @@ pub enum TransitionReason {
     CooldownElapsed,
     /// A person closed it.
     ManualReset,
+}
+
+impl TransitionReason {
+    /// The stable name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TransitionReason::FailureThreshold => "failure_threshold",
+            TransitionReason::Success => "success",
+            TransitionReason::CooldownElapsed => "cooldown_elapsed",
+            TransitionReason::ManualReset => "manual_reset",
+        }
+    }
 }
 
 /// Whether a breaker lets a run through.

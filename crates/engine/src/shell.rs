@@ -216,6 +216,12 @@ impl Shell {
                 });
             }
             Effect::Fence { node, lease } => self.fence(node, lease),
+            Effect::ReadBreaker { agent, name, command } => {
+                self.answer(async move {
+                    let history = store.breaker(agent, &command).await.map(|record| record.history);
+                    Input::Breaker { agent: name, command, history }
+                });
+            }
             Effect::Prune(retention) => {
                 self.answer(async move { Input::Pruned(store.prune(now.wall, &retention).await) });
             }

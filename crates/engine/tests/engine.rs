@@ -251,6 +251,7 @@ async fn a_breaker_opens_on_the_third_failure_and_lets_one_probe_through() {
     on_each(async |world: World| {
         world.tell("a/s", Does::Fail);
         let engine = world.engine(&agents).await;
+        let mut events = engine.events();
         world.pass(&engine, 12 * MINUTE, MINUTE).await;
         // 12:01, 12:02 and 12:03 fail; until 12:13 nothing.
         assert_eq!(world.starts("a/s").len(), 3);
@@ -265,6 +266,13 @@ async fn a_breaker_opens_on_the_third_failure_and_lets_one_probe_through() {
         let breaker = world.store.breaker(record.agent, "poll").await.unwrap();
         let history: Vec<_> = breaker.history.iter().map(|change| format!("{:?}", change.to)).collect();
         assert_eq!(history, ["Open", "HalfOpen", "Open", "HalfOpen", "Closed"]);
+        let mut told = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            if event.event == belfry::event::Name::BreakerChanged {
+                told.push(event.state.unwrap());
+            }
+        }
+        assert_eq!(told, ["open", "half_open", "open", "half_open", "closed"]);
         stop(&engine).await;
     })
     .await;

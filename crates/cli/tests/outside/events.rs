@@ -23,7 +23,7 @@ const KEYS: [(&str, &str); 19] = [
     ),
     ("run_cancelled", "agent schedule tick_at run_id attempt node trace_id state reason took_ms detail"),
     ("run_rescued", "agent schedule tick_at run_id attempt node trace_id state reason took_ms detail"),
-    ("breaker_changed", ""),
+    ("breaker_changed", "agent run_id state reason count"),
     ("lane_changed", ""),
     ("session_stopped", ""),
     ("store_unavailable", "detail"),

@@ -1,5 +1,7 @@
 //! The end of attempts: judged, stored, told.
 
+use belfry_core::breaker::State;
+
 use super::*;
 
 impl Driver {
@@ -53,8 +55,52 @@ impl Driver {
                 // What the planner is about to learn may be older than this.
                 Some(_) | None => self.planner.wake(now),
             }
+            self.read_breaker_maybe(&task, finished);
             self.note_end(now, &task, ending, finished);
         }
+    }
+
+    /// A failure may open a breaker, and any end may change one that is not closed.
+    fn read_breaker_maybe(&mut self, task: &Task, finished: Finished) {
+        let Finished::Ended(state) = finished else { return };
+        if task.definitions.agent_definition.breaker.is_none() {
+            return;
+        }
+        let name = task.definitions.agent_name.clone();
+        let key = (name.clone(), task.command.clone());
+        let closed = self.breakers.get(&key).is_some_and(|(_, closed)| *closed);
+        if state == RunState::Failed || !closed {
+            let (agent, command) = (task.definitions.agent, task.command.clone());
+            self.effects.push(Effect::ReadBreaker { agent, name, command });
+        }
+    }
+
+    /// Tells how a breaker has changed since it was told last.
+    pub(super) fn breaker(
+        &mut self,
+        now: Now,
+        agent: Arc<str>,
+        command: String,
+        history: Result<Vec<Transition>, Error>,
+    ) {
+        let Some(history) = self.answered(now, history) else { return };
+        let key = (agent.clone(), command);
+        let told = self.breakers.get(&key).map_or(self.started_at, |(told, _)| *told);
+        for change in history.iter().filter(|change| change.at > told) {
+            let level = if change.to == State::Open { Level::Warn } else { Level::Info };
+            let event = Event::new(change.at, level, Name::BreakerChanged);
+            self.note(Event {
+                agent: Some(agent.to_string()),
+                run_id: change.run,
+                state: Some(change.to.as_str()),
+                reason: Some(change.reason.as_str().into()),
+                count: Some(u64::from(change.failures)),
+                ..event
+            });
+        }
+        let closed = history.last().is_none_or(|change| change.to == State::Closed);
+        let told = history.last().map_or(told, |change| change.at.max(told));
+        self.breakers.insert(key, (told, closed));
     }
 
     pub(super) fn note_end(&mut self, now: Now, task: &Task, ending: Ending, finished: Finished) {

@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use belfry_core::breaker::Transition;
 use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
 use belfry_core::retry::{Outcome, Verdict, verdict};
-use belfry_core::{Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
+use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
     Claim, Claimed, Commit, Definitions, Due, Error, Finish, Finished, Node, Pruned, Renewed, Rescued,
@@ -87,6 +88,15 @@ pub enum Input {
         /// The answer.
         rescued: Result<Option<Rescued>, Error>,
     },
+    /// Answer to [`Effect::ReadBreaker`].
+    Breaker {
+        /// Of which agent.
+        agent: Arc<str>,
+        /// Of which command.
+        command: String,
+        /// How it came to stand as it does.
+        history: Result<Vec<Transition>, Error>,
+    },
     /// Answer to [`Effect::Prune`].
     Pruned(Result<Pruned, Error>),
     /// Stop: plan and claim no more, let what runs end within `timeout`, then end it. Said again: at once.
@@ -146,6 +156,15 @@ pub enum Effect {
         /// The lease it was seen with.
         lease: Timestamp,
     },
+    /// Read a breaker that a run may have changed.
+    ReadBreaker {
+        /// Of which agent.
+        agent: AgentId,
+        /// The agent's name.
+        name: Arc<str>,
+        /// Of which command.
+        command: String,
+    },
     /// Remove what is older than its retention.
     Prune(Retention),
     /// Tell what happened.
@@ -198,6 +217,7 @@ struct Task {
     tick_at: Option<Timestamp>,
     started: Duration,
     definitions: Definitions,
+    command: String,
     trace: Uuid,
     stopping: bool,
     ended: bool,
@@ -274,6 +294,9 @@ pub struct Driver {
     pruner: Loop,
     /// Where looking for runs beyond their number goes on.
     prune_after: Option<RunId>,
+    /// Of breakers, by agent and command: up to when their changes have been told, and whether they were closed then.
+    breakers: HashMap<(Arc<str>, String), (Timestamp, bool)>,
+    started_at: Timestamp,
     failures: u32,
     counters: Counters,
     effects: Vec<Effect>,
@@ -329,6 +352,8 @@ impl Driver {
             observed: HashMap::new(),
             pruner: Loop::from(now.mono + PRUNE_EVERY),
             prune_after: None,
+            breakers: HashMap::new(),
+            started_at: now.wall,
             failures: 0,
             counters: Counters::default(),
             effects: Vec::new(),
@@ -478,6 +503,7 @@ impl Driver {
             }
             Input::Nodes(nodes) => self.nodes(now, nodes),
             Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
+            Input::Breaker { agent, command, history } => self.breaker(now, agent, command, history),
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }
