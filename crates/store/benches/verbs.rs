@@ -300,6 +300,8 @@ async fn connect(url: &str) -> tokio_postgres::Client {
 /// The same as [`sqlite_by_hand`], with what PostgreSQL is good at: whole batches in one statement. It does what a claim
 /// and a completion cannot do without: jobs in the order in which they are due, taken past what others have locked;
 /// each end fenced, and kept where it can be found again by its job and by its schedule.
+/// It does nothing else: no limits, lanes, labels or priorities, no leases, no retries, and a schedule knows nothing of how
+/// its runs have ended. It claims and ends in turn on one connection, as such a loop does.
 struct PostgresByHand {
     client: tokio_postgres::Client,
     claim: tokio_postgres::Statement,

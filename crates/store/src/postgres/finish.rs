@@ -280,7 +280,7 @@ impl Postgres {
             false => tx.query(sql, params).await?,
         };
         let row = answer.first().ok_or_else(|| Error::unexpected("no answer about ends"))?;
-        let Some(places) = get::<Option<Vec<i64>>>(row, "places")? else { return Ok(None) };
+        let Some(places) = get::<Option<Vec<i32>>>(row, "places")? else { return Ok(None) };
         if !hold && let Some(gates) = get::<Option<Vec<i64>>>(row, "held")? {
             self.release(tx, &gates).await?;
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
@@ -85,11 +86,7 @@ impl Postgres {
                 standing: token.standing,
                 live,
                 pending,
-                breaker: books
-                    .breakers
-                    .get(&(token.agent, cold.command.clone()))
-                    .copied()
-                    .unwrap_or_default(),
+                breaker: books.breaker(token.agent, &cold.command),
                 budget: books.budgets.get(&token.agent).copied(),
             })
         });
@@ -457,11 +454,16 @@ impl Lives {
 /// Breakers and budgets, read without locks for agents that have such policies.
 #[derive(Default)]
 struct Reading {
-    breakers: HashMap<(AgentId, String), belfry_core::breaker::Breaker>,
+    breakers: HashMap<AgentId, HashMap<String, Breaker>>,
     budgets: HashMap<AgentId, Budget>,
 }
 
 impl Reading {
+    fn breaker(&self, agent: AgentId, command: &str) -> Breaker {
+        let known = self.breakers.get(&agent).and_then(|commands| commands.get(command));
+        known.copied().unwrap_or_default()
+    }
+
     async fn open(
         tx: &mut Tx<'_>,
         agents: &HashMap<AgentId, Arc<AgentDefinition>>,
@@ -473,8 +475,8 @@ impl Reading {
         let breakers = with(|agent| agent.breaker.is_some());
         if !breakers.is_empty() {
             for row in tx.query("select * from breakers where agent_id = any($1)", &[&breakers]).await? {
-                let place = (get(&row, "agent_id")?, get(&row, "command")?);
-                reading.breakers.insert(place, books::breaker(&row)?);
+                let commands = reading.breakers.entry(get(&row, "agent_id")?).or_default();
+                commands.insert(get(&row, "command")?, books::breaker(&row)?);
             }
         }
         let budgets = with(|agent| agent.budget.is_some());

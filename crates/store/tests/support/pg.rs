@@ -20,8 +20,17 @@ use std::time::{Duration, Instant};
 /// `nobody`: PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65534;
 
-/// Tests start from nothing anyway.
-const CARELESS: [&str; 6] = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"];
+/// Tests start from nothing anyway, and many servers share a machine.
+const CARELESS: [&str; 8] = [
+    "-c",
+    "fsync=off",
+    "-c",
+    "synchronous_commit=off",
+    "-c",
+    "full_page_writes=off",
+    "-c",
+    "shared_buffers=64MB",
+];
 
 static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
 static DURABLE: AtomicBool = AtomicBool::new(false);
@@ -172,7 +181,7 @@ fn launch(bin: &Path, folder: &Path, is_durable: bool) -> io::Result<Child> {
         .arg(folder.join("data"))
         .args(["-c", "listen_addresses=", "-c", &format!("unix_socket_directories={}", folder.display())])
         .args(if is_durable { &[][..] } else { &CARELESS[..] })
-        .args(["-c", "max_connections=200", "-c", "shared_buffers=64MB", "-c", "deadlock_timeout=200ms"])
+        .args(["-c", "max_connections=200", "-c", "deadlock_timeout=200ms"])
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()?;

@@ -196,13 +196,13 @@ create function settle(
     settled_at timestamptz, unbooked boolean, running boolean, hold boolean, runs uuid[], epochs integer[],
     ends smallint[], reasons smallint[], exit_codes integer[], errors text[], words text[], summaries text[],
     arm_kinds smallint[], arm_ticks timestamptz[], arm_dues timestamptz[], not_befores timestamptz[], counted boolean[],
-    out places bigint[], out states smallint[], out held bigint[]
+    out places integer[], out states smallint[], out held bigint[]
 ) language plpgsql as $$
 declare
     number bigint;
     turns bigint[];
     armed bigint[];
-    waited bigint[];
+    waited integer[];
     retires bigint[];
 begin
     if unbooked and (exists (select 1 from agents where policies) or exists (select 1 from budgets)) then
@@ -215,14 +215,13 @@ begin
     if array_position(ends, null) is not null then
         with back as (
             update live l set state = 0, node_id = null, parked_on = null,
-                due_at = coalesce(l.due_at, l.not_before), not_before = f.not_before,
-                attempt = greatest(l.attempt - case when f.counted then 0 else 1 end, 0),
-                exit_code = f.exit_code, error = f.error
+                due_at = coalesce(l.due_at, l.not_before), not_before = not_befores[f.place],
+                attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
+                exit_code = exit_codes[f.place], error = errors[f.place]
             from (
-                select * from unnest(runs, epochs, ends, exit_codes, errors, not_befores, counted)
-                with ordinality as u (run, epoch, state, exit_code, error, not_before, counted, place) order by u.run
-            ) f where l.id = f.run and l.epoch = f.epoch and (l.state + 0 = 2) = running
-                and f.state is null and l.cancel_reason is null
+                select u.place from generate_series(1, cardinality(runs)) as u (place) order by runs[u.place]
+            ) f where l.id = runs[f.place] and l.epoch = epochs[f.place] and (l.state + 0 = 2) = running
+                and ends[f.place] is null and l.cancel_reason is null
             returning f.place, l.agent_gate, l.turn_gate
         ) select array_agg(b.place), array_agg(0::smallint), array_agg(b.agent_gate) filter (where b.agent_gate is not null),
             array_agg(b.turn_gate) filter (where b.turn_gate is not null) into places, states, held, turns from back b;
@@ -231,12 +230,13 @@ begin
     number := nextval('numbers') << 20;
     with gone as materialized (
         delete from live l using (
-            select * from unnest(runs, epochs, ends, reasons, exit_codes, errors, summaries)
-            with ordinality as u (run, epoch, state, reason, exit_code, error, summary, place) order by u.run
-        ) f where l.id = f.run and l.epoch = f.epoch and (l.state + 0 = 2) = running
-            and (f.state is not null or l.cancel_reason is not null)
-        returning f.place, f.run, coalesce(f.state, 4::smallint) as state, f.state is not distinct from 3 as failed,
-            case when f.state is null then l.cancel_reason else f.reason end as reason, f.exit_code, f.error, f.summary,
+            select u.place from generate_series(1, cardinality(runs)) as u (place) order by runs[u.place]
+        ) f where l.id = runs[f.place] and l.epoch = epochs[f.place] and (l.state + 0 = 2) = running
+            and (ends[f.place] is not null or l.cancel_reason is not null)
+        returning f.place, l.id as run, coalesce(ends[f.place], 4::smallint) as state,
+            ends[f.place] is not distinct from 3 as failed,
+            case when ends[f.place] is null then l.cancel_reason else reasons[f.place] end as reason,
+            exit_codes[f.place] as exit_code, errors[f.place] as error, summaries[f.place] as summary,
             l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
             l.max_attempts, l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
     ), told as materialized (
@@ -251,7 +251,8 @@ begin
             count(*) filter (where g.failed) over up_to as fails,
             count(*) filter (where g.state = 2) over up_to as dones,
             count(*) over up_to as nth,
-            max(g.place) over (partition by g.schedule_id) as last_place
+            first_value(g.place) over up_to as first_place,
+            lead(g.place) over up_to is null as is_last
         from gone g window
             up_to as (partition by g.schedule_id order by g.place rows between unbounded preceding and current row),
             before as (partition by g.schedule_id order by g.place rows between unbounded preceding and 1 preceding)
@@ -283,27 +284,28 @@ begin
             -- A one-shot that asked for it goes with the run of its tick.
             retired = s.retired or (s.status = 4 and s.delete_after_run and exists (select 1 from told o
                 where o.schedule_id = t.schedule_id and o.tick_at is not null and o.run is distinct from s.waits_for))
-        from (select * from told where told.place = told.last_place order by told.schedule_id) t
+        from (select * from told where told.is_last order by told.schedule_id) t
         where s.schedule_id = t.schedule_id
-        returning t.schedule_id, t.run, t.place, s.prior_failed, s.prior_other,
+        returning t.schedule_id, t.run, t.place, t.first_place, s.prior_failed, s.prior_other,
             s.ended_failed - t.fails as failed_before, s.ended_other - t.nth + t.fails as other_before,
             s.status = 4 and s.retired as retires,
             case when s.waits_for is null and s.status = 0 and not s.retired then s.prior_waits_for end as waited_for
     ), prior as materialized (
-        -- Their schedules as they were, by the places of their last ends, because a join of two such lists takes the
+        -- Their schedules as they were, by the places of their first ends, because a join of two such lists takes the
         -- product of their lengths. Without nulls, because only then an array is read at a place without going there.
-        select array_agg(coalesce(p.failed, '00000000-0000-0000-0000-000000000000') order by p.place) as failed,
-            array_agg(coalesce(p.other, '00000000-0000-0000-0000-000000000000') order by p.place) as other,
-            array_agg(p.failed_before order by p.place) as failed_before,
-            array_agg(p.other_before order by p.place) as other_before
+        select array_agg(coalesce(p.failed, '00000000-0000-0000-0000-000000000000')) as failed,
+            array_agg(coalesce(p.other, '00000000-0000-0000-0000-000000000000')) as other,
+            array_agg(p.failed_before) as failed_before, array_agg(p.other_before) as other_before
         from (
-            select c.place, c.prior_failed as failed, c.prior_other as other, c.failed_before, c.other_before from changed c
+            select c.first_place as place, c.prior_failed as failed, c.prior_other as other, c.failed_before, c.other_before
+            from changed c
             union all
-            select t.place, null, null, 0, 0 from told t where t.place <> t.last_place
+            select t.place, null, null, 0, 0 from told t where t.nth > 1
             union all
             select u.place, null, null, 0, 0 from generate_series(1, cardinality(runs)) as u (place)
             where (select count(*) from told) < cardinality(runs)
                 and not exists (select 1 from told t where t.place = u.place)
+            order by place
         ) p
     ), kept as (
         insert into history (seq, finished_at, id, failed, prev_run, ordinal, schedule_id, agent_id, command, trigger,
@@ -311,10 +313,10 @@ begin
             summary, prompt, payload, trace_id, created_at, started_at)
         select number + t.place, settled_at, t.run, t.failed,
             case when t.follows is not null then runs[t.follows]
-                else nullif(case when t.failed then b.failed[t.last_place] else b.other[t.last_place] end,
+                else nullif(case when t.failed then b.failed[t.first_place] else b.other[t.first_place] end,
                     '00000000-0000-0000-0000-000000000000') end,
-            case when t.failed then b.failed_before[t.last_place] + t.fails
-                else b.other_before[t.last_place] + t.nth - t.fails end,
+            case when t.failed then b.failed_before[t.first_place] + t.fails
+                else b.other_before[t.first_place] + t.nth - t.fails end,
             t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.due_at, t.state, t.reason, t.lane,
             t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.prompt, t.payload,
             t.trace_id, t.created_at, t.started_at
