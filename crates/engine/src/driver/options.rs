@@ -69,7 +69,7 @@ impl Default for Options {
                 output: Some(7 * day),
                 skips: Some(30 * day),
             },
-            batch: 1000,
+            batch: 500,
             serves: true,
             only: None,
         }
