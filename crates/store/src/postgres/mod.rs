@@ -90,7 +90,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// A source may hold a million schedules, and whoever checks everything reads everything.
 const LONG_DEADLINE: Duration = Duration::from_secs(600);
 /// What is kept of what was read; past it everything is forgotten and read again.
-const CACHE_MAX: usize = 131_072;
+const CACHE_MAX: usize = 16_384;
 
 /// A store in a PostgreSQL database, shared by any number of nodes.
 pub struct Postgres {
