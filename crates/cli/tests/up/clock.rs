@@ -1,6 +1,7 @@
 //! A wall clock that is set while it works: nothing fires again, and a step forward is a downtime.
 //!
-//! It needs libfaketime, which shows `up` another time; its children see the true one. PostgreSQL has a clock of its own.
+//! It needs libfaketime, which shows `up` another time; its children see the true one. PostgreSQL has a clock of its own. Only with
+//! `BELFRY_FAKETIME=1`: the library is not everywhere, and is slow to notice on a busy machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,6 +27,7 @@ agents:
 "#;
 
 fn library() -> Option<PathBuf> {
+    std::env::var_os("BELFRY_FAKETIME")?;
     let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
     folders.map(|folder| folder.join("faketime/libfaketime.so.1")).find(|library| library.exists())
 }
@@ -34,7 +36,7 @@ fn library() -> Option<PathBuf> {
 fn up(site: &Site) -> Option<Up> {
     let Some(library) = library() else {
         use std::io::Write;
-        let words = "\nSKIPPED: this test needs libfaketime (Debian: faketime)\n";
+        let words = "\nSKIPPED: this test needs BELFRY_FAKETIME=1 and libfaketime (Debian: faketime)\n";
         drop(std::io::stderr().write_all(words.as_bytes()));
         return None;
     };
@@ -105,8 +107,9 @@ fn a_step_forward_is_a_downtime() {
         assert_eq!(caught_up["count"], missed - 4, "{caught_up}");
         grid_at(&mut up, step);
         site.wait_for_side("what was missed", |_| {
-            count(&site, "once") == once + 1 && count(&site, "all") == all + 4
+            count(&site, "once") > once && count(&site, "all") >= all + 4
         });
+        assert_eq!((count(&site, "once"), count(&site, "all")), (once + 1, all + 4));
     }
     up.stop();
     no_tick_twice(&site);
