@@ -64,11 +64,12 @@ fn up(folder: &Path) -> Child {
         .unwrap()
 }
 
-/// Reads what it writes until a number of runs have started; gives the rest to a thread that reads on.
-fn wait_for_starts(folder: &Path, child: &mut Child, starts: usize) {
+/// Reads what it writes until a number of runs have started, and then until `enough`; gives the rest to a thread that
+/// reads on.
+fn wait_for_starts(folder: &Path, child: &mut Child, starts: usize, mut enough: impl FnMut() -> bool) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut seen = 0;
-    while seen < starts {
+    while seen < starts || !enough() {
         let line = lines.next().unwrap_or_else(|| {
             let errors = std::fs::read_to_string(folder.join("errors")).unwrap_or_default();
             panic!("it ended before it was killed, {:?}: {errors}", child.wait())
@@ -90,19 +91,26 @@ fn kill_again_and_again(folder: &Path, store: &str) {
     std::fs::write(folder.join("belfry.yaml"), config(store)).unwrap();
     for _ in 0..kills {
         let mut child = up(folder);
-        wait_for_starts(folder, &mut child, draw(25) as usize);
+        wait_for_starts(folder, &mut child, draw(25) as usize, || true);
         // Not on the heels of a start alone: somewhere behind it.
         std::thread::sleep(Duration::from_micros(draw(60_000)));
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    // A last life in peace, so that everything comes to its end.
+    // A last life in peace, so that everything comes to its end: also the leases of those that were killed.
     let mut child = up(folder);
-    wait_for_starts(folder, &mut child, 30);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    wait_for_starts(folder, &mut child, 30, || runtime.block_on(is_alone(store)));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     let ended = child.wait().unwrap();
     assert!(ended.success(), "{ended}");
+}
+
+/// Whether one node is left in the store.
+async fn is_alone(address: &str) -> bool {
+    let store = AnyStore::open(address, false).await.unwrap();
+    store.nodes().await.unwrap().len() == 1
 }
 
 /// A line of the side log.
