@@ -258,6 +258,7 @@ fn sqlite_work_off(connection: &rusqlite::Connection, runs: usize) -> Duration {
             .unwrap();
         let claimed: Vec<i64> =
             statement.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        assert!(!claimed.is_empty(), "no jobs are left: BELFRY_RUNS is too small for the turns");
         connection.execute_batch("commit").unwrap();
         connection.execute_batch("begin immediate").unwrap();
         for seq in &claimed {
@@ -342,6 +343,7 @@ impl PostgresByHand {
         while done < runs {
             let claimed = self.client.query(&self.claim, &[&Uuid::from_u128(1)]).await.unwrap();
             let ids: Vec<Uuid> = claimed.iter().map(|row| row.get(0)).collect();
+            assert!(!ids.is_empty(), "no jobs are left: BELFRY_RUNS is too small for the turns");
             done += self.client.execute(&self.finish, &[&ids]).await.unwrap() as usize;
         }
         began.elapsed()

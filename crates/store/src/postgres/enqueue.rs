@@ -29,6 +29,7 @@ impl Postgres {
     /// no transaction.
     pub(super) async fn places(&self, tx: &mut Tx<'_>, runs: &[&NewRun]) -> Result<Places, Fault> {
         let mut places = Places::with_capacity(runs.len());
+        let mut last: Option<(&NewRun, bool, i64)> = None;
         for run in runs {
             let agent_gate = match run.gates.agent {
                 true => Some(self.gate(tx, (0, run.agent, String::new())).await?),
@@ -40,11 +41,21 @@ impl Postgres {
                 Some(Scope::Agent) => Some(self.gate(tx, (3, run.agent, String::new())).await?),
                 None => None,
             };
-            let mut needs = run.needs.clone();
-            needs.sort_unstable();
-            needs.dedup();
             let gated = agent_gate.is_some() || turn_gate.is_some();
-            let queue = self.queue(tx, Queue { lane: run.lane.clone(), needs, gated }).await?;
+            let queue = match last {
+                Some((other, was_gated, queue))
+                    if was_gated == gated && other.lane == run.lane && other.needs == run.needs =>
+                {
+                    queue
+                }
+                _ => {
+                    let mut needs = run.needs.clone();
+                    needs.sort_unstable();
+                    needs.dedup();
+                    self.queue(tx, Queue { lane: run.lane.clone(), needs, gated }).await?
+                }
+            };
+            last = Some((run, gated, queue));
             places.insert(run.id, Place { queue, agent_gate, turn_gate });
         }
         Ok(places)
@@ -110,26 +121,20 @@ impl<'a> Columns<'a> {
     pub(super) fn new(runs: &[(i32, &'a NewRun)], places: &Places) -> Result<Columns<'a>, Fault> {
         let mut columns = Columns::default();
         let mut known = HashMap::new();
+        let mut last: Option<(&NewRun, Place, i32)> = None;
         for (owner, run) in runs {
-            let place = places.get(&run.id).ok_or_else(|| Error::unexpected("a run without a place"))?;
-            let payload = run.payload.to_string();
-            let own = (run.priority, run.agent, run.command.as_str(), run.max_attempts, run.trigger.code());
-            let rest = (run.probe, run.prompt.as_deref(), run.lane.as_str(), payload.clone());
-            let kind = *known.entry((*place, own, rest)).or_insert_with(|| {
-                columns.queues.push(place.queue);
-                columns.ranks.push(-i32::from(run.priority));
-                columns.agents.push(run.agent);
-                columns.commands.push(&run.command);
-                columns.agent_gates.push(place.agent_gate);
-                columns.turn_gates.push(place.turn_gate);
-                columns.max_attempts.push(i64::from(run.max_attempts));
-                columns.triggers.push(run.trigger.code());
-                columns.probes.push(run.probe);
-                columns.prompts.push(run.prompt.as_deref());
-                columns.payloads.push(payload);
-                columns.lanes.push(&run.lane);
-                columns.lanes.len() as i32
-            });
+            let place = *places.get(&run.id).ok_or_else(|| Error::unexpected("a run without a place"))?;
+            let kind = match last {
+                // Most are like the one before them, which is quickly seen.
+                Some((other, its_place, kind)) if its_place == place && is_alike(other, run) => kind,
+                _ => {
+                    let own =
+                        (run.priority, run.agent, run.command.as_str(), run.max_attempts, run.trigger.code());
+                    let rest = (run.probe, run.prompt.as_deref(), run.lane.as_str(), run.payload.to_string());
+                    *known.entry((place, own, rest)).or_insert_with(|| columns.add_kind(run, place))
+                }
+            };
+            last = Some((run, place, kind));
             columns.owners.push(*owner);
             columns.runs.push(run.id.0);
             columns.kinds.push(kind);
@@ -139,6 +144,22 @@ impl<'a> Columns<'a> {
             columns.trace_ids.push(run.trace_id);
         }
         Ok(columns)
+    }
+
+    fn add_kind(&mut self, run: &'a NewRun, place: Place) -> i32 {
+        self.queues.push(place.queue);
+        self.ranks.push(-i32::from(run.priority));
+        self.agents.push(run.agent);
+        self.commands.push(&run.command);
+        self.agent_gates.push(place.agent_gate);
+        self.turn_gates.push(place.turn_gate);
+        self.max_attempts.push(i64::from(run.max_attempts));
+        self.triggers.push(run.trigger.code());
+        self.probes.push(run.probe);
+        self.prompts.push(run.prompt.as_deref());
+        self.payloads.push(run.payload.to_string());
+        self.lanes.push(&run.lane);
+        self.lanes.len() as i32
     }
 
     /// In the order in which the functions take them.
@@ -165,6 +186,19 @@ impl<'a> Columns<'a> {
             &self.lanes,
         ]
     }
+}
+
+/// Whether two runs are of one kind, where their places are the same.
+fn is_alike(one: &NewRun, other: &NewRun) -> bool {
+    one.agent == other.agent
+        && one.priority == other.priority
+        && one.command == other.command
+        && one.max_attempts == other.max_attempts
+        && one.trigger == other.trigger
+        && one.probe == other.probe
+        && one.prompt == other.prompt
+        && one.lane == other.lane
+        && one.payload == other.payload
 }
 
 pub(super) async fn insert_runs(
