@@ -80,7 +80,9 @@ pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Sp
     set(&mut work.timeout_ms, node.entry("timeout").map(|(_, node)| duration(node)));
     set(&mut work.grace_ms, node.get("grace").and_then(duration));
     set(&mut work.output_bytes, node.get("output").and_then(Node::text).and_then(value::size));
-    set(&mut agent.max_concurrent, node.entry("max_concurrent").map(|(_, node)| number(node)));
+    let limit = node.entry("max_concurrent").map(|(_, node)| number(node));
+    agent.limits_sessions = limit.is_some();
+    set(&mut agent.max_concurrent, limit);
     if let Some(retry) = node.get("retry") {
         set(&mut agent.retry.max, retry.get("max").and_then(number));
         set(&mut agent.retry.base_ms, retry.get("base").and_then(duration));

@@ -71,7 +71,8 @@ fn agent_map(agent: &AgentSpec) -> Out {
     let (d, normal) = (&agent.definition, AgentDefinition::default());
     let mut out = Entries::default();
     work(&mut out, &d.work);
-    out.add(d.max_concurrent != normal.max_concurrent, "max_concurrent", || count(d.max_concurrent));
+    let limited = d.limits_sessions || d.max_concurrent != normal.max_concurrent;
+    out.add(limited, "max_concurrent", || count(d.max_concurrent));
     let mut retry = Entries::default();
     retry.add(d.retry.max != normal.retry.max, "max", || Out::Word(d.retry.max.to_string()));
     retry.add(d.retry.base_ms != normal.retry.base_ms, "base", || ms(d.retry.base_ms));

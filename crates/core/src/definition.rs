@@ -7,6 +7,7 @@ use belfry_time::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::session::Policy;
 use crate::work::Work;
 
 /// What runs, with its limits. Durations are milliseconds.
@@ -15,6 +16,8 @@ use crate::work::Work;
 pub struct AgentDefinition {
     /// How many of its runs may be running at once, over all nodes; none is no limit.
     pub max_concurrent: Option<u32>,
+    /// Whether that bounds runs of sessions, too: only where it was written.
+    pub limits_sessions: bool,
     /// What follows a failed attempt.
     pub retry: Retry,
     /// How many attempts may fail per period.
@@ -33,6 +36,7 @@ impl Default for AgentDefinition {
     fn default() -> AgentDefinition {
         AgentDefinition {
             max_concurrent: Some(1),
+            limits_sessions: false,
             retry: Retry::default(),
             budget: None,
             breaker: None,
@@ -274,7 +278,12 @@ impl ScheduleDefinition {
     /// becomes `invalid` with it and disturbs no other.
     pub fn compile(&self, name: &str) -> Result<Schedule, String> {
         let timing = self.timing(name).map_err(|error| error.to_string())?;
-        Ok(Schedule { timing, when_every: matches!(self.when, When::Every(_)), definition: self.clone() })
+        let chat = match &self.when {
+            When::Chat(value) => Some(Policy::parse(value)?),
+            _ => None,
+        };
+        let when_every = matches!(self.when, When::Every(_));
+        Ok(Schedule { timing, chat, when_every, definition: self.clone() })
     }
 
     /// When it ticks; none for webhook and chat. As [`compile`](ScheduleDefinition::compile), with the error that knows
@@ -329,6 +338,8 @@ pub struct Schedule {
     pub definition: ScheduleDefinition,
     /// When it ticks; none for webhook and chat.
     pub timing: Option<Timing>,
+    /// How its sessions behave; for chat alone.
+    pub chat: Option<Policy>,
     when_every: bool,
 }
 

@@ -11,6 +11,7 @@ pub mod gate;
 pub mod model;
 pub mod plan;
 pub mod retry;
+pub mod session;
 pub mod work;
 
 pub use definition::{AgentDefinition, AgentSpec, Schedule, ScheduleDefinition};

@@ -178,6 +178,8 @@ named! {
         Stopped = 26 "stopped",
         /// Older than a stop of its session.
         Stale = 27 "stale",
+        /// A newer message of its session took its place.
+        Interrupted = 28 "interrupted",
     }
 }
 
