@@ -264,6 +264,7 @@ fn logs_follow_a_run_to_its_end() {
             exit_code: Some(0),
             error: None,
             summary: None,
+            usage: None,
             arm: None,
         };
         let ended = store.finish(whole(Timestamp::now()), &[finish]).await.unwrap();

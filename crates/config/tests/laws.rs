@@ -271,6 +271,8 @@ fn agent() -> impl Strategy<Value = AgentDefinition> {
     (option::of(1u32..), retry, budget, breaker, name(), vec(name(), 0..3), work()).prop_map(
         |(max_concurrent, retry, budget, breaker, lane, needs, work)| AgentDefinition {
             max_concurrent,
+            // Written, whatever it is.
+            limits_sessions: true,
             retry: Retry { max: retry.0, base_ms: retry.1, max_delay_ms: retry.2 },
             budget: budget.map(|(max, period_ms)| Budget { max, period_ms }),
             breaker: breaker.map(|(threshold, reset_after_ms)| Breaker { threshold, reset_after_ms }),

@@ -96,7 +96,9 @@ fn every_default_can_be_written_out_and_changes_nothing() {
     let file = Value::Object(file);
     assert!(allowed(&file));
 
-    let written = load(&file.to_string());
+    let mut written = load(&file.to_string());
+    // The one thing that counts for having been written: that limit then bounds runs of sessions, too.
+    assert!(std::mem::take(&mut written.agents[0].definition.limits_sessions));
     let short = load(
         "agents: {a: {shell: date, schedules: {e: {every: 5m, catch_up: run_once}, c: {cron: '0 9 * * *', catch_up: skip}, \
          t: {chat: {}, catch_up: run_once}}}}",

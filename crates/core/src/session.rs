@@ -346,6 +346,11 @@ pub fn reset(session: &Session, line: &[Place]) -> Change {
     }
 }
 
+/// Takes down how much of its context window a session has used.
+pub fn used(session: &Session, usage: Usage) -> Change {
+    Change::of(&Session { usage: Some(usage), ..*session })
+}
+
 /// Takes one out of the line, or tells it to leave.
 fn leave(change: &mut Change, place: &Place, reason: Reason) {
     match place.stage {

@@ -215,6 +215,7 @@ fn completed(claimed: &Claimed) -> Finish {
         exit_code: Some(0),
         error: None,
         summary: None,
+        usage: None,
         arm: None,
     }
 }

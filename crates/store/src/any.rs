@@ -8,6 +8,7 @@ use belfry_time::Timestamp;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::postgres::Postgres;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::sqlite::Sqlite;
 use crate::store::{Answer, Store};
@@ -138,6 +139,45 @@ impl Store for AnyStore {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         each!(self, store => store.enqueue(now, request).await)
+    }
+
+    async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        each!(self, store => store.send(now, message).await)
+    }
+
+    async fn session(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: &str,
+        verb: SessionVerb,
+    ) -> Answer<Option<SessionDone>> {
+        each!(self, store => store.session(now, schedule, key, verb).await)
+    }
+
+    async fn sessions(
+        &self,
+        filter: &SessionFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Answer<Page<SessionRecord, i64>> {
+        each!(self, store => store.sessions(filter, after, limit).await)
+    }
+
+    async fn put_lanes(&self, now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
+        each!(self, store => store.put_lanes(now, lanes).await)
+    }
+
+    async fn set_lane(&self, now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
+        each!(self, store => store.set_lane(now, lane, settings).await)
+    }
+
+    async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
+        each!(self, store => store.lanes(now).await)
+    }
+
+    async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
+        each!(self, store => store.clear_lane(now, lane).await)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {

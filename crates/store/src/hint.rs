@@ -2,6 +2,7 @@
 
 use tokio::sync::Notify;
 
+use crate::sessions::Sent;
 use crate::shapes::{Cancelled, Commit, Enqueued, Finished};
 use crate::store::Answer;
 
@@ -40,6 +41,11 @@ pub(crate) fn ended(finished: &[Finished]) -> bool {
 /// Whether a request made a run.
 pub(crate) fn made(enqueued: &Enqueued) -> bool {
     *enqueued == Enqueued::Made
+}
+
+/// Whether a message made or changed a run.
+pub(crate) fn taken(sent: &Sent) -> bool {
+    matches!(sent, Sent::Taken { .. })
 }
 
 /// Whether a cancel ended or marked a run.

@@ -11,6 +11,7 @@ mod hint;
 pub mod memory;
 pub mod postgres;
 pub mod sabotage;
+mod sessions;
 mod shapes;
 pub mod sqlite;
 mod stats;
@@ -19,6 +20,7 @@ mod views;
 
 pub use any::AnyStore;
 pub use error::Error;
+pub use sessions::*;
 pub use shapes::*;
 pub use stats::Stats;
 pub use store::Store;

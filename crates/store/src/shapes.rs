@@ -8,6 +8,7 @@ use belfry_core::check::Status;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
+use belfry_core::session::Usage;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
     ScheduleDefinition, ScheduleId, SkipRange, Token, Trigger,
@@ -373,6 +374,8 @@ pub struct Finish {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
+    /// How much of its session's context window is used.
+    pub usage: Option<Usage>,
     /// The token of its schedule, should that wait for this run; without it the planner looks at once.
     pub arm: Option<Token>,
 }

@@ -6,6 +6,7 @@ use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, Sch
 use belfry_time::Timestamp;
 
 use crate::error::Error;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::views::*;
 
@@ -90,6 +91,50 @@ pub trait Store: Send + Sync + 'static {
     /// Makes a run outside a plan. It moves no schedule, but a plan that did not know of it is not committed. Crash: a run
     /// that was answered for exists.
     fn enqueue(&self, now: Timestamp, request: &Enqueue) -> impl Future<Output = Answer<Enqueued>> + Send;
+
+    /// Takes a message into a session, which is made where it is new: it opens a run, joins one that is open, or is refused.
+    /// Those that it drops or interrupts end with it. Crash: a message that was answered for is in its run.
+    fn send(&self, now: Timestamp, message: &NewMessage) -> impl Future<Output = Answer<Sent>> + Send;
+
+    /// Stops, resets or measures a session, which is made where it is new. `None` where there is no such schedule. Crash:
+    /// all of it, or nothing.
+    fn session(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: &str,
+        verb: SessionVerb,
+    ) -> impl Future<Output = Answer<Option<SessionDone>>> + Send;
+
+    /// Sessions in the order in which they were made, behind one of them.
+    fn sessions(
+        &self,
+        filter: &SessionFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Page<SessionRecord, i64>>> + Send;
+
+    /// Makes the lanes of the files what they are here; others of the files are gone. Crash: all of them, or none.
+    fn put_lanes(
+        &self,
+        now: Timestamp,
+        lanes: &[(String, LaneSettings)],
+    ) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Makes a lane hold something else than the files say, or again what they say. Lowering a limit ends nothing. Crash: so
+    /// or so.
+    fn set_lane(
+        &self,
+        now: Timestamp,
+        lane: &str,
+        settings: Option<LaneSettings>,
+    ) -> impl Future<Output = Answer<()>> + Send;
+
+    /// All lanes that were made or that runs are in, in the order of their names.
+    fn lanes(&self, now: Timestamp) -> impl Future<Output = Answer<Vec<LaneRecord>>> + Send;
+
+    /// Ends all runs that wait in a lane, and gives them. Crash: some of them; repeat it.
+    fn clear_lane(&self, now: Timestamp, lane: &str) -> impl Future<Output = Answer<Vec<RunId>>> + Send;
 
     /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order: priority, `not_before`,
     /// id. Each start is

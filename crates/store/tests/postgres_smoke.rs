@@ -72,6 +72,7 @@ fn done(run: &Claimed) -> Finish {
         exit_code: Some(0),
         error: None,
         summary: None,
+        usage: None,
         arm: None,
     }
 }

@@ -101,6 +101,7 @@ impl Driver {
                     exit_code: None,
                     error: None,
                     summary: None,
+                    usage: None,
                     arm: None,
                 },
                 took: Duration::ZERO,

@@ -1,6 +1,7 @@
 //! The end of attempts: judged, stored, told.
 
 use belfry_core::breaker::State;
+use belfry_core::session::Usage;
 
 use super::*;
 
@@ -18,6 +19,9 @@ impl Driver {
             exit_code: report.exit_code,
             error: report.error,
             summary: report.summary,
+            usage: report.usage.and_then(|usage| {
+                Some(Usage { tokens: usage.tokens?, context_window: usage.context_window? })
+            }),
             arm: task.arm(now.wall),
         };
         let took = now.mono.saturating_sub(task.started);

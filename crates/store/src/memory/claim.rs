@@ -52,8 +52,9 @@ impl State {
     fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {
         let live = self.live.get(&run)?;
         let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
-        let ready = live.running.is_none() && live.not_before <= now;
+        let ready = live.running.is_none() && live.not_before <= now && self.has_turn(run, live);
         let has_room = |gate: &Gate<'_>| self.running_behind(*gate) < self.cap(*gate);
+        let ready = ready && self.room_of_lane(&live.new.lane) > 0;
         if !served || !ready || !live.gates().iter().all(has_room) {
             return None;
         }
@@ -63,9 +64,11 @@ impl State {
     fn admitted(&self, now: Timestamp, lane: &str, slots: u32, labels: &[String]) -> Vec<RunId> {
         let serves =
             |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
+        let slots = slots.min(self.room_of_lane(lane));
         let ready = |live: &Live| live.running.is_none() && live.not_before <= now;
         let mut waiting: Vec<(&RunId, &Live)> =
             self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
+        waiting.retain(|(run, live)| self.has_turn(**run, live));
         waiting.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
         let candidates: Vec<_> =
             waiting.iter().map(|(run, live)| Candidate { run: **run, gates: live.gates() }).collect();

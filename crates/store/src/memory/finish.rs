@@ -18,12 +18,14 @@ impl State {
         }
         live.exit_code = finish.exit_code;
         live.error.clone_from(&finish.error);
-        let (agent, cancel) = (live.new.agent, live.cancel);
+        let (agent, own) = (live.new.agent, live.session);
+        self.take_usage(own, finish.usage);
+        let left_behind = self.live.get(&finish.run).and_then(|live| self.left_behind(live));
         if finish.failed {
             self.spend_budget(now, agent);
         }
         // Whoever is to be cancelled does not wait for another attempt.
-        let verdict = match (finish.verdict, cancel) {
+        let verdict = match (finish.verdict, left_behind) {
             (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
                 Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
             }

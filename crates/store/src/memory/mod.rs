@@ -4,12 +4,14 @@
 mod claim;
 mod edit;
 mod finish;
+mod lane;
 mod list;
 mod node;
 mod output;
 mod pause;
 mod plan;
 mod read;
+mod session;
 mod source;
 mod why;
 
@@ -30,6 +32,7 @@ use parking_lot::Mutex;
 
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::store::{Answer, Store};
 use crate::views::*;
@@ -60,6 +63,8 @@ struct State {
     nodes: BTreeMap<NodeId, Node>,
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
+    sessions: BTreeMap<i64, session::SessionRow>,
+    lanes: BTreeMap<String, lane::LaneRow>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
     output: BTreeMap<(RunId, u64), OutputChunk>,
     /// The last number given out, for ids and versions.
@@ -96,6 +101,16 @@ struct Live {
     cancel: Option<Reason>,
     exit_code: Option<i32>,
     error: Option<String>,
+    session: Option<InSession>,
+}
+
+/// A run's place in its session.
+#[derive(Debug, Clone, Copy)]
+struct InSession {
+    id: i64,
+    seq: i64,
+    generation: i64,
+    alone: bool,
 }
 
 impl Memory {
@@ -207,6 +222,45 @@ impl Store for Memory {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         self.hint.after(Ok(self.state.lock().enqueue(now, request)), hint::made)
+    }
+
+    async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        self.hint.after(Ok(self.state.lock().send(now, message)), hint::taken)
+    }
+
+    async fn session(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: &str,
+        verb: SessionVerb,
+    ) -> Answer<Option<SessionDone>> {
+        self.hint.after(Ok(self.state.lock().session(now, schedule, key, verb)), Option::is_some)
+    }
+
+    async fn sessions(
+        &self,
+        filter: &SessionFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Answer<Page<SessionRecord, i64>> {
+        Ok(self.state.lock().list_sessions(filter, after, limit))
+    }
+
+    async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
+        self.hint.after(Ok(self.state.lock().put_lanes(lanes)), |()| true)
+    }
+
+    async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
+        self.hint.after(Ok(self.state.lock().set_lane(lane, settings)), |()| true)
+    }
+
+    async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
+        Ok(self.state.lock().list_lanes(now))
+    }
+
+    async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
+        self.hint.after(Ok(self.state.lock().clear_lane(now, lane)), |ended: &Vec<RunId>| !ended.is_empty())
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {

@@ -30,7 +30,7 @@ impl State {
         let mut rescued = Rescued::default();
         for run in runs {
             let Some(live) = self.live.get(&run) else { continue };
-            let end = match live.cancel {
+            let end = match self.left_behind(live) {
                 Some(reason) => Some((RunState::Cancelled, reason)),
                 None if live.attempt >= live.new.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
                 None => None,
@@ -58,7 +58,7 @@ impl State {
                 continue;
             };
             given_back += 1;
-            match live.cancel {
+            match self.left_behind(live) {
                 Some(reason) => self.end(now, *run, RunState::Cancelled, Some(reason), None, None),
                 None => drop(self.back_to_pending(*run, now, false)),
             }

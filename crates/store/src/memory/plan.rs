@@ -51,7 +51,7 @@ impl State {
         })
     }
 
-    /// Live runs that an overlap policy looks at.
+    /// Live runs that an overlap policy looks at. Those of sessions are not among them.
     fn in_scope(
         &self,
         scope: Scope,
@@ -60,10 +60,12 @@ impl State {
         command: &str,
     ) -> impl Iterator<Item = (RunId, &Live)> {
         let command = command.to_owned();
+        let scheduled =
+            move |live: &Live| live.new.agent == agent && live.new.trigger != belfry_core::Trigger::Message;
         self.live.iter().map(|(run, live)| (*run, live)).filter(move |(_, live)| match scope {
             Scope::Schedule => live.new.schedule == schedule,
-            Scope::Command => live.new.agent == agent && live.new.command == command,
-            Scope::Agent => live.new.agent == agent,
+            Scope::Command => scheduled(live) && live.new.command == command,
+            Scope::Agent => scheduled(live),
         })
     }
 
@@ -129,7 +131,7 @@ impl State {
         true
     }
 
-    fn insert_run(&mut self, now: Timestamp, new: &NewRun) {
+    pub(super) fn insert_run(&mut self, now: Timestamp, new: &NewRun) {
         let live = Live {
             new: new.clone(),
             created_at: now,
@@ -141,6 +143,7 @@ impl State {
             cancel: None,
             exit_code: None,
             error: None,
+            session: None,
         };
         self.live.insert(new.id, live);
     }

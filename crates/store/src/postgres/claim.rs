@@ -15,6 +15,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Param, Tx};
+use super::lane::{Room, room};
 use super::rows::{self, get, small};
 use super::{DEADLINE, Postgres};
 use crate::Error;
@@ -146,6 +147,17 @@ impl Postgres {
     }
 
     async fn claim_lane(&self, tx: &mut Tx<'_>, lane: &mut Lane<'_>, taken: &mut Taken) -> Result<(), Fault> {
+        match room(tx, lane.name).await? {
+            Room::Unlimited => {}
+            Room::Left(room) => lane.slots = lane.slots.min(room),
+            Room::Busy => {
+                taken.busy = true;
+                return Ok(());
+            }
+        }
+        if lane.slots == 0 {
+            return Ok(());
+        }
         let mut window = WINDOW_MIN.max(i64::from(lane.slots));
         let mut plain = None;
         let mut parked_any = false;

@@ -5,6 +5,7 @@ use belfry_time::Timestamp;
 
 use super::claim::claimed;
 use super::connection::{Fault, Tx};
+use super::lane::{Room, room};
 use super::rows::get;
 use crate::shapes::*;
 
@@ -32,8 +33,11 @@ pub(super) async fn claim_one(
             return Ok(Vec::new());
         }
     }
+    if let Room::Left(0) | Room::Busy = room(tx, get(row, "lane")?).await? {
+        return Ok(Vec::new());
+    }
     let sql = "update live set state = 2, parked_on = null, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
-               started_at = $2 where id = $3 and state <> 2 and not_before <= $2 returning *";
+               started_at = $2 where id = $3 and (state = 0 or state = 1 and parked_on is not null) and not_before <= $2 returning *";
     let started = tx.query(sql, &[&claim.node.0, &now, &run.0]).await?;
     started.iter().map(|started| claimed(started, get(row, "lane")?)).collect()
 }

@@ -12,6 +12,7 @@ use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Param, Tx};
 use super::rows::{self, Live, get, live_columns};
+use super::session::{left_behind, lines_of, lock_sessions, of_messages, take_usage};
 use crate::Error;
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -31,6 +32,10 @@ pub(super) enum Then {
 }
 
 impl Change {
+    pub(super) fn is_end(&self) -> bool {
+        matches!(self.then, Then::End { .. })
+    }
+
     pub(super) fn end(live: Live, state: RunState, reason: Option<Reason>) -> Change {
         Change { live, failed: false, then: Then::End { state, reason, summary: None, arm: None } }
     }
@@ -40,8 +45,9 @@ impl Change {
     }
 }
 
-/// Locks running runs, after the agents that keep books on them, and reads them in the order of their ids.
+/// Locks running runs, after their sessions and the agents that keep books on them, and reads them in the order of their ids.
 pub(super) async fn lock_running(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Books, Vec<Live>), Fault> {
+    lock_sessions(tx, runs).await?;
     let books = Books::of_runs(tx, runs).await?;
     let sql = concat!(
         "select ",
@@ -53,8 +59,9 @@ pub(super) async fn lock_running(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
     Ok((books, found.iter().map(Live::read).collect::<Result<_, Fault>>()?))
 }
 
-/// Locks waiting runs: their agents, schedules and gates first, so that no claim can hold what we wait for.
+/// Locks waiting runs: their sessions, agents, schedules and gates first, so that no claim can hold what we wait for.
 pub(super) async fn lock_waiting(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Books, Vec<Live>), Fault> {
+    lock_sessions(tx, runs).await?;
     let books = Books::of_runs(tx, runs).await?;
     let sql = "select schedule_id, agent_gate, turn_gate from live where id = any($1) and state <> 2";
     let (mut schedules, mut gates) = (BTreeSet::new(), BTreeSet::new());
@@ -78,7 +85,7 @@ pub(super) async fn lock_waiting(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
     Ok((books, found.iter().map(Live::read).collect::<Result<_, Fault>>()?))
 }
 
-async fn lock_gates(tx: &mut Tx<'_>, gates: &[i64]) -> Result<(), Fault> {
+pub(super) async fn lock_gates(tx: &mut Tx<'_>, gates: &[i64]) -> Result<(), Fault> {
     if !gates.is_empty() {
         let sql = "select id from gates where id = any($1) order by id for no key update";
         tx.query(sql, &[&gates]).await?;
@@ -102,6 +109,8 @@ impl Postgres {
         if blind {
             found.extend(lock_waiting(tx, &ids).await?.1);
         }
+        let lines = lines_of(tx, &found).await?;
+        take_usage(tx, finishes, &lines).await?;
         let mut found: HashMap<RunId, Live> = found.into_iter().map(|live| (live.id, live)).collect();
         let mut changes = Vec::new();
         let mut answers = Vec::with_capacity(finishes.len());
@@ -114,8 +123,8 @@ impl Postgres {
             };
             live.exit_code = finish.exit_code;
             live.error.clone_from(&finish.error);
-            // Whoever is to be cancelled does not wait for another attempt.
-            let verdict = match (finish.verdict, live.cancel) {
+            // Whoever is to be cancelled, or is none of its session's business any more, does not wait for another attempt.
+            let verdict = match (finish.verdict, left_behind(&live, &lines)) {
                 (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
                     Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
                 }
@@ -221,6 +230,7 @@ impl Postgres {
             }
         }
         books.close(tx).await?;
+        let messages = of_messages(&changes);
         let (running, waiting): (Vec<Change>, Vec<Change>) =
             changes.into_iter().partition(|change| change.live.is_running());
         for (running, changes) in [(true, running), (false, waiting)] {
@@ -235,7 +245,7 @@ impl Postgres {
                 return Err(Error::unexpected("a run that was locked is not there").into());
             }
         }
-        Ok(())
+        self.leave_lines(tx, &messages).await
     }
 
     /// Ends runs or returns them to pending, and gives the new state of each that was still as it was thought to be, by

@@ -51,6 +51,7 @@ mod connection;
 mod edit;
 mod enqueue;
 mod finish;
+mod lane;
 mod list;
 mod node;
 mod notify;
@@ -60,6 +61,7 @@ mod plan;
 mod read;
 mod rows;
 mod schema;
+mod session;
 mod source;
 mod why;
 
@@ -79,6 +81,7 @@ use parking_lot::Mutex;
 use self::connection::{Fault, Pool, Tx, error_of};
 use self::notify::Hints;
 use crate::sabotage::Switch;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::store::{Answer, Store};
@@ -331,6 +334,57 @@ impl Store for Postgres {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
         let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
         self.tell(answer, hint::made).await
+    }
+
+    async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        let places = look!(self, |tx| self.places(&mut tx, &[&message.run]).await)?;
+        let answer = transact!(self, |tx| self.send_in(&mut tx, now, message, &places).await);
+        self.tell(answer, hint::taken).await
+    }
+
+    async fn session(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: &str,
+        verb: SessionVerb,
+    ) -> Answer<Option<SessionDone>> {
+        let answer = transact!(self, |tx| self.session_in(&mut tx, now, schedule, key, verb).await);
+        self.tell(answer, Option::is_some).await
+    }
+
+    async fn sessions(
+        &self,
+        filter: &SessionFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Answer<Page<SessionRecord, i64>> {
+        look!(self, |tx| session::sessions(&mut tx, filter, after, limit).await)
+    }
+
+    async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
+        let answer = transact!(self, |tx| lane::put_lanes(&mut tx, lanes).await);
+        self.tell(answer, |()| true).await
+    }
+
+    async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
+        let answer = transact!(self, |tx| lane::set_lane(&mut tx, lane, settings).await);
+        self.tell(answer, |()| true).await
+    }
+
+    async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
+        look!(self, |tx| lane::lanes(&mut tx, now).await)
+    }
+
+    async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
+        let mut cleared = Vec::new();
+        loop {
+            let some = transact!(self, |tx| self.clear_some(&mut tx, now, lane).await)?;
+            if some.is_empty() {
+                return self.tell(Ok(cleared), |cleared: &Vec<RunId>| !cleared.is_empty()).await;
+            }
+            cleared.extend(some);
+        }
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {

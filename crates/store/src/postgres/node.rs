@@ -9,6 +9,7 @@ use super::Postgres;
 use super::connection::{Fault, Tx};
 use super::finish::{Change, lock_running};
 use super::rows::{self, Live, get};
+use super::session::{left_behind, lines_of};
 use crate::shapes::*;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
@@ -75,10 +76,11 @@ impl Postgres {
         let own = tx.query("select id from live where node_id = $1 and state = 2", &[&id.0]).await?;
         let own: Vec<Uuid> = own.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let (books, runs) = lock_running(tx, &own).await?;
+        let lines = lines_of(tx, &runs).await?;
         let mut rescued = Rescued::default();
         let mut changes = Vec::new();
         for live in runs.into_iter().filter(|live| live.node == Some(id)) {
-            let end = match live.cancel {
+            let end = match left_behind(&live, &lines) {
                 Some(reason) => Some((RunState::Cancelled, reason)),
                 None if live.attempt >= live.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
                 None => None,
@@ -107,6 +109,7 @@ impl Postgres {
     ) -> Result<u32, Fault> {
         let ids: Vec<Uuid> = runs.iter().map(|(run, _)| run.0).collect();
         let (books, found) = lock_running(tx, &ids).await?;
+        let lines = lines_of(tx, &found).await?;
         let mut found: std::collections::HashMap<RunId, Live> =
             found.into_iter().map(|live| (live.id, live)).collect();
         let mut changes = Vec::new();
@@ -116,7 +119,7 @@ impl Postgres {
                 continue;
             }
             let Some(live) = found.remove(run) else { continue };
-            match live.cancel {
+            match left_behind(&live, &lines) {
                 Some(reason) => changes.push(Change::end(live, RunState::Cancelled, Some(reason))),
                 None => changes.push(Change::back(live, now, false)),
             }

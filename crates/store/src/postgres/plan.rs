@@ -319,12 +319,12 @@ async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault
         }
         Scope::Command => {
             let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) and command = $2 order by id";
+                           select id from schedules where agent_id = $1)) and command = $2 and trigger <> 4 order by id";
             tx.query(sql, &[&commit.agent, &commit.command]).await?
         }
         Scope::Agent => {
             let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) order by id";
+                           select id from schedules where agent_id = $1)) and trigger <> 4 order by id";
             tx.query(sql, &[&commit.agent]).await?
         }
     };
@@ -431,7 +431,7 @@ impl Lives {
             let agents: Vec<_> = agents.into_iter().collect();
             let sql = "select agent_id, command, count(*) as live, \
                        count(*) filter (where state <> 2) as pending \
-                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) \
+                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) and trigger <> 4 \
                        group by agent_id, command";
             for row in tx.query(sql, &[&agents]).await? {
                 let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));

@@ -181,7 +181,13 @@ const PROMISES: &[&str] = &[
      where g.room > (select count(*) from live w where w.state = 0 and w.queue_id = p.queue_id \
          and (w.agent_gate = g.id or w.turn_gate = g.id))",
     "select format('run %s is parked behind nothing of its own', id) from live \
-     where state = 1 and parked_on is distinct from agent_gate and parked_on is distinct from turn_gate",
+     where state = 1 and (case when parked_on is null then not exists (select 1 from session_runs r where r.run_id = live.id) \
+         else parked_on is distinct from agent_gate and parked_on is distinct from turn_gate end)",
+    "select format('run %s is the first of its line and has no turn', l.id) from ( \
+         select distinct on (session_id) run_id from session_runs order by session_id, seq \
+     ) f join live l on l.id = f.run_id where l.state = 1 and l.parked_on is null",
+    "select format('run %s has a place in a line and does not live', r.run_id) from session_runs r \
+     where not exists (select 1 from live l where l.id = r.run_id)",
     "select format('run %s is not parked, but behind gate %s', id, parked_on) from live \
      where state <> 1 and parked_on is not null",
     "select format('run %s is running under no node that may', l.id) from live l \

@@ -34,7 +34,7 @@ impl Verb<'_> {
         let mut claimed = Vec::new();
         for (lane, slots) in &claim.lanes {
             let queues = self.queues(lane, &claim.labels)?;
-            let mut slots = *slots as usize;
+            let mut slots = (*slots).min(self.room_of_lane(lane)?) as usize;
             // Whoever meets a full gate is parked, and makes room for the next to be looked at.
             while slots > 0 {
                 let ready = self.ready(now, &queues, lane, slots)?;
@@ -61,13 +61,16 @@ impl Verb<'_> {
         let ready = self.row(
             "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
                     tick_at, prompt, payload, trace_id
-             from live where id = ? and state <> 2 and not_before <= ?",
+             from live where id = ? and (state = 0 or state = 1 and parked_on is not null) and not_before <= ?",
             params![bytes(run), micros(now)],
             |row| ready_of(row, queue, &lane),
         )?;
         let Some(ready) = ready.filter(|_| needs.iter().all(|label| claim.labels.contains(label))) else {
             return Ok(Vec::new());
         };
+        if self.room_of_lane(&lane)? == 0 {
+            return Ok(Vec::new());
+        }
         for gate in &ready.gates {
             if self.room(*gate)? <= 0 {
                 return Ok(Vec::new());

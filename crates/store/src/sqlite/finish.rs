@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use belfry_core::check::Status;
 use belfry_core::retry::Verdict;
-use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, budget};
+use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger, budget};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -66,7 +66,21 @@ struct Result<'a> {
     arm: Option<Token>,
 }
 
+impl Ending {
+    fn is_message(&self) -> bool {
+        self.rest.trigger == i64::from(Trigger::Message.code())
+    }
+}
+
 impl Verb<'_> {
+    /// Why a run must not wait for another attempt: it is to be cancelled, or its session is another by now.
+    fn left_behind(&self, ending: &Ending) -> Done<Option<Reason>> {
+        if ending.cancel.is_some() || !ending.is_message() || self.session_of(ending.run)?.is_some() {
+            return Ok(ending.cancel);
+        }
+        Ok(Some(Reason::Stale))
+    }
+
     fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
         self.row(
             "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
@@ -126,8 +140,11 @@ impl Verb<'_> {
         if finish.failed {
             self.spend_budget(now, ending.agent)?;
         }
-        // Whoever is to be cancelled does not wait for another attempt.
-        let verdict = match (finish.verdict, ending.cancel) {
+        if ending.is_message() {
+            self.take_usage(finish.run, finish.usage)?;
+        }
+        // Whoever is to be cancelled, or is none of its session's business any more, does not wait for another attempt.
+        let verdict = match (finish.verdict, self.left_behind(&ending)?) {
             (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
                 Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
             }
@@ -171,14 +188,19 @@ impl Verb<'_> {
 
     /// Waits for its next attempt; `counted` says whether this one counts.
     pub(super) fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
-        let gates = self.row("select agent_gate, turn_gate from live where id = ?", [bytes(run)], |row| {
-            Ok([row.get::<_, Option<i64>>(0)?, row.get(1)?])
-        })?;
+        let (gates, trigger) = self
+            .row("select agent_gate, turn_gate, trigger from live where id = ?", [bytes(run)], |row| {
+                Ok(([row.get::<_, Option<i64>>(0)?, row.get(1)?], row.get::<_, i16>(2)?))
+            })?
+            .unwrap_or_default();
+        if trigger == Trigger::Message.code() {
+            self.moved.borrow_mut().extend(self.session_of(run)?);
+        }
         self.execute(
             "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?, attempt = attempt - ? where id = ?",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
-        self.freed.borrow_mut().extend(gates.into_iter().flatten().flatten());
+        self.freed.borrow_mut().extend(gates.into_iter().flatten());
         Ok(Finished::Pending)
     }
 
@@ -243,6 +265,10 @@ impl Verb<'_> {
             ],
         )?;
         self.execute("delete from live where id = ?", [bytes(run)])?;
+        if ending.is_message() {
+            self.moved.borrow_mut().extend(self.session_of(run)?);
+            self.execute("delete from session_runs where run_id = ?", [bytes(run)])?;
+        }
         self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
         self.end_of_schedule(now, ending, state, reason, result)?;
         let (breaker_policy, has_budget) = self.policies(agent)?;

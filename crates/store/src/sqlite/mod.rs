@@ -7,6 +7,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod lane;
 mod list;
 mod node;
 mod notify;
@@ -15,6 +16,7 @@ mod pause;
 mod plan;
 mod read;
 mod schema;
+mod session;
 mod source;
 mod statements;
 mod why;
@@ -40,6 +42,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::error::Error;
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
+use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::store::{Answer, Store};
@@ -219,6 +222,7 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         shared,
         lost: RefCell::default(),
         freed: RefCell::default(),
+        moved: RefCell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
         statements: Statements::default(),
@@ -257,6 +261,7 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         shared,
         lost: RefCell::default(),
         freed: RefCell::default(),
+        moved: RefCell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
         statements: Statements::default(),
@@ -276,6 +281,8 @@ struct Verb<'a> {
     lost: RefCell<Option<Error>>,
     /// Gates that may have room now, to be looked at once, at the end of the verb.
     freed: RefCell<BTreeSet<i64>>,
+    /// Sessions whose line is another now, likewise.
+    moved: RefCell<BTreeSet<i64>>,
     /// Policies of agents that this verb has asked for.
     policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
     /// Lanes of queues that this verb has asked for.
@@ -291,9 +298,14 @@ impl Verb<'_> {
         let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
         savepoint("savepoint verb")?;
         self.freed.take();
+        self.moved.take();
         self.policies.take();
         self.lanes.take();
-        let done = verb(self).and_then(|done| self.release_freed().map(|()| done));
+        let done = verb(self).and_then(|done| {
+            self.settle_moved()?;
+            self.release_freed()?;
+            Ok(done)
+        });
         if let Err(error) = &done
             && self.connection.is_autocommit()
         {
@@ -482,6 +494,56 @@ impl Store for Sqlite {
         let request = request.clone();
         let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
         self.shared.hint.after(answer, hint::made)
+    }
+
+    async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        let message = message.clone();
+        let answer = self.write(move |verb| verb.send(now, &message)).await;
+        self.shared.hint.after(answer, hint::taken)
+    }
+
+    async fn session(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: &str,
+        verb: SessionVerb,
+    ) -> Answer<Option<SessionDone>> {
+        let key = key.to_owned();
+        let answer = self.write(move |at_work| at_work.session(now, schedule, &key, verb)).await;
+        self.shared.hint.after(answer, Option::is_some)
+    }
+
+    async fn sessions(
+        &self,
+        filter: &SessionFilter,
+        after: Option<i64>,
+        limit: u32,
+    ) -> Answer<Page<SessionRecord, i64>> {
+        let filter = filter.clone();
+        self.read(move |verb| verb.list_sessions(&filter, after, limit)).await
+    }
+
+    async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
+        let lanes = lanes.to_vec();
+        let answer = self.write(move |verb| verb.put_lanes(&lanes)).await;
+        self.shared.hint.after(answer, |()| true)
+    }
+
+    async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
+        let lane = lane.to_owned();
+        let answer = self.write(move |verb| verb.set_lane(&lane, settings)).await;
+        self.shared.hint.after(answer, |()| true)
+    }
+
+    async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
+        self.read(move |verb| verb.list_lanes(now)).await
+    }
+
+    async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
+        let lane = lane.to_owned();
+        let answer = self.write(move |verb| verb.clear_lane(now, &lane)).await;
+        self.shared.hint.after(answer, |ended: &Vec<RunId>| !ended.is_empty())
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {

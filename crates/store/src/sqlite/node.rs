@@ -88,7 +88,8 @@ impl Verb<'_> {
             return Ok(None);
         }
         let runs = self.rows(
-            "select id, cancel_reason, attempt >= max_attempts from live where state = 2 and node_id = ? order by id",
+            "select id, case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
+                    then 27 else cancel_reason end, attempt >= max_attempts from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
             |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.and_then(Reason::from_code), row.get::<_, bool>(2)?)),
         )?;
@@ -117,7 +118,8 @@ impl Verb<'_> {
         let mut given_back = 0;
         for (run, epoch) in runs {
             let cancel = self.row(
-                "select cancel_reason from live where id = ? and state = 2 and node_id = ? and epoch = ?",
+                "select case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
+                    then 27 else cancel_reason end from live where id = ? and state = 2 and node_id = ? and epoch = ?",
                 params![bytes(*run), node_bytes(node), epoch],
                 |row| Ok(row.get::<_, Option<i16>>(0)?.and_then(Reason::from_code)),
             )?;

@@ -83,7 +83,7 @@ impl Verb<'_> {
         Ok(due)
     }
 
-    /// Live runs that an overlap policy looks at: all, and those that are pending.
+    /// Live runs that an overlap policy looks at: all, and those that are pending. Those of sessions are not among them.
     fn count_in_scope(
         &self,
         scope: Scope,
@@ -100,13 +100,13 @@ impl Verb<'_> {
             ),
             Scope::Command => self.row(
                 "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and command = ?",
+                 where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4",
                 params![agent, command],
                 map,
             ),
             Scope::Agent => self.row(
                 "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?)",
+                 where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4",
                 [agent],
                 map,
             ),
@@ -121,12 +121,12 @@ impl Verb<'_> {
                 self.rows("select id from live where schedule_id = ? order by id", [commit.schedule], map)
             }
             Scope::Command => self.rows(
-                "select id from live where schedule_id in (select id from schedules where agent_id = ?) and command = ? order by id",
+                "select id from live where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4 order by id",
                 params![commit.agent, commit.command],
                 map,
             ),
             Scope::Agent => {
-                self.rows("select id from live where schedule_id in (select id from schedules where agent_id = ?) order by id", [commit.agent], map)
+                self.rows("select id from live where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4 order by id", [commit.agent], map)
             }
         }
     }
@@ -260,7 +260,7 @@ impl Verb<'_> {
         })
     }
 
-    fn insert_run(&self, now: Timestamp, new: &NewRun) -> Done<()> {
+    pub(super) fn insert_run(&self, now: Timestamp, new: &NewRun) -> Done<()> {
         let agent_gate =
             if new.gates.agent { Some(self.gate(GATE_AGENT, &new.agent.to_string())?) } else { None };
         let turn_gate = match new.gates.turn {
@@ -348,27 +348,41 @@ impl Verb<'_> {
         {
             return Ok(Enqueued::Repeat(first));
         }
+        match self.first_with(now, run.schedule, request.key.as_ref())? {
+            Some((first, true)) => return Ok(Enqueued::Repeat(first)),
+            Some((first, false)) => return Ok(Enqueued::KeyReused(first)),
+            None => {}
+        }
         if let Some(key) = &request.key {
-            let first = self.row(
-                "select run_id, body_hash from idempotency where schedule_id = ? and key = ? and expires_at > ?",
-                params![run.schedule, key.key, micros(now)],
-                |row| Ok((run_id(row.get(0)?), row.get::<_, Vec<u8>>(1)?)),
-            )?;
-            match first {
-                Some((first, hash)) if hash == key.body_hash => return Ok(Enqueued::Repeat(first)),
-                Some((first, _)) => return Ok(Enqueued::KeyReused(first)),
-                None => {
-                    self.execute(
-                        "insert or replace into idempotency (schedule_id, key, body_hash, run_id, expires_at) values (?, ?, ?, ?, ?)",
-                        params![run.schedule, key.key, key.body_hash, bytes(run.id), micros(key.expires_at)],
-                    )?;
-                }
-            }
+            self.take_key(run.schedule, key, run.id)?;
         }
         self.insert_run(now, run)?;
         // A plan that did not know of this run is not committed.
         self.execute("update timers set version = random() where schedule_id = ?", [run.schedule])?;
         Ok(Enqueued::Made)
+    }
+
+    /// The run that has an idempotency key, and whether it was asked for with the same body.
+    pub(super) fn first_with(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        key: Option<&Key>,
+    ) -> Done<Option<(RunId, bool)>> {
+        let Some(key) = key else { return Ok(None) };
+        self.row(
+            "select run_id, body_hash from idempotency where schedule_id = ? and key = ? and expires_at > ?",
+            params![schedule, key.key, micros(now)],
+            |row| Ok((run_id(row.get(0)?), row.get::<_, Vec<u8>>(1)? == key.body_hash)),
+        )
+    }
+
+    pub(super) fn take_key(&self, schedule: ScheduleId, key: &Key, run: RunId) -> Done<()> {
+        self.execute(
+            "insert or replace into idempotency (schedule_id, key, body_hash, run_id, expires_at) values (?, ?, ?, ?, ?)",
+            params![schedule, key.key, key.body_hash, bytes(run), micros(key.expires_at)],
+        )
+        .map(drop)
     }
 
     pub(super) fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Done<Cancelled> {

@@ -155,7 +155,20 @@ impl Verb<'_> {
                                                + (select count(*) from live where state = 2 and turn_gate = g.id))
                    and not exists (select 1 from live r where r.state = 0 and r.queue_id = l.queue_id and g.id in (r.agent_gate, r.turn_gate))",
             ),
-            ("parked runs without a gate", "select count(*) from live where state = 1 and parked_on is null"),
+            (
+                "parked runs without a gate and without a line",
+                "select count(*) from live where state = 1 and parked_on is null and id not in (select run_id from session_runs)",
+            ),
+            (
+                "sessions whose first in line has no turn",
+                "select count(*) from (select session_id, min(seq) as seq from session_runs group by session_id) f
+                 join session_runs r on r.session_id = f.session_id and r.seq = f.seq
+                 join live l on l.id = r.run_id where l.state = 1 and l.parked_on is null",
+            ),
+            (
+                "places in lines without a run",
+                "select count(*) from session_runs where run_id not in (select id from live)",
+            ),
             (
                 "schedules that wait for a run that does not live",
                 "select count(*) from schedule_state where waits_for is not null and waits_for not in (select id from live)",

@@ -277,6 +277,7 @@ async fn finish<S: Store>(arena: &Arena<S>, random: &mut Random, running: &mut V
         exit_code: None,
         error: None,
         summary: None,
+        usage: None,
         arm: None,
     };
     let answers = arena.store.finish(now(), &[finish]).await.unwrap();

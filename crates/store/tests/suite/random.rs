@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use belfry_core::retry::Outcome;
+use belfry_core::session::{Mode, Usage};
 use belfry_core::{Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
@@ -25,7 +26,7 @@ struct Side<'a, S> {
     walked: Option<RunId>,
 }
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     "limited/completion",
     "limited/start",
     "limited/slot",
@@ -39,7 +40,12 @@ const NAMES: [&str; 13] = [
     "free/broken",
     "limited/api",
     "free/api",
+    "limited/talk",
+    "free/talk",
 ];
+
+/// Schedules that messages go to.
+const CHATS: [&str; 2] = ["limited/talk", "free/talk"];
 
 /// What the API puts there.
 const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
@@ -67,10 +73,22 @@ enum Operation {
     Put(usize, usize),
     Remove(usize),
     Append { which: usize, stale: bool },
+    Send { chat: usize, session: usize, how: usize },
+    Session { chat: usize, session: usize, verb: usize },
+    SetLane(usize, Option<u32>),
+    ClearLane(usize),
 }
 
 fn operation(random: &mut Random) -> Operation {
-    match random.below(100) {
+    match random.below(120) {
+        100..=109 => {
+            Operation::Send { chat: random.below(2), session: random.below(2), how: random.below(12) }
+        }
+        110..=115 => {
+            Operation::Session { chat: random.below(2), session: random.below(2), verb: random.below(8) }
+        }
+        116..=118 => Operation::SetLane(random.below(2), random.chance(60).then(|| random.below(4) as u32)),
+        119 => Operation::ClearLane(random.below(2)),
         0..=14 => Operation::Plan(1 + random.below(20) as u32),
         15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
         17 => Operation::Remove(random.below(NAMES.len())),
@@ -316,11 +334,65 @@ impl<'a, S: Store> Side<'a, S> {
                 let kept = store.append_output(claimed.run, epoch, &[chunk]).await.unwrap();
                 format!("{kept} {:?}", store.output(claimed.run, None, 5).await.unwrap())
             }
+            Operation::Send { chat, session, how } => {
+                self.send(CHATS[*chat], ["x", "y"][*session], *how).await
+            }
+            Operation::Session { chat, session, verb } => {
+                let used = |tokens| SessionVerb::Use(Usage { tokens, context_window: 100 });
+                let verb = match verb {
+                    0..=2 => SessionVerb::Stop,
+                    3 => SessionVerb::StopAll,
+                    4 => SessionVerb::Reset,
+                    5 => used(80),
+                    _ => used(10),
+                };
+                match store.schedule(CHATS[*chat]).await.unwrap() {
+                    Some(record) => {
+                        let key = ["x", "y"][*session];
+                        format!("{:?}", store.session(now, record.id, key, verb).await.unwrap())
+                    }
+                    None => "none".into(),
+                }
+            }
+            Operation::SetLane(which, limit) => {
+                let settings =
+                    limit.map(|limit| LaneSettings { slots: 5, limit: Some(limit), queue_limit: None });
+                store.set_lane(now, ["cron", "main"][*which], settings).await.unwrap();
+                String::new()
+            }
+            Operation::ClearLane(which) => {
+                format!("{:?}", store.clear_lane(now, ["cron", "main"][*which]).await.unwrap())
+            }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
                 Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
                 None => "none".into(),
             },
         }
+    }
+
+    /// A message in one of many ways.
+    async fn send(&mut self, name: &str, session: &str, how: usize) -> String {
+        let now = self.world.now;
+        let Some(record) = self.world.store.schedule(name).await.unwrap() else { return "none".into() };
+        let sent = self
+            .world
+            .send(name, session, &format!("message {how}"), |new| match how {
+                0 => new.message.mode = Some(Mode::Interrupt),
+                1 => new.message.max_concurrent = Some(3),
+                2 => new.message.sent_at = Some(now - SignedDuration::from_secs(90)),
+                3 => new.message.generation = Some(1),
+                4 | 5 => {
+                    let (key, expires_at) = ("again".into(), now + SignedDuration::from_mins(3));
+                    new.key = Some(Key { key, body_hash: vec![how as u8], expires_at });
+                }
+                _ => {}
+            })
+            .await;
+        self.names.insert(record.id, name.into());
+        if let Sent::Taken { run, .. } | Sent::Stale { run, .. } = &sent {
+            self.runs.push(*run);
+        }
+        format!("{sent:?}")
     }
 
     /// The numbers this store gave to names.
@@ -388,6 +460,12 @@ impl<'a, S: Store> Side<'a, S> {
                 }
             }
         }
+        let sessions = store.sessions(&SessionFilter::default(), None, 100).await.unwrap().items;
+        words.extend(sessions.into_iter().map(|mut session| {
+            (session.id, session.schedule) = (0, 0);
+            format!("{session:?}")
+        }));
+        words.extend(store.lanes(self.world.now).await.unwrap().iter().map(|lane| format!("{lane:?}")));
         if !lists {
             return words;
         }

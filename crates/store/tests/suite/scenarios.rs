@@ -38,6 +38,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     super::pausing::all(&fresh).await;
     super::why::all(&fresh).await;
     super::nodes::all(&fresh).await;
+    super::sessions::all(&fresh).await;
     super::pruning::all(&fresh).await;
 }
 

@@ -2,6 +2,7 @@
 
 use belfry_core::definition::{AnchorName, Breaker, Budget, CatchUp, IfRunning, Options, Retry, Scope, When};
 use belfry_core::retry::{Outcome, verdict};
+use belfry_core::session::Message;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId, ScheduleDefinition, plan};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
@@ -52,6 +53,10 @@ pub fn cron(expression: &str) -> ScheduleDefinition {
     ScheduleDefinition::new(When::Cron(expression.into()))
 }
 
+pub fn chat(value: serde_json::Value) -> ScheduleDefinition {
+    ScheduleDefinition::new(When::Chat(value))
+}
+
 pub fn unlimited() -> AgentDefinition {
     AgentDefinition { max_concurrent: None, ..AgentDefinition::default() }
 }
@@ -61,6 +66,7 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
     let options = |if_running, overlap| Options { if_running, overlap, ..Options::default() };
     let limited = AgentDefinition {
         max_concurrent: Some(1 + variant as u32 % 3),
+        limits_sessions: variant.is_multiple_of(2),
         retry: Retry { max: 1, ..Retry::default() },
         ..AgentDefinition::default()
     };
@@ -93,6 +99,12 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
                             priority: 2,
                             ..Options::default()
                         },
+                    ),
+                ),
+                (
+                    "talk",
+                    chat(
+                        serde_json::json!({"mode": if variant.is_multiple_of(3) { "interrupt" } else { "queue" }, "debounce": "0s", "drop": "new", "cap": 3}),
                     ),
                 ),
                 (
@@ -156,6 +168,10 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
                     ),
                 ),
                 ("hook", ScheduleDefinition::new(When::Webhook(serde_json::json!({})))),
+                (
+                    "talk",
+                    chat(serde_json::json!({"cap": 2, "debounce": "5s", "max_concurrent": 1 + variant % 2})),
+                ),
                 ("broken", cron(if variant % 3 == 1 { "0 0 30 2 *" } else { "30 * * * *" })),
             ],
         ),
@@ -164,7 +180,7 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
         agents.remove(2);
     }
     if variant % 6 == 5 {
-        agents[0].schedules.remove(3);
+        agents[0].schedules.pop();
     }
     agents
 }
@@ -265,6 +281,7 @@ impl<'a, S: Store> World<'a, S> {
             exit_code: Some(i32::from(failed)),
             error: failed.then(|| format!("attempt {} failed", claimed.attempt)),
             summary: None,
+            usage: None,
             arm: None,
         }
     }
@@ -297,6 +314,36 @@ impl<'a, S: Store> World<'a, S> {
             expires_at: self.now + SignedDuration::from_hours(24),
         });
         (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
+    }
+
+    /// A message for a session, as what is asked of it makes it.
+    pub async fn send(
+        &mut self,
+        name: &str,
+        session: &str,
+        text: &str,
+        change: impl FnOnce(&mut NewMessage),
+    ) -> Sent {
+        let record = self.schedule(name).await;
+        let compiled = record.definition.compile(name).unwrap();
+        let definition =
+            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
+        let ids = (record.agent, record.id);
+        let mut message = NewMessage {
+            run: NewRun::of_message(self.run_id(), ids, &compiled, &definition, self.now),
+            session: session.into(),
+            text: text.into(),
+            message: Message::default(),
+            policy: compiled.chat.unwrap(),
+            key: None,
+        };
+        change(&mut message);
+        self.store.send(self.now, &message).await.unwrap()
+    }
+
+    pub async fn session(&self, name: &str, key: &str, verb: SessionVerb) -> SessionDone {
+        let schedule = self.schedule(name).await.id;
+        self.store.session(self.now, schedule, key, verb).await.unwrap().unwrap()
     }
 
     pub async fn assert_whole(&self) {

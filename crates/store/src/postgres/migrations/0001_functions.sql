@@ -97,6 +97,13 @@ declare
     gated boolean;
 begin
     for nth in 1 .. cardinality(lanes) loop
+        -- A lane with a limit is for whoever holds its gate.
+        perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = lanes[nth] and g.cap is not null;
+        if found then
+            return query select nth, null::uuid, 0, claimed_at, 0, slots[nth], 0::bigint, 0::bigint,
+                0::bigint, null::text, 0::smallint, null::timestamptz, null::text, null::text, null::uuid;
+            continue;
+        end if;
         select w.* into before from queues q cross join lateral (
             select l.rank, l.not_before, l.id from live l
             where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
@@ -208,6 +215,13 @@ begin
     if unbooked and (exists (select 1 from agents where policies) or exists (select 1 from budgets)) then
         perform 1 from agents a where a.id = any(array(select distinct l.agent_id from live l where l.id = any(runs)))
             and (a.policies or exists (select 1 from budgets b where b.agent_id = a.id));
+        if found then
+            return;
+        end if;
+    end if;
+    -- Runs of sessions leave a line, whose lock comes first.
+    if unbooked and exists (select 1 from sessions) then
+        perform 1 from live l where l.id = any(runs) and l.trigger = 4;
         if found then
             return;
         end if;

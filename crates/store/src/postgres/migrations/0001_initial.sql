@@ -109,7 +109,8 @@ create table queues (
     constraint queues_place unique (lane, needs, gated)
 );
 
--- Limits on how many are running at once. Kinds: 0 an agent, 1 a schedule's turn, 2 a command's turn, 3 an agent's turn.
+-- Limits on how many are running at once. Kinds: 0 an agent, 1 a schedule's turn, 2 a command's turn, 3 an agent's turn,
+-- 4 a lane.
 -- No cap is no limit.
 create table gates (
     id bigint generated always as identity primary key,
@@ -271,3 +272,41 @@ create table idempotency (
     primary key (schedule_id, key)
 );
 create index idempotency_age on idempotency (expires_at);
+
+-- Sessions of chats, and the line of each: the live runs of its present generation, by the number of their first message.
+-- Those whose turn it is not are parked, at no gate.
+create table sessions (
+    id bigint generated always as identity primary key,
+    schedule_id bigint not null,
+    key text not null,
+    generation bigint not null,
+    last_seq bigint not null,
+    cutoff_seq bigint not null,
+    cutoff_at timestamptz,
+    max_concurrent bigint,
+    tokens bigint,
+    context_window bigint,
+    -- How many may be running at once by the schedule.
+    at_once bigint not null,
+    used_at timestamptz not null,
+    constraint sessions_key unique (schedule_id, key)
+) with (fillfactor = 80);
+create index sessions_used on sessions (used_at);
+
+create table session_runs (
+    run_id uuid primary key,
+    session_id bigint not null,
+    seq bigint not null,
+    alone boolean not null,
+    constraint session_runs_line unique (session_id, seq)
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+
+-- What lanes may hold; origin: 0 what the files say, 1 what was said since.
+create table lanes (
+    name text not null,
+    origin smallint not null,
+    slots bigint not null,
+    cap bigint,
+    queue_limit bigint,
+    primary key (name, origin)
+);

@@ -228,3 +228,41 @@ create table idempotency (
   primary key (schedule_id, key)
 ) strict, without rowid;
 create index idempotency_expires on idempotency (expires_at);
+
+-- Sessions of chats, and the line of each: the live runs of its present generation, by the number of their first message.
+-- Those whose turn it is not are parked, at no gate.
+create table sessions (
+  id integer primary key,
+  schedule_id integer not null,
+  key text not null,
+  generation integer not null,
+  last_seq integer not null,
+  cutoff_seq integer not null,
+  cutoff_at integer,
+  max_concurrent integer,
+  tokens integer,
+  context_window integer,
+  -- How many may be running at once by the schedule.
+  at_once integer not null,
+  used_at integer not null,
+  unique (schedule_id, key)
+) strict;
+create index sessions_used on sessions (used_at);
+
+create table session_runs (
+  run_id blob primary key,
+  session_id integer not null,
+  seq integer not null,
+  alone integer not null
+) strict, without rowid;
+create unique index session_runs_line on session_runs (session_id, seq);
+
+-- What lanes may hold; origin: 0 what the files say, 1 what was said since.
+create table lanes (
+  name text not null,
+  origin integer not null,
+  slots integer not null,
+  cap integer,
+  queue_limit integer,
+  primary key (name, origin)
+) strict, without rowid;

@@ -1,0 +1,72 @@
+//! Lanes: what they may hold, and what they do.
+
+use std::collections::BTreeMap;
+
+use belfry_core::{Reason, RunId, RunState};
+use belfry_time::Timestamp;
+
+use super::State;
+use crate::sessions::*;
+
+/// What a lane may hold: by the files, and by what was said since.
+#[derive(Default)]
+pub(super) struct LaneRow {
+    pub(super) file: Option<LaneSettings>,
+    pub(super) set: Option<LaneSettings>,
+}
+
+impl State {
+    pub(super) fn put_lanes(&mut self, lanes: &[(String, LaneSettings)]) {
+        self.lanes.values_mut().for_each(|row| row.file = None);
+        for (name, settings) in lanes {
+            self.lanes.entry(name.clone()).or_default().file = Some(*settings);
+        }
+    }
+
+    pub(super) fn set_lane(&mut self, lane: &str, settings: Option<LaneSettings>) {
+        self.lanes.entry(lane.to_owned()).or_default().set = settings;
+    }
+
+    pub(super) fn list_lanes(&self, now: Timestamp) -> Vec<LaneRecord> {
+        let mut lanes: BTreeMap<&str, LaneRecord> = BTreeMap::new();
+        let blank = |name: &str| LaneRecord {
+            name: name.to_owned(),
+            file: None,
+            set: None,
+            active: 0,
+            pending: 0,
+            oldest_pending: None,
+        };
+        for (name, row) in self.lanes.iter().filter(|(_, row)| row.file.is_some() || row.set.is_some()) {
+            lanes.insert(name, LaneRecord { file: row.file, set: row.set, ..blank(name) });
+        }
+        for live in self.live.values() {
+            let lane = lanes.entry(&live.new.lane).or_insert_with(|| blank(&live.new.lane));
+            if live.running.is_some() {
+                lane.active += 1;
+            } else if live.not_before <= now {
+                lane.pending += 1;
+                lane.oldest_pending =
+                    Some(lane.oldest_pending.map_or(live.not_before, |at| at.min(live.not_before)));
+            }
+        }
+        lanes.into_values().collect()
+    }
+
+    pub(super) fn clear_lane(&mut self, now: Timestamp, lane: &str) -> Vec<RunId> {
+        let waiting = self.live.iter().filter(|(_, live)| live.running.is_none() && live.new.lane == lane);
+        let waiting: Vec<RunId> = waiting.map(|(run, _)| *run).collect();
+        for run in &waiting {
+            self.end(now, *run, RunState::Cancelled, Some(Reason::LaneCleared), None, None);
+        }
+        waiting
+    }
+
+    /// How many more of a lane's runs may start, over all nodes.
+    pub(super) fn room_of_lane(&self, lane: &str) -> u32 {
+        let settings = self.lanes.get(lane).and_then(|row| row.set.or(row.file));
+        let Some(limit) = settings.and_then(|settings| settings.limit) else { return u32::MAX };
+        let running = self.live.values().filter(|live| live.running.is_some() && live.new.lane == lane);
+        limit.saturating_sub(running.count() as u32)
+    }
+}

@@ -1,0 +1,142 @@
+//! Lanes: what they may hold, and what they do.
+
+use std::collections::BTreeMap;
+
+use belfry_core::{Reason, RunId};
+use belfry_time::Timestamp;
+use uuid::Uuid;
+
+use super::Postgres;
+use super::connection::{Fault, Tx};
+use super::rows::{get, small};
+use crate::sessions::*;
+
+const BY_FILE: i16 = 0;
+const BY_WORD: i16 = 1;
+/// Runs that are ended in one transaction where a lane is cleared.
+const CLEARED_AT_ONCE: i64 = 500;
+
+/// The room of a lane that has a limit, for whoever gets the lock of its gate; counted in the next statement.
+pub(super) enum Room {
+    /// It has no limit.
+    Unlimited,
+    /// So many more may start.
+    Left(u32),
+    /// Somebody else is at it.
+    Busy,
+}
+
+pub(super) async fn room(tx: &mut Tx<'_>, lane: &str) -> Result<Room, Fault> {
+    let sql = "select id from gates where kind = 4 and key = 0 and command = $1 and cap is not null";
+    if tx.query(sql, &[&lane]).await?.is_empty() {
+        return Ok(Room::Unlimited);
+    }
+    let sql =
+        "select id from gates where kind = 4 and key = 0 and command = $1 for no key update skip locked";
+    if tx.query(sql, &[&lane]).await?.is_empty() {
+        return Ok(Room::Busy);
+    }
+    let sql = "select cap - (select count(*) from live where state = 2 and lane = $1) as room from gates \
+               where kind = 4 and key = 0 and command = $1";
+    let found = tx.query(sql, &[&lane]).await?;
+    Ok(match found.first().map(|row| get::<Option<i64>>(row, "room")).transpose()?.flatten() {
+        None => Room::Unlimited,
+        Some(room) => Room::Left(small(room.max(0))),
+    })
+}
+
+pub(super) async fn put_lanes(tx: &mut Tx<'_>, lanes: &[(String, LaneSettings)]) -> Result<(), Fault> {
+    tx.query("select pg_advisory_xact_lock(7400, 1)", &[]).await?;
+    tx.execute("delete from lanes where origin = $1", &[&BY_FILE]).await?;
+    for (name, settings) in lanes {
+        put_lane(tx, name, BY_FILE, settings).await?;
+    }
+    set_caps(tx).await
+}
+
+pub(super) async fn set_lane(
+    tx: &mut Tx<'_>,
+    lane: &str,
+    settings: Option<LaneSettings>,
+) -> Result<(), Fault> {
+    tx.query("select pg_advisory_xact_lock(7400, 1)", &[]).await?;
+    tx.execute("delete from lanes where name = $1 and origin = $2", &[&lane, &BY_WORD]).await?;
+    if let Some(settings) = settings {
+        put_lane(tx, lane, BY_WORD, &settings).await?;
+    }
+    set_caps(tx).await
+}
+
+async fn put_lane(tx: &mut Tx<'_>, lane: &str, origin: i16, settings: &LaneSettings) -> Result<(), Fault> {
+    let sql = "insert into lanes (name, origin, slots, cap, queue_limit) values ($1, $2, $3, $4, $5) \
+               on conflict (name, origin) do update set slots = excluded.slots, cap = excluded.cap, \
+               queue_limit = excluded.queue_limit";
+    let (slots, cap) = (i64::from(settings.slots), settings.limit.map(i64::from));
+    tx.execute(sql, &[&lane, &origin, &slots, &cap, &settings.queue_limit.map(i64::from)]).await?;
+    Ok(())
+}
+
+/// Makes the gates of lanes what the lanes say.
+async fn set_caps(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    let sql = "insert into gates (kind, key, command, cap) \
+               select 4, 0, w.name, w.cap from (select distinct on (name) name, cap from lanes order by name, origin desc) w \
+               where w.cap is not null order by w.name \
+               on conflict (kind, key, command) do update set cap = excluded.cap where gates.cap is distinct from excluded.cap";
+    tx.execute(sql, &[]).await?;
+    let sql = "update gates set cap = null where kind = 4 and cap is not null and command not in \
+               (select w.name from (select distinct on (name) name, cap from lanes order by name, origin desc) w \
+                where w.cap is not null)";
+    tx.execute(sql, &[]).await?;
+    Ok(())
+}
+
+pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRecord>, Fault> {
+    let mut lanes: BTreeMap<String, LaneRecord> = BTreeMap::new();
+    let blank = |name: &str| LaneRecord {
+        name: name.to_owned(),
+        file: None,
+        set: None,
+        active: 0,
+        pending: 0,
+        oldest_pending: None,
+    };
+    for row in tx.query("select * from lanes", &[]).await? {
+        let settings = LaneSettings {
+            slots: small(get(&row, "slots")?),
+            limit: get::<Option<i64>>(&row, "cap")?.map(small),
+            queue_limit: get::<Option<i64>>(&row, "queue_limit")?.map(small),
+        };
+        let name: &str = get(&row, "name")?;
+        let lane = lanes.entry(name.to_owned()).or_insert_with(|| blank(name));
+        *(if get::<i16>(&row, "origin")? == BY_FILE { &mut lane.file } else { &mut lane.set }) =
+            Some(settings);
+    }
+    let sql = "select lane, count(*) filter (where state = 2) as active, \
+                   count(*) filter (where state <> 2 and not_before <= $1) as pending, \
+                   min(not_before) filter (where state <> 2 and not_before <= $1) as oldest from live group by lane";
+    for row in tx.query(sql, &[&now]).await? {
+        let name: &str = get(&row, "lane")?;
+        let lane = lanes.entry(name.to_owned()).or_insert_with(|| blank(name));
+        (lane.active, lane.pending) = (small(get(&row, "active")?), small(get(&row, "pending")?));
+        lane.oldest_pending = get(&row, "oldest")?;
+    }
+    Ok(lanes.into_values().collect())
+}
+
+impl Postgres {
+    /// Ends some of the runs that wait in a lane, the oldest first, and gives them; none where none is left.
+    pub(super) async fn clear_some(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        lane: &str,
+    ) -> Result<Vec<RunId>, Fault> {
+        let sql = "select id from live where lane = $1 and state <> 2 order by id limit $2";
+        let found = tx.query(sql, &[&lane, &CLEARED_AT_ONCE]).await?;
+        let runs: Vec<Uuid> = found.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+        if self.end_waiting(tx, now, &runs, Reason::LaneCleared).await? as usize != runs.len() {
+            return Err(Fault::Again);
+        }
+        Ok(runs.into_iter().map(RunId).collect())
+    }
+}

@@ -1,0 +1,237 @@
+//! What goes into the verbs of sessions and lanes, and what comes out.
+
+use belfry_core::session::{Message, Policy, Session, Usage};
+use belfry_core::{AgentDefinition, AgentId, RunId, Schedule, ScheduleId, Trigger};
+use belfry_time::Timestamp;
+use serde_json::{Map, Value, json};
+
+use crate::shapes::{Claimed, Gates, Key, NewRun, RunRecord};
+
+/// A message for a session.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewMessage {
+    /// The run that it opens, should it open one. Its payload is what the message brings beside its text.
+    pub run: NewRun,
+    /// Which session of the run's schedule.
+    pub session: String,
+    /// What it says.
+    pub text: String,
+    /// What it asks of the session.
+    pub message: Message,
+    /// How the session behaves.
+    pub policy: Policy,
+    /// Makes a repeat answer with the first run.
+    pub key: Option<Key>,
+}
+
+/// The prompt of a message's run, where its schedule has none: what was said, which is never a template itself.
+const TEXT: &str = "{{ payload.text }}";
+/// Where messages go unless their schedule or their sender says otherwise.
+const LANE: &str = "main";
+
+impl NewRun {
+    /// A run of a chat as its definition has it, for a message.
+    pub fn of_message(
+        id: RunId,
+        (agent, schedule_id): (AgentId, ScheduleId),
+        schedule: &Schedule,
+        definition: &AgentDefinition,
+        now: Timestamp,
+    ) -> NewRun {
+        let options = schedule.options();
+        let agent_gate = definition.limits_sessions && definition.max_concurrent.is_some();
+        NewRun {
+            trigger: Trigger::Message,
+            lane: options.lane.clone().unwrap_or_else(|| LANE.into()),
+            gates: Gates { agent: agent_gate, turn: None },
+            prompt: options.prompt.clone().or_else(|| Some(TEXT.into())),
+            ..NewRun::of(id, agent, schedule_id, schedule, definition, now)
+        }
+    }
+}
+
+/// What became of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sent {
+    /// It is in a run.
+    Taken {
+        /// Which: its own, or one that was open.
+        run: RunId,
+        /// Its number in the session.
+        seq: i64,
+        /// The generation of the session.
+        generation: i64,
+        /// Whether the run was open already.
+        joined: bool,
+        /// Runs that waited and have ended for it.
+        ended: Vec<RunId>,
+        /// Runs that run and are to be cancelled for it.
+        told: Vec<RunId>,
+    },
+    /// It was older than a stop or a reset of the session. Its run is there, and has ended so.
+    Stale {
+        /// The run.
+        run: RunId,
+        /// The generation of the session.
+        generation: i64,
+    },
+    /// Too many runs wait, and it was not taken.
+    Full,
+    /// It was taken before, with the same key, in this run.
+    Repeat(RunId),
+    /// The key was used with another body.
+    KeyReused(RunId),
+    /// There is no such schedule.
+    NotFound,
+    /// The schedule is paused, disabled or invalid.
+    Disabled,
+}
+
+/// What can be done to a session as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionVerb {
+    /// Cancel the oldest run that has its turn.
+    Stop,
+    /// Cancel all that runs, end all that waits; what was sent before is stale.
+    StopAll,
+    /// Begin a new generation: what waits ends stale, what runs is none of the session's business any more.
+    Reset,
+    /// Take down how much of its context window is used.
+    Use(Usage),
+}
+
+/// What a verb did to a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionDone {
+    /// The generation of the session.
+    pub generation: i64,
+    /// Runs that waited and have ended.
+    pub ended: Vec<RunId>,
+    /// Runs that run and are to be cancelled.
+    pub told: Vec<RunId>,
+}
+
+/// Which sessions to list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SessionFilter {
+    /// Those of this agent.
+    pub agent: Option<String>,
+    /// Those of this schedule, `agent/schedule`.
+    pub schedule: Option<String>,
+    /// The one with this key.
+    pub key: Option<String>,
+}
+
+impl SessionFilter {
+    pub(crate) fn takes(&self, record: &SessionRecord) -> bool {
+        let agent = record.name.split('/').next();
+        self.agent.as_deref().is_none_or(|wanted| agent == Some(wanted))
+            && self.schedule.as_ref().is_none_or(|schedule| *schedule == record.name)
+            && self.key.as_ref().is_none_or(|key| *key == record.key)
+    }
+}
+
+/// A session as it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SessionRecord {
+    /// Which; grows with each new one.
+    pub id: i64,
+    /// Of which schedule.
+    pub schedule: ScheduleId,
+    /// `agent/schedule`.
+    pub name: String,
+    /// Its key.
+    pub key: String,
+    /// What is kept of it.
+    pub session: Session,
+    /// Its runs that are running.
+    pub active: u32,
+    /// Its runs that wait.
+    pub queued: u32,
+    /// When it was last spoken to.
+    pub used_at: Timestamp,
+}
+
+/// Adds a message to what its run is given: `messages`, all of them in order, and `text`, all of them joined.
+pub(crate) fn add_message(payload: &mut Value, seq: i64, new: &NewMessage) {
+    if !payload.is_object() {
+        *payload = Value::Object(Map::new());
+    }
+    let Value::Object(map) = payload else { return };
+    if let Value::Object(own) = &new.run.payload {
+        map.extend(
+            own.iter().filter(|(key, _)| !OURS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())),
+        );
+    }
+    map.insert("session".into(), new.session.clone().into());
+    let text = match map.get("text").and_then(Value::as_str) {
+        Some(before) => format!("{before}\n{}", new.text),
+        None => new.text.clone(),
+    };
+    map.insert("text".into(), text.into());
+    let mut message = json!({"seq": seq, "text": new.text});
+    if let Some(at) = new.message.sent_at {
+        message["sent_at"] = at.to_string().into();
+    }
+    match map.entry("messages").or_insert_with(|| json!([])) {
+        Value::Array(messages) => messages.push(message),
+        other => *other = json!([message]),
+    }
+}
+
+/// The session of a run, by what made it and what it is given.
+fn session_of(trigger: Trigger, payload: &Value) -> Option<&str> {
+    (trigger == Trigger::Message).then(|| payload.get("session")?.as_str()).flatten()
+}
+
+impl RunRecord {
+    /// The key of its session, if it is of one.
+    pub fn session(&self) -> Option<&str> {
+        session_of(self.trigger, &self.payload)
+    }
+}
+
+impl Claimed {
+    /// The key of its session, if it is of one.
+    pub fn session(&self) -> Option<&str> {
+        session_of(self.trigger, &self.payload)
+    }
+}
+
+/// Keys of a message's payload that are the session's to set.
+const OURS: [&str; 3] = ["session", "text", "messages"];
+
+/// What a lane may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneSettings {
+    /// Runs at once, on each node.
+    pub slots: u32,
+    /// Runs at once, over all nodes; none is no limit.
+    pub limit: Option<u32>,
+    /// Ticks wait while so many of its runs wait; none is no limit.
+    pub queue_limit: Option<u32>,
+}
+
+/// A lane as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneRecord {
+    /// Its name.
+    pub name: String,
+    /// What the files say.
+    pub file: Option<LaneSettings>,
+    /// What was said since; it holds.
+    pub set: Option<LaneSettings>,
+    /// Its runs that are running, over all nodes.
+    pub active: u32,
+    /// Its runs that wait and are due.
+    pub pending: u32,
+    /// Since when the oldest of them is due.
+    pub oldest_pending: Option<Timestamp>,
+}
+
+impl LaneRecord {
+    /// What holds: none where the lane was never made, and only runs know of it.
+    pub fn settings(&self) -> Option<LaneSettings> {
+        self.set.or(self.file)
+    }
+}
