@@ -87,6 +87,8 @@ impl Postgres {
         }
         let at_once = i64::from(new.policy.max_concurrent);
         let kept = kept(tx, now, schedule, &new.session, at_once).await?;
+        let sql = "update sessions set at_once = $2, used_at = $3 where id = $1";
+        tx.execute(sql, &[&kept.id, &at_once, &now]).await?;
         let line = line(tx, kept.id).await?;
         let (took, moves) = session::send(&kept.session, &line, &new.policy, &new.message, now);
         let generation = kept.session.generation;
@@ -109,8 +111,6 @@ impl Postgres {
                 (new.run.id, Sent::Stale { run: new.run.id, generation })
             }
         };
-        let sql = "update sessions set at_once = $2, used_at = $3 where id = $1";
-        tx.execute(sql, &[&kept.id, &at_once, &now]).await?;
         if let Some(key) = &new.key {
             take_key(tx, now, schedule, key, run).await?;
         }
