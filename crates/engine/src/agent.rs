@@ -33,6 +33,16 @@ pub fn cron(expr: &str) -> Result<When, Error> {
     Ok(When::Cron(expr.to_owned()))
 }
 
+/// Messages, in a queue per session. The keys are those of `chat` in a file; one that is wrong makes the schedule invalid.
+///
+/// ```
+/// let when = belfry::chat(serde_json::json!({"mode": "interrupt", "debounce": "300ms"}));
+/// assert!(matches!(when, belfry::When::Chat(_)));
+/// ```
+pub fn chat(policy: serde_json::Value) -> When {
+    When::Chat(policy)
+}
+
 /// Puts an agent together whose work is a Rust function: no limit on how many of its runs run at once unless one is set.
 ///
 /// ```

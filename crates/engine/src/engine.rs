@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use belfry_core::check::Check;
+use belfry_core::session::Usage;
 use belfry_core::{AgentSpec, NodeId, RunId};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
@@ -23,6 +24,7 @@ use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
+use crate::session::{UsageOf, to_known_lane};
 use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
@@ -89,6 +91,7 @@ pub struct Builder {
     agents: Vec<AgentSpec>,
     handlers: HashMap<String, Handler>,
     on_trigger: Option<OnTrigger>,
+    usage_of: Option<UsageOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: Option<PathBuf>,
@@ -129,6 +132,19 @@ impl Builder {
         self
     }
 
+    /// Says how much of its context window a session, `agent/schedule:key`, has used: asked before each message and at each
+    /// end of a run. From 60 % on a session runs one at a time.
+    pub fn usage(mut self, tell: impl Fn(&str) -> Option<Usage> + Send + Sync + 'static) -> Builder {
+        self.usage_of = Some(Arc::new(tell));
+        self
+    }
+
+    /// A lane with so many slots on this node.
+    pub fn lane(mut self, name: impl Into<String>, slots: u32) -> Builder {
+        self.options.lanes.insert(name.into(), slots);
+        self
+    }
+
     /// How the node works.
     pub fn options(mut self, options: Options) -> Builder {
         self.options = options;
@@ -165,6 +181,7 @@ impl Builder {
                 agents: Mutex::new(self.agents),
                 handlers: Arc::new(self.handlers),
                 on_trigger: self.on_trigger,
+                usage_of: self.usage_of,
                 options: self.options,
                 keeper: self.keeper,
                 state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
@@ -206,6 +223,7 @@ struct Inner {
     agents: Mutex<Vec<AgentSpec>>,
     handlers: Arc<HashMap<String, Handler>>,
     on_trigger: Option<OnTrigger>,
+    usage_of: Option<UsageOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: PathBuf,
@@ -264,6 +282,7 @@ impl Engine {
             keeper: inner.keeper.clone(),
             handlers: inner.handlers.clone(),
             on_trigger: inner.on_trigger.clone(),
+            usage_of: inner.usage_of.clone(),
             state_dir: inner.state_dir.clone(),
             template: node,
             lease: inner.options.lease,
@@ -277,6 +296,19 @@ impl Engine {
         tokio::spawn(shell.run());
         tokio::spawn(pass_hints(inner.store.clone(), send));
         Ok(())
+    }
+
+    /// What time it is by the store's clock.
+    pub(crate) async fn store_now(&self) -> Result<Timestamp, Error> {
+        Ok(self.clock_of_store().await?.now().wall)
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.inner.options
+    }
+
+    pub(crate) fn usage_of(&self, session: &str) -> Option<Usage> {
+        self.inner.usage_of.as_ref().and_then(|tell| tell(session))
     }
 
     async fn clock_of_store(&self) -> Result<Clock, Error> {
@@ -518,6 +550,7 @@ impl Engine {
             schedule: schedule.into(),
             command: record.definition.options.command.clone(),
             tick_at: Some(now),
+            session: None,
             prompt: record.definition.options.prompt.clone(),
             payload: Value::Object(merged),
             trace_id: Uuid::nil(),
@@ -534,6 +567,7 @@ impl Engine {
 
     /// Makes a run of a schedule now, beside its ticks. It counts for limits and moves no schedule.
     pub async fn run_now(&self, name: &str, request: RunRequest) -> Result<RunId, Error> {
+        self.refuse_while_draining()?;
         let clock = self.clock_of_store().await?;
         let run = enqueue(&self.inner.store, &self.inner.options, clock.now().wall, name, request).await?;
         self.hint().await;
@@ -558,7 +592,7 @@ pub async fn prepare(
         definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
     let mut run =
         NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
-    options.to_known_lane(&mut run.lane);
+    to_known_lane(store, options, &mut run.lane).await?;
     Ok(run)
 }
 
@@ -575,7 +609,6 @@ pub async fn enqueue(
     name: &str,
     request: RunRequest,
 ) -> Result<RunId, Error> {
-    const KEPT: SignedDuration = SignedDuration::from_hours(24);
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
     let mut run = prepare(store, options, now, name).await?;
@@ -587,11 +620,7 @@ pub async fn enqueue(
     }
     run.trace_id = request.trace_id;
     let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
-    let key = request.key.map(|key| Key {
-        key,
-        body_hash: hash(&body),
-        expires_at: now.saturating_add(KEPT).unwrap_or(Timestamp::MAX),
-    });
+    let key = request.key.map(|key| idempotency(key, &body, now));
     let id = run.id;
     match store.enqueue(now, &Enqueue { run, key }).await? {
         Enqueued::Made => Ok(id),
@@ -601,6 +630,13 @@ pub async fn enqueue(
         }
         Enqueued::NotFound => Err(Error::NotFound { name: name.to_owned() }),
     }
+}
+
+/// A key that makes a repeat answer with the first run, for a day.
+pub(crate) fn idempotency(key: String, body: &[u8], now: Timestamp) -> Key {
+    const KEPT: SignedDuration = SignedDuration::from_hours(24);
+    let expires_at = now.saturating_add(KEPT).unwrap_or(Timestamp::MAX);
+    Key { key, body_hash: hash(body), expires_at }
 }
 
 /// Tells bodies apart that carry one key; not meant to withstand an attack.

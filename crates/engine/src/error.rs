@@ -42,6 +42,47 @@ pub enum Error {
         /// How many were running then.
         running: usize,
     },
+    /// Too many runs of the session wait, and its schedule refuses new ones.
+    #[error("the queue of session {session} is full: {cap} runs wait, and `drop: new` refuses more")]
+    QueueFull {
+        /// Which session.
+        session: String,
+        /// How many may wait.
+        cap: u32,
+    },
+    /// The run was dropped from its session's queue for a newer one.
+    #[error("run {run} was dropped: newer messages have filled the queue of its session")]
+    QueueDropped {
+        /// Which run.
+        run: belfry_core::RunId,
+    },
+    /// The message is older than a stop or a reset of its session.
+    #[error(
+        "the message is stale: session {session} was stopped or reset after it was sent (generation {generation} now)"
+    )]
+    Stale {
+        /// Which session.
+        session: String,
+        /// The generation of the session.
+        generation: i64,
+    },
+    /// The run ended because its lane was cleared.
+    #[error("run {run} was cancelled: its lane was cleared")]
+    LaneCleared {
+        /// Which run.
+        run: belfry_core::RunId,
+    },
+    /// The engine is stopping and takes no new work.
+    #[error("this node is stopping and takes no new work; send it again when it is back, or to another node")]
+    Draining,
+    /// The target is not, or not only, one chat schedule.
+    #[error("{detail}")]
+    NoChat {
+        /// What was asked for.
+        name: String,
+        /// What is wrong with it, and the way out.
+        detail: String,
+    },
     /// There is no such schedule.
     #[error("there is no schedule {name}")]
     NotFound {
@@ -65,4 +106,25 @@ pub enum Error {
         /// What is wrong with it.
         detail: String,
     },
+}
+
+impl Error {
+    /// The stable name of the kind, for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Interval { .. } => "interval",
+            Error::Cron { .. } => "cron",
+            Error::Trigger { .. } => "refused",
+            Error::QueueFull { .. } => "queue_full",
+            Error::QueueDropped { .. } => "queue_dropped",
+            Error::Stale { .. } => "stale",
+            Error::LaneCleared { .. } => "lane_cleared",
+            Error::Draining => "draining",
+            Error::NoChat { .. } | Error::NotFound { .. } => "not_found",
+            Error::Shutdown { .. } => "shutdown",
+            Error::Status { .. } => "status",
+            Error::Store(_) => "store",
+            Error::Prompt { .. } => "prompt",
+        }
+    }
 }

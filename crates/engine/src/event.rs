@@ -19,6 +19,9 @@ pub struct Event {
     /// The schedule it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
+    /// The session it is about, by its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
     /// The tick it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick_at: Option<Timestamp>,
@@ -52,6 +55,9 @@ pub struct Event {
     /// When it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<Timestamp>,
+    /// What is said to the session's other end; empty where nothing will come, so that it need not wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outbound: Option<String>,
     /// More, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
@@ -151,6 +157,7 @@ impl Event {
             event,
             agent: None,
             schedule: None,
+            session: None,
             tick_at: None,
             run_id: None,
             attempt: None,
@@ -162,6 +169,7 @@ impl Event {
             took_ms: None,
             lag_ms: None,
             retry_at: None,
+            outbound: None,
             detail: None,
         }
     }

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use belfry_core::retry::Outcome;
 use belfry_core::{Reason, RunId};
-use belfry_runner::{Attempt, CancelReceiver, Chunk, Report, Stop, Stream};
+use belfry_runner::{Attempt, CancelReceiver, Chunk, Report, Stop, Stream, Usage};
 use belfry_time::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 /// What a handler fails with.
 pub type HandlerError = Box<dyn std::error::Error + Send + Sync>;
@@ -25,6 +27,7 @@ pub struct Context {
     attempt: Arc<Attempt>,
     cancel: CancelReceiver,
     output: mpsc::Sender<Chunk>,
+    usage: Arc<Mutex<Option<Usage>>>,
 }
 
 impl Context {
@@ -68,6 +71,22 @@ impl Context {
         &self.attempt.payload
     }
 
+    /// The key of its session, where a message made the run.
+    pub fn session(&self) -> Option<&str> {
+        self.attempt.session.as_deref()
+    }
+
+    /// Names the run in logs and traces; also once it is cancelled.
+    pub fn trace_id(&self) -> Uuid {
+        self.attempt.trace_id
+    }
+
+    /// Says how many tokens its session has used of its context window.
+    pub fn used(&self, tokens: u64, context_window: u64) {
+        let (tokens, context_window) = (Some(tokens), Some(context_window));
+        *self.usage.lock() = Some(Usage { tokens, context_window, cost_usd: None });
+    }
+
     /// Keeps a line of output with the run.
     pub async fn log(&self, line: impl Into<String>) {
         let bytes = format!("{}\n", line.into()).into_bytes();
@@ -101,7 +120,9 @@ impl Handler {
         output: mpsc::Sender<Chunk>,
     ) -> Report {
         let (timeout, grace) = (attempt.work.timeout_ms, Duration::from_millis(attempt.work.grace_ms));
-        let context = Context { attempt: Arc::new(attempt), cancel: cancel.clone(), output };
+        let usage = Arc::new(Mutex::new(None));
+        let context =
+            Context { attempt: Arc::new(attempt), cancel: cancel.clone(), output, usage: usage.clone() };
         // A task of its own, so that a panic ends the attempt and nothing else.
         let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
         let outcome = tokio::select! {
@@ -112,7 +133,7 @@ impl Handler {
                 Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
                 Stop::LeaseLost => Outcome::Failed { reason: Reason::Orphaned, retryable: true },
             },
-            done = &mut task.0 => return report(done),
+            done = &mut task.0 => return Report { usage: *usage.lock(), ..report(done) },
             () = after(timeout.map(Duration::from_millis)) => Outcome::Failed { reason: Reason::Timeout, retryable: true },
         };
         let in_time = tokio::select! {
@@ -125,7 +146,7 @@ impl Handler {
             task.0.abort();
             let _ = (&mut task.0).await;
         }
-        Report { outcome, exit_code: None, error: None, summary: None, usage: None }
+        Report { outcome, exit_code: None, error: None, summary: None, usage: *usage.lock() }
     }
 }
 

@@ -15,15 +15,20 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod session;
 mod shell;
 mod why;
 
-pub use agent::{AgentBuilder, cron, every};
+pub use agent::{AgentBuilder, chat, cron, every};
 pub use api::Why;
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
+pub use belfry_core::session::{Mode, Usage};
 pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
-pub use belfry_store::{AnyStore, Error as StoreError, RunRecord, ScheduleRecord};
+pub use belfry_store::{
+    AnyStore, Error as StoreError, LaneRecord, LaneSettings, RunRecord, ScheduleRecord, SessionDone,
+    SessionVerb,
+};
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};
 pub use driver::{GUEST, Options, default_lanes};
@@ -31,4 +36,5 @@ pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueu
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
+pub use session::{Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, send};
 pub use why::{Decision, skip_words, why, why_at};

@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::driver::{Driver, Effect, Input, Phase};
 use crate::event::Event;
 use crate::handler::Handler;
+use crate::session::UsageOf;
 
 /// Answers and ends that wait to be taken in: one for each effect under way.
 pub(crate) const MESSAGES_MAX: usize = 4096;
@@ -64,6 +65,7 @@ pub(crate) struct Shell {
     pub keeper: Option<belfry_runner::KeeperHandle>,
     pub handlers: Arc<HashMap<String, Handler>>,
     pub on_trigger: Option<OnTrigger>,
+    pub usage_of: Option<UsageOf>,
     pub state_dir: PathBuf,
     pub template: Node,
     pub lease: Duration,
@@ -163,9 +165,21 @@ impl Shell {
                 self.answer(async move { Input::Committed(store.commit(now.wall, &commits).await) });
             }
             Effect::Claim(claim) => {
-                self.answer(
-                    async move { Input::Claimed(claim_with_definitions(&store, now.wall, &claim).await) },
-                );
+                self.answer(async move {
+                    let claimed = claim_with_definitions(&store, now.wall, &claim).await;
+                    let slots: u32 = claim.lanes.iter().map(|(_, slots)| slots).sum();
+                    // Where slots are left, it wakes up for whoever may take them; where that cannot be told, it looks again.
+                    let next = match &claimed {
+                        Ok(claimed) if claim.only.is_none() && claimed.len() < slots as usize => {
+                            store.next_start(now.wall).await.unwrap_or(None)
+                        }
+                        _ => None,
+                    };
+                    Input::Claimed { claimed, next }
+                });
+            }
+            Effect::ReadLanes => {
+                self.answer(async move { Input::Lanes(store.lane_settings().await) });
             }
             Effect::Start(attempt) => self.start(*attempt),
             Effect::Stop { run, stop } => {
@@ -240,6 +254,9 @@ impl Shell {
         let (cancel, cancelled) = cancellation();
         self.attempts.insert(attempt.run, cancel);
         let (run, epoch, number) = (attempt.run, attempt.epoch, attempt.attempt);
+        let usage_of = self.usage_of.clone();
+        let session =
+            attempt.session.as_ref().map(|key| format!("{}/{}:{key}", attempt.agent, attempt.schedule));
         let (chunks, output) = mpsc::channel(CHUNKS_MAX);
         let (store, runner) = (self.store.clone(), self.runner.clone());
         let handler = match attempt.work.action_of(&attempt.command) {
@@ -248,11 +265,17 @@ impl Shell {
         };
         self.answer(async move {
             let keep = tokio::spawn(keep_output(store, run, epoch, number, output));
-            let report = match handler {
+            let mut report = match handler {
                 Some(Some(handler)) => handler.run(attempt, cancelled, chunks).await,
                 Some(None) => no_handler(&attempt),
                 None => runner.run(attempt, cancelled, chunks).await,
             };
+            if let Some((tell, session)) = usage_of.zip(session)
+                && let Some(usage) = tell(&session)
+            {
+                let known = report.usage.get_or_insert_default();
+                (known.tokens, known.context_window) = (Some(usage.tokens), Some(usage.context_window));
+            }
             // What the attempt wrote is there before its end is.
             let _ = keep.await;
             Input::Ended { run, epoch, report }

@@ -29,6 +29,8 @@ pub struct Attempt {
     pub command: String,
     /// The nominal instant, where a tick made the run.
     pub tick_at: Option<Timestamp>,
+    /// The key of its session, where a message made the run.
+    pub session: Option<String>,
     /// The prompt, a template. None: the agent's.
     pub prompt: Option<String>,
     /// The run's payload, merged. Never a template.

@@ -168,6 +168,7 @@ fn own(
         (TOKEN, OsString::from(token)),
     ]
     .into_iter()
+    .chain(attempt.session.as_ref().map(|session| ("BELFRY_SESSION", session.into())))
     .chain(attempt.tick_at.map(|at| ("BELFRY_TICK_AT", at.to_string().into())))
     .map(|(name, value)| (name.into(), value))
 }

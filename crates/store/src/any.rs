@@ -176,6 +176,14 @@ impl Store for AnyStore {
         each!(self, store => store.lanes(now).await)
     }
 
+    async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
+        each!(self, store => store.lane_settings().await)
+    }
+
+    async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
+        each!(self, store => store.next_start(now).await)
+    }
+
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
         each!(self, store => store.clear_lane(now, lane).await)
     }

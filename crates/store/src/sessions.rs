@@ -230,6 +230,18 @@ pub struct LaneRecord {
 }
 
 impl LaneRecord {
+    /// A lane of which nothing is known but its name.
+    pub(crate) fn blank(name: &str) -> LaneRecord {
+        LaneRecord {
+            name: name.to_owned(),
+            file: None,
+            set: None,
+            active: 0,
+            pending: 0,
+            oldest_pending: None,
+        }
+    }
+
     /// What holds: none where the lane was never made, and only runs know of it.
     pub fn settings(&self) -> Option<LaneSettings> {
         self.set.or(self.file)

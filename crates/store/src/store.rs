@@ -133,6 +133,9 @@ pub trait Store: Send + Sync + 'static {
     /// All lanes that were made or that runs are in, in the order of their names.
     fn lanes(&self, now: Timestamp) -> impl Future<Output = Answer<Vec<LaneRecord>>> + Send;
 
+    /// What lanes may hold, without looking at what they do: little enough to be asked each second. Reads only.
+    fn lane_settings(&self) -> impl Future<Output = Answer<Vec<LaneRecord>>> + Send;
+
     /// Ends all runs that wait in a lane, and gives them. Crash: some of them; repeat it.
     fn clear_lane(&self, now: Timestamp, lane: &str) -> impl Future<Output = Answer<Vec<RunId>>> + Send;
 
@@ -140,6 +143,9 @@ pub trait Store: Send + Sync + 'static {
     /// id. Each start is
     /// counted and fenced before it is answered. Crash: claimed under the node's lease, or still pending.
     fn claim(&self, now: Timestamp, claim: &Claim) -> impl Future<Output = Answer<Vec<Claimed>>> + Send;
+
+    /// When the next run that is not due yet may start, of those that wait for nothing else. Reads only.
+    fn next_start(&self, now: Timestamp) -> impl Future<Output = Answer<Option<Timestamp>>> + Send;
 
     /// Ends attempts. A stale epoch changes nothing. The end of a run, its schedule's last result and next token, the
     /// breaker, the budget and the release of waiting runs are one. Crash: all of a finish, or nothing of it; repeat it.

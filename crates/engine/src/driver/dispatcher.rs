@@ -52,10 +52,10 @@ impl Driver {
         }
         let total: u32 = used.values().sum();
         let mut left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
-        let lanes = self.options.lanes.len().max(1);
+        let lanes = self.slots.len().max(1);
         self.lane_turn = (self.lane_turn + 1) % lanes;
         let mut free = Vec::with_capacity(lanes);
-        for (lane, slots) in self.options.lanes.iter().cycle().skip(self.lane_turn).take(lanes) {
+        for (lane, slots) in self.slots.iter().cycle().skip(self.lane_turn).take(lanes) {
             let taken = used.get(lane.as_str()).copied().unwrap_or(0);
             let slots = slots.saturating_sub(taken).min(CLAIM_MAX).min(left);
             if slots > 0 {
@@ -66,13 +66,21 @@ impl Driver {
         free
     }
 
-    pub(super) fn claimed(&mut self, now: Now, claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>) {
+    pub(super) fn claimed(
+        &mut self,
+        now: Now,
+        claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
+        next: Option<Timestamp>,
+    ) {
         self.dispatcher.rest(now, now.mono + self.options.poll_interval);
         let Some(claimed) = self.answered(now, claimed) else {
             self.dispatcher.at = now.mono + self.backoff();
             self.claim_wanted = true;
             return;
         };
+        if let Some(next) = next {
+            self.wake_for(now, next);
+        }
         // Where there was something there may be more.
         self.claim_wanted |= !claimed.is_empty();
         // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
@@ -108,6 +116,7 @@ impl Driver {
             });
             return;
         };
+        let session = claimed.session().map(str::to_owned);
         let trace = claimed.trace_id.unwrap_or(claimed.run.0);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
         let attempt = Attempt {
@@ -119,6 +128,7 @@ impl Driver {
             schedule: schedule.into(),
             command: claimed.command.clone(),
             tick_at: claimed.tick_at,
+            session: session.clone(),
             prompt: claimed.prompt,
             payload: claimed.payload,
             trace_id: trace,
@@ -134,6 +144,7 @@ impl Driver {
             trace_id: Some(trace.simple().to_string()),
             reason: Some(claimed.trigger.as_str().into()),
             lag_ms: lag,
+            session: session.clone(),
             ..event
         });
         self.tasks.insert(
@@ -143,6 +154,7 @@ impl Driver {
                 attempt: claimed.attempt,
                 max_attempts: claimed.max_attempts,
                 lane: claimed.lane,
+                session,
                 tick_at: claimed.tick_at,
                 started: now.mono,
                 definitions,

@@ -137,6 +137,9 @@ impl Driver {
             reason: reason.map(str::to_owned),
             took_ms: Some(ending.took.as_millis() as u64),
             retry_at,
+            // Nothing will come: whoever shows that something might can stop.
+            outbound: (name == Name::RunCancelled && task.session.is_some()).then(String::new),
+            session: task.session.clone(),
             detail: ending.finish.error.or(ending.finish.summary),
             ..event
         });

@@ -14,8 +14,8 @@ use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
-    Claim, Claimed, Commit, Definitions, Due, Error, Finish, Finished, Node, Pruned, Renewed, Rescued,
-    Retention,
+    Claim, Claimed, Commit, Definitions, Due, Error, Finish, Finished, LaneRecord, Node, Pruned, Renewed,
+    Rescued, Retention,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -24,6 +24,7 @@ use crate::event::{Event, Level, Name};
 
 mod dispatcher;
 mod finisher;
+mod lanes;
 mod lease;
 mod options;
 mod others;
@@ -58,7 +59,14 @@ pub enum Input {
     /// Answer to [`Effect::Commit`].
     Committed(Result<Vec<bool>, Error>),
     /// Answer to [`Effect::Claim`].
-    Claimed(Result<Vec<(Claimed, Option<Definitions>)>, Error>),
+    Claimed {
+        /// What was claimed.
+        claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
+        /// When something else may start, as far as that was asked for.
+        next: Option<Timestamp>,
+    },
+    /// Answer to [`Effect::ReadLanes`].
+    Lanes(Result<Vec<LaneRecord>, Error>),
     /// An attempt has ended.
     Ended {
         /// Of which run.
@@ -118,6 +126,8 @@ pub enum Effect {
     Commit(Arc<Vec<Commit>>),
     /// Claim runs, and read what they are runs of.
     Claim(Claim),
+    /// Read what lanes may hold.
+    ReadLanes,
     /// Start an attempt.
     Start(Box<Attempt>),
     /// End an attempt.
@@ -214,6 +224,7 @@ struct Task {
     attempt: u32,
     max_attempts: u32,
     lane: String,
+    session: Option<String>,
     tick_at: Option<Timestamp>,
     started: Duration,
     definitions: Definitions,
@@ -278,6 +289,9 @@ pub struct Driver {
     dispatcher: Loop,
     claim_wanted: bool,
     lane_turn: usize,
+    lanes: Loop,
+    /// Slots by lane: what the options say, and what was said since.
+    slots: BTreeMap<String, u32>,
     /// When runs may start that wait for their time, as far as this node knows: at most [`LATER_MAX`].
     later: BTreeSet<Timestamp>,
     tasks: HashMap<RunId, Task>,
@@ -338,6 +352,8 @@ impl Driver {
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
             lane_turn: 0,
+            lanes: Loop::from(now.mono),
+            slots: options.lanes.clone(),
             later: BTreeSet::new(),
             tasks: HashMap::new(),
             finisher: Loop::default(),
@@ -368,6 +384,7 @@ impl Driver {
         self.renew_maybe(now);
         let serves = self.options.serves && self.options.only.is_none();
         if self.phase == Phase::Running && serves {
+            self.lanes_maybe(now);
             self.plan_maybe(now);
             self.claim_maybe(now);
             self.reap_maybe(now);
@@ -394,6 +411,7 @@ impl Driver {
         for (each, wanted) in [
             (self.planner, serves),
             (self.dispatcher, serves || is_guest),
+            (self.lanes, serves),
             (self.reaper, serves || is_guest),
             (self.pruner, serves),
             (self.renewer, true),
@@ -454,6 +472,7 @@ impl Driver {
         let loops = [
             self.planner,
             self.dispatcher,
+            self.lanes,
             self.finisher,
             self.renewer,
             self.canceller,
@@ -487,11 +506,13 @@ impl Driver {
             Input::Hint => {
                 self.planner.wake(now);
                 self.canceller.wake(now);
+                self.lanes_soon(now);
                 self.claim_wanted = true;
             }
             Input::Due { due, next } => self.due(now, due, next),
             Input::Committed(committed) => self.committed(now, committed),
-            Input::Claimed(claimed) => self.claimed(now, claimed),
+            Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
+            Input::Lanes(lanes) => self.lanes(now, lanes),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),

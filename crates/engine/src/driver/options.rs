@@ -83,12 +83,3 @@ pub fn default_lanes() -> BTreeMap<String, u32> {
         .map(|(lane, slots)| (lane.into(), slots))
         .collect()
 }
-
-impl Options {
-    /// Runs of a lane that nobody made go to `main`.
-    pub(crate) fn to_known_lane(&self, lane: &mut String) {
-        if !self.lanes.contains_key(lane) {
-            *lane = "main".into();
-        }
-    }
-}

@@ -56,7 +56,7 @@ impl Driver {
             })
             .collect();
         for run in commits.iter_mut().flat_map(|commit| &mut commit.runs) {
-            self.options.to_known_lane(&mut run.lane);
+            self.to_known_lane(&mut run.lane);
         }
         commits
     }

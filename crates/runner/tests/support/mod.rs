@@ -142,6 +142,7 @@ impl Rig {
             schedule: "morning".into(),
             command: "poll".into(),
             tick_at: Some("2026-05-04T09:00:00Z".parse().unwrap()),
+            session: None,
             prompt: None,
             payload: serde_json::Value::Null,
             trace_id: Uuid::from_u128(0x1234),

@@ -27,21 +27,18 @@ impl State {
         self.lanes.entry(lane.to_owned()).or_default().set = settings;
     }
 
+    pub(super) fn made_lanes(&self) -> Vec<LaneRecord> {
+        let made = self.lanes.iter().filter(|(_, row)| row.file.is_some() || row.set.is_some());
+        made.map(|(name, row)| LaneRecord { file: row.file, set: row.set, ..LaneRecord::blank(name) })
+            .collect()
+    }
+
     pub(super) fn list_lanes(&self, now: Timestamp) -> Vec<LaneRecord> {
-        let mut lanes: BTreeMap<&str, LaneRecord> = BTreeMap::new();
-        let blank = |name: &str| LaneRecord {
-            name: name.to_owned(),
-            file: None,
-            set: None,
-            active: 0,
-            pending: 0,
-            oldest_pending: None,
-        };
-        for (name, row) in self.lanes.iter().filter(|(_, row)| row.file.is_some() || row.set.is_some()) {
-            lanes.insert(name, LaneRecord { file: row.file, set: row.set, ..blank(name) });
-        }
+        let made = self.made_lanes().into_iter().map(|lane| (lane.name.clone(), lane));
+        let mut lanes: BTreeMap<String, LaneRecord> = made.collect();
         for live in self.live.values() {
-            let lane = lanes.entry(&live.new.lane).or_insert_with(|| blank(&live.new.lane));
+            let name = &live.new.lane;
+            let lane = lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(name));
             if live.running.is_some() {
                 lane.active += 1;
             } else if live.not_before <= now {

@@ -259,6 +259,17 @@ impl Store for Memory {
         Ok(self.state.lock().list_lanes(now))
     }
 
+    async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
+        Ok(self.state.lock().made_lanes())
+    }
+
+    async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
+        let state = self.state.lock();
+        let waits = |(run, live): &(&RunId, &Live)| live.running.is_none() && state.has_turn(**run, live);
+        let waiting = state.live.iter().filter(waits).map(|(_, live)| live.not_before);
+        Ok(waiting.filter(|at| *at > now).min())
+    }
+
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
         self.hint.after(Ok(self.state.lock().clear_lane(now, lane)), |ended: &Vec<RunId>| !ended.is_empty())
     }

@@ -380,6 +380,12 @@ async fn park(tx: &mut Tx<'_>, parks: &[(Uuid, i64)]) -> Result<(), Fault> {
     Ok(())
 }
 
+/// When the next run that is not due yet may start.
+pub(super) async fn next_start(tx: &mut Tx<'_>, now: Timestamp) -> Result<Option<Timestamp>, Fault> {
+    let found = tx.query("select next_start($1) as at", &[&now]).await?;
+    found.first().map_or(Ok(None), |row| get(row, "at"))
+}
+
 fn order(row: &Row) -> Result<Order, Fault> {
     Ok((get(row, "rank")?, get(row, "not_before")?, get(row, "id")?))
 }

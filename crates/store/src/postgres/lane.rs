@@ -90,16 +90,8 @@ async fn set_caps(tx: &mut Tx<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRecord>, Fault> {
+pub(super) async fn made_lanes(tx: &mut Tx<'_>) -> Result<BTreeMap<String, LaneRecord>, Fault> {
     let mut lanes: BTreeMap<String, LaneRecord> = BTreeMap::new();
-    let blank = |name: &str| LaneRecord {
-        name: name.to_owned(),
-        file: None,
-        set: None,
-        active: 0,
-        pending: 0,
-        oldest_pending: None,
-    };
     for row in tx.query("select * from lanes", &[]).await? {
         let settings = LaneSettings {
             slots: small(get(&row, "slots")?),
@@ -107,16 +99,21 @@ pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRec
             queue_limit: get::<Option<i64>>(&row, "queue_limit")?.map(small),
         };
         let name: &str = get(&row, "name")?;
-        let lane = lanes.entry(name.to_owned()).or_insert_with(|| blank(name));
+        let lane = lanes.entry(name.to_owned()).or_insert_with(|| LaneRecord::blank(name));
         *(if get::<i16>(&row, "origin")? == BY_FILE { &mut lane.file } else { &mut lane.set }) =
             Some(settings);
     }
+    Ok(lanes)
+}
+
+pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRecord>, Fault> {
+    let mut lanes = made_lanes(tx).await?;
     let sql = "select lane, count(*) filter (where state = 2) as active, \
                    count(*) filter (where state <> 2 and not_before <= $1) as pending, \
                    min(not_before) filter (where state <> 2 and not_before <= $1) as oldest from live group by lane";
     for row in tx.query(sql, &[&now]).await? {
         let name: &str = get(&row, "lane")?;
-        let lane = lanes.entry(name.to_owned()).or_insert_with(|| blank(name));
+        let lane = lanes.entry(name.to_owned()).or_insert_with(|| LaneRecord::blank(name));
         (lane.active, lane.pending) = (small(get(&row, "active")?), small(get(&row, "pending")?));
         lane.oldest_pending = get(&row, "oldest")?;
     }

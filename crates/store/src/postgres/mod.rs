@@ -376,6 +376,14 @@ impl Store for Postgres {
         look!(self, |tx| lane::lanes(&mut tx, now).await)
     }
 
+    async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
+        look!(self, |tx| lane::made_lanes(&mut tx).await).map(|lanes| lanes.into_values().collect())
+    }
+
+    async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
+        look!(self, |tx| claim::next_start(&mut tx, now).await)
+    }
+
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
         let mut cleared = Vec::new();
         loop {

@@ -84,6 +84,28 @@ impl Verb<'_> {
         Ok(vec![Claimed { epoch: epoch + 1, attempt: attempt + 1, ..ready.claimed }])
     }
 
+    /// When the next run that is not due yet may start. Queue by queue and rank by rank, so that those that are due are not
+    /// walked over.
+    pub(super) fn next_start(&self, now: Timestamp) -> Done<Option<Timestamp>> {
+        let (mut place, mut earliest) = ((i64::MIN, i64::MIN), None::<i64>);
+        loop {
+            let next = self.row(
+                "select queue_id, rank from live where state = 0 and (queue_id, rank) > (?, ?) order by queue_id, rank limit 1",
+                params![place.0, place.1],
+                |row| Ok((row.get(0)?, row.get(1)?)),
+            )?;
+            let Some(next) = next else { break };
+            place = next;
+            let first = self.row(
+                "select not_before from live where state = 0 and queue_id = ? and rank = ? and not_before > ? order by not_before limit 1",
+                params![place.0, place.1, micros(now)],
+                |row| row.get::<_, i64>(0),
+            )?;
+            earliest = earliest.into_iter().chain(first).min();
+        }
+        Ok(earliest.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
+    }
+
     /// The queues of a lane that a node with these labels can serve.
     fn queues(&self, lane: &str, labels: &[String]) -> Done<Vec<i64>> {
         let all = self.rows("select id, needs from queues where lane = ? order by id", [lane], |row| {

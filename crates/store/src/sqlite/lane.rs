@@ -35,16 +35,8 @@ impl Verb<'_> {
         .map(drop)
     }
 
-    pub(super) fn list_lanes(&self, now: Timestamp) -> Done<Vec<LaneRecord>> {
+    pub(super) fn made_lanes(&self) -> Done<BTreeMap<String, LaneRecord>> {
         let mut lanes: BTreeMap<String, LaneRecord> = BTreeMap::new();
-        let blank = |name: &str| LaneRecord {
-            name: name.to_owned(),
-            file: None,
-            set: None,
-            active: 0,
-            pending: 0,
-            oldest_pending: None,
-        };
         let made = self.rows("select * from lanes", [], |row| {
             let settings = LaneSettings {
                 slots: row.get("slots")?,
@@ -54,9 +46,14 @@ impl Verb<'_> {
             Ok((row.get::<_, String>("name")?, row.get::<_, i64>("origin")?, settings))
         })?;
         for (name, origin, settings) in made {
-            let lane = lanes.entry(name.clone()).or_insert_with(|| blank(&name));
+            let lane = lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(&name));
             *(if origin == BY_FILE { &mut lane.file } else { &mut lane.set }) = Some(settings);
         }
+        Ok(lanes)
+    }
+
+    pub(super) fn list_lanes(&self, now: Timestamp) -> Done<Vec<LaneRecord>> {
+        let mut lanes = self.made_lanes()?;
         let used = self.rows(
             "select q.lane, count(*) filter (where l.state = 2) as active,
                     count(*) filter (where l.state <> 2 and l.not_before <= ?1) as pending,
@@ -69,7 +66,7 @@ impl Verb<'_> {
             },
         )?;
         for (name, active, pending, oldest_pending) in used {
-            let lane = lanes.entry(name.clone()).or_insert_with(|| blank(&name));
+            let lane = lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(&name));
             (lane.active, lane.pending, lane.oldest_pending) = (active, pending, oldest_pending);
         }
         Ok(lanes.into_values().collect())

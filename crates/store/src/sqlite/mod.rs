@@ -540,6 +540,14 @@ impl Store for Sqlite {
         self.read(move |verb| verb.list_lanes(now)).await
     }
 
+    async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
+        self.read(|verb| Ok(verb.made_lanes()?.into_values().collect())).await
+    }
+
+    async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
+        self.read(move |verb| verb.next_start(now)).await
+    }
+
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
         let lane = lane.to_owned();
         let answer = self.write(move |verb| verb.clear_lane(now, &lane)).await;

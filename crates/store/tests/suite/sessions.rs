@@ -4,6 +4,7 @@ use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, Usage};
 use belfry_core::{Reason, RunId, RunState};
 use belfry_store::*;
+use belfry_time::SignedDuration;
 use serde_json::json;
 
 use super::world::*;
@@ -80,6 +81,10 @@ async fn rapid_messages_are_one_run<S: Store>(store: &S) {
         world.advance(100);
         assert_eq!(say(&mut world, "a", &format!("m{n}")).await, first);
     }
+    assert_eq!(
+        store.next_start(world.now).await.unwrap(),
+        Some(world.now + SignedDuration::from_millis(800))
+    );
     world.advance(799);
     assert_eq!(world.claim(node, 10).await, []);
     world.advance(1);
@@ -147,7 +152,7 @@ async fn stops_end_what_they_say<S: Store>(store: &S) {
     }
     let (sent_at, cutoff) = (world.now, world.now);
     world.advance(10);
-    let before = cutoff - belfry_time::SignedDuration::from_millis(1);
+    let before = cutoff - SignedDuration::from_millis(1);
     let late = world.send("bot/talk", "a", "late", |new| new.message.sent_at = Some(before)).await;
     assert!(matches!(late, Sent::Stale { .. }));
     assert_eq!(end_of(&world, run_of(&late)).await, STALE);
@@ -236,7 +241,7 @@ async fn lanes_have_limits_and_can_be_cleared<S: Store>(store: &S) {
     let lanes = store.lanes(world.now).await.unwrap();
     let main = lanes.iter().find(|lane| lane.name == "main").unwrap();
     assert_eq!((main.active, main.pending, main.settings()), (2, 4, Some(settings(Some(2)))));
-    assert_eq!(main.oldest_pending, Some(start() + belfry_time::SignedDuration::from_millis(2)));
+    assert_eq!(main.oldest_pending, Some(start() + SignedDuration::from_millis(2)));
     world.complete(&first[0]).await;
     assert_eq!(world.claim(two, 5).await.len(), 1);
     // Lowering ends nothing, and lets nothing start.

@@ -140,6 +140,28 @@ begin
     end loop;
 end $$;
 
+-- When the next run that is not due yet may start. Queue by queue and rank by rank, so that those that are due are not
+-- walked over.
+create function next_start(asked_at timestamptz) returns timestamptz language plpgsql stable as $$
+declare
+    queue bigint := -9223372036854775808;
+    ranked integer := -2147483648;
+    earliest timestamptz;
+    first timestamptz;
+begin
+    loop
+        select l.queue_id, l.rank into queue, ranked from live l where l.state = 0 and (l.queue_id, l.rank) > (queue, ranked)
+            order by l.queue_id, l.rank limit 1;
+        exit when not found;
+        select l.not_before into first from live l where l.state = 0 and l.queue_id = queue and l.rank = ranked
+            and l.not_before > asked_at order by l.not_before limit 1;
+        if found then
+            earliest := least(earliest, first);
+        end if;
+    end loop;
+    return earliest;
+end $$;
+
 -- Nothing but an empty row where all that could be locked is somebody else's; else
 -- who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
 -- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,

@@ -1,0 +1,58 @@
+//! How many slots this node has.
+
+use super::*;
+
+/// Changed lanes take effect so soon …
+const LANES_SOON: Duration = Duration::from_millis(500);
+/// … and this soon where no hint came.
+const LANES_EVERY: Duration = Duration::from_secs(30);
+
+impl Driver {
+    pub(super) fn lanes_maybe(&mut self, now: Now) {
+        if self.lanes.is_due(now) {
+            self.lanes.busy = true;
+            self.effects.push(Effect::ReadLanes);
+        }
+    }
+
+    /// There may be other lanes: hints come by the thousand, so it looks a little later.
+    pub(super) fn lanes_soon(&mut self, now: Now) {
+        self.lanes.at = self.lanes.at.min(now.mono + LANES_SOON);
+    }
+
+    pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
+        self.lanes.rest(now, now.mono + LANES_EVERY);
+        let Some(lanes) = self.answered(now, lanes) else {
+            self.lanes.at = now.mono + self.backoff();
+            return;
+        };
+        let mut slots = self.options.lanes.clone();
+        for lane in lanes {
+            match (lane.set, lane.file) {
+                (Some(set), _) => drop(slots.insert(lane.name, set.slots)),
+                // This node's own word counts for more than that of the files.
+                (None, Some(file)) => drop(slots.entry(lane.name).or_insert(file.slots)),
+                (None, None) => {}
+            }
+        }
+        if slots == self.slots {
+            return;
+        }
+        for (lane, count) in &slots {
+            if self.slots.get(lane) != Some(count) {
+                let event = Event::new(now.wall, Level::Info, Name::LaneChanged);
+                let detail = format!("the lane {lane} has {count} slots on this node");
+                self.effects.push(Effect::Note(Box::new(Event { detail: Some(detail), ..event })));
+            }
+        }
+        self.slots = slots;
+        self.claim_wanted = true;
+    }
+
+    /// Runs of a lane that nobody made go to `main`.
+    pub(super) fn to_known_lane(&self, lane: &mut String) {
+        if !self.slots.contains_key(lane) {
+            "main".clone_into(lane);
+        }
+    }
+}

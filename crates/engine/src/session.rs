@@ -1,0 +1,454 @@
+//! Conversations: messages for sessions, and what ends them.
+
+use std::time::Duration;
+
+use belfry_core::definition::When;
+use belfry_core::session::{Message, Mode, Policy, Usage};
+use belfry_core::{Reason, RunId, RunState, Schedule};
+use belfry_store::{
+    AnyStore, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
+    SessionDone, SessionFilter, SessionVerb, Store,
+};
+use belfry_time::Timestamp;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::driver::Options;
+use crate::engine::{Engine, Status, idempotency, new_run_id};
+use crate::error::Error;
+use crate::event::{Event, Level, Name};
+
+/// How often a run that is waited for is looked at, where no event tells of it.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The longest key of a session.
+const KEY_MAX: usize = 256;
+/// The longest message.
+const TEXT_MAX: usize = 1 << 20;
+
+/// What a message asks of its session.
+#[derive(Debug, Clone, Default)]
+pub struct SendOptions {
+    /// The pool its run takes a slot from, where it is not the schedule's.
+    pub lane: Option<String>,
+    /// What it does while a run lives, where it is not the schedule's way.
+    pub mode: Option<Mode>,
+    /// How many runs of the session may be running at once from now on.
+    pub max_concurrent: Option<u32>,
+    /// When it was sent: older than a stop of the session, it is stale.
+    pub sent_at: Option<Timestamp>,
+    /// The generation of the session that its sender knows: older than a reset, it is stale.
+    pub generation: Option<i64>,
+    /// What it brings beside its text.
+    pub payload: Map<String, Value>,
+    /// Makes a repeat answer with the first run.
+    pub key: Option<String>,
+    /// Its trace, where the sender has one.
+    pub trace_id: Option<Uuid>,
+}
+
+/// What became of a message.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// It is in a run.
+    Taken(Taken),
+    /// It was `/stop` or `/stopall`, and acted as such.
+    Stopped(SessionDone),
+}
+
+/// A message that is in a run.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Taken {
+    /// The run: its own, or one that was open.
+    #[serde(rename = "run_id")]
+    pub run: RunId,
+    /// `agent/schedule`.
+    pub schedule: String,
+    /// The key of the session.
+    pub session: String,
+    /// Its number in the session; none where it was sent before, with the same key.
+    pub seq: Option<i64>,
+    /// The generation of the session, likewise.
+    pub generation: Option<i64>,
+    /// Whether the run was open already.
+    pub joined: bool,
+    /// The lane of a run that it opened.
+    pub lane: String,
+    /// The lane that was asked for, where nobody has made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown_lane: Option<String>,
+    /// Runs that waited and have ended for it.
+    pub ended: Vec<RunId>,
+    /// Runs that run and are to be cancelled for it.
+    pub told: Vec<RunId>,
+}
+
+/// A chat schedule.
+pub struct Chat {
+    /// As it stands.
+    pub record: ScheduleRecord,
+    compiled: Schedule,
+    policy: Policy,
+}
+
+/// The chat schedule `agent/schedule`, or the only one of `agent`.
+pub async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
+    let no_chat = |detail: String| Error::NoChat { name: target.to_owned(), detail };
+    let record = match target.contains('/') {
+        true => store.schedule(target).await?.ok_or_else(|| Error::NotFound { name: target.to_owned() })?,
+        false => {
+            let filter = ScheduleFilter { agent: Some(target.to_owned()), ..ScheduleFilter::default() };
+            let all = store.schedules(&filter, None, 1000).await?.items;
+            let is_chat = |record: &ScheduleRecord| matches!(record.definition.when, When::Chat(_));
+            let mut chats: Vec<ScheduleRecord> = all.into_iter().filter(is_chat).collect();
+            match chats.len() {
+                1 => chats.remove(0),
+                0 => return Err(no_chat(format!("agent {target} has no chat schedule"))),
+                _ => {
+                    let names: Vec<_> = chats.iter().map(|chat| chat.name.as_str()).collect();
+                    let detail =
+                        format!("agent {target} has several chats: say which, {}", names.join(" or "));
+                    return Err(no_chat(detail));
+                }
+            }
+        }
+    };
+    let compiled = record.definition.compile(&record.name).map_err(|detail| refused(&record.name, detail))?;
+    let Some(policy) = compiled.chat else {
+        return Err(no_chat(format!("{} is no chat: it takes no messages", record.name)));
+    };
+    Ok(Chat { record, compiled, policy })
+}
+
+/// Takes a message into a session of a chat; `/stop` and `/stopall` act as such.
+pub async fn send(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    (target, session): (&str, &str),
+    text: &str,
+    with: SendOptions,
+) -> Result<Reply, Error> {
+    let verb = match text.trim() {
+        "/stop" => Some(SessionVerb::Stop),
+        "/stopall" => Some(SessionVerb::StopAll),
+        _ => None,
+    };
+    if let Some(verb) = verb {
+        return Ok(Reply::Stopped(change_session(store, now, (target, session), verb).await?));
+    }
+    let chat = find_chat(store, target).await?;
+    let name = &chat.record.name;
+    check_key(name, session)?;
+    if text.len() > TEXT_MAX {
+        return Err(refused(name, format!("the message has {} bytes; {TEXT_MAX} is the most", text.len())));
+    }
+    let not_found = || Error::NotFound { name: name.clone() };
+    let definitions = store.definitions(&[chat.record.id]).await?;
+    let definitions = definitions.into_iter().next().flatten().ok_or_else(not_found)?;
+    let ids = (chat.record.agent, chat.record.id);
+    let agent = &definitions.agent_definition;
+    let mut run = NewRun::of_message(new_run_id(now), ids, &chat.compiled, agent, now);
+    run.lane = with.lane.unwrap_or(run.lane);
+    let unknown_lane = to_known_lane(store, options, &mut run.lane).await?;
+    run.trace_id = with.trace_id;
+    let key = with.key.map(|key| {
+        let body = serde_json::to_vec(&(session, text, &with.payload)).unwrap_or_default();
+        idempotency(key, &body, now)
+    });
+    if let Value::Object(payload) = &mut run.payload {
+        payload.extend(with.payload);
+    }
+    let lane = run.lane.clone();
+    let message = NewMessage {
+        run,
+        session: session.to_owned(),
+        text: text.to_owned(),
+        message: Message {
+            sent_at: with.sent_at,
+            generation: with.generation,
+            mode: with.mode,
+            max_concurrent: with.max_concurrent,
+        },
+        policy: chat.policy,
+        key,
+    };
+    let taken = |run, seq, generation, joined, ended, told| {
+        let (schedule, session) = (name.clone(), session.to_owned());
+        Reply::Taken(Taken {
+            run,
+            schedule,
+            session,
+            seq,
+            generation,
+            joined,
+            lane,
+            unknown_lane,
+            ended,
+            told,
+        })
+    };
+    use belfry_store::Sent;
+    match store.send(now, &message).await? {
+        Sent::Taken { run, seq, generation, joined, ended, told } => {
+            Ok(taken(run, Some(seq), Some(generation), joined, ended, told))
+        }
+        Sent::Repeat(run) => Ok(taken(run, None, None, false, Vec::new(), Vec::new())),
+        Sent::Stale { generation, .. } => Err(Error::Stale { session: address(name, session), generation }),
+        Sent::Full => Err(Error::QueueFull { session: address(name, session), cap: chat.policy.cap }),
+        Sent::KeyReused(first) => {
+            Err(refused(name, format!("the key was used for run {first}, with another message")))
+        }
+        Sent::Disabled => {
+            let words = "it is paused, disabled or invalid; `belfry show` says which";
+            Err(refused(name, words.into()))
+        }
+        Sent::NotFound => Err(not_found()),
+    }
+}
+
+/// Stops, resets or measures a session.
+pub async fn change_session(
+    store: &AnyStore,
+    now: Timestamp,
+    (target, session): (&str, &str),
+    verb: SessionVerb,
+) -> Result<SessionDone, Error> {
+    let chat = find_chat(store, target).await?;
+    check_key(&chat.record.name, session)?;
+    let done = store.session(now, chat.record.id, session, verb).await?;
+    done.ok_or_else(|| Error::NotFound { name: chat.record.name })
+}
+
+fn check_key(name: &str, session: &str) -> Result<(), Error> {
+    let wrong = match session {
+        "" => "the key of a session is empty",
+        _ if session.len() > KEY_MAX => "the key of a session is longer than 256 bytes",
+        _ if session.chars().any(char::is_control) => "the key of a session has a control character",
+        _ => return Ok(()),
+    };
+    Err(refused(name, wrong.into()))
+}
+
+/// A lane that nobody made becomes `main`; gives what was asked for then.
+pub(crate) async fn to_known_lane(
+    store: &AnyStore,
+    options: &Options,
+    lane: &mut String,
+) -> Result<Option<String>, Error> {
+    if options.lanes.contains_key(lane) || store.lane_settings().await?.iter().any(|made| made.name == *lane)
+    {
+        return Ok(None);
+    }
+    Ok(Some(std::mem::replace(lane, "main".into())))
+}
+
+fn address(name: &str, session: &str) -> String {
+    format!("{name}:{session}")
+}
+
+fn refused(name: &str, detail: String) -> Error {
+    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
+    Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail }
+}
+
+/// A message that is on its way: [`Sent::outcome`] waits for the end of its run.
+pub struct Sent {
+    engine: Engine,
+    /// What became of it so far.
+    pub reply: Reply,
+}
+
+impl Sent {
+    /// The run, unless it was a stop.
+    pub fn run(&self) -> Option<RunId> {
+        match &self.reply {
+            Reply::Taken(taken) => Some(taken.run),
+            Reply::Stopped(_) => None,
+        }
+    }
+
+    /// Waits until the run has ended, and gives it. One that was dropped or went with its lane is an error of its own; one
+    /// that was stopped is a run that ended cancelled. A stop has nothing to wait for.
+    pub async fn outcome(&self) -> Result<Option<RunRecord>, Error> {
+        let Some(run) = self.run() else { return Ok(None) };
+        let record = self.engine.ended(run).await?;
+        match (record.state, record.reason) {
+            (RunState::Cancelled, Some(Reason::QueueDropped)) => Err(Error::QueueDropped { run }),
+            (RunState::Cancelled, Some(Reason::LaneCleared)) => Err(Error::LaneCleared { run }),
+            (RunState::Cancelled, Some(Reason::Stale)) => {
+                let session = address(&record.name, record.session().unwrap_or_default());
+                Err(Error::Stale { session, generation: 0 })
+            }
+            _ => Ok(Some(record)),
+        }
+    }
+}
+
+impl Engine {
+    /// Sends a message to a session, `agent/schedule:key`; of an agent with one chat, `agent:key` is enough.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let engine = belfry::Engine::builder()
+    ///     .agents([belfry::AgentBuilder::new("bot").schedule("talk", belfry::chat(serde_json::json!({"debounce": "0s"}))).build()])
+    ///     .handler("bot", |run| async move {
+    ///         run.log(format!("you said {}", run.payload()["text"])).await;
+    ///         Ok(())
+    ///     })
+    ///     .build();
+    /// engine.start().await?;
+    /// let sent = engine.send("bot:ada", "hello", belfry::SendOptions::default()).await?;
+    /// let run = sent.outcome().await?.unwrap();
+    /// assert_eq!(run.state, belfry::RunState::Completed);
+    /// engine.stop(belfry::StopOptions::default()).await?;
+    /// # Ok::<_, belfry::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn send(&self, session: &str, message: &str, with: SendOptions) -> Result<Sent, Error> {
+        let (target, key) = parts(session)?;
+        self.refuse_while_draining()?;
+        let now = self.store_now().await?;
+        self.measure(target, key).await?;
+        let reply = send(self.store(), self.options(), now, (target, key), message, with).await?;
+        match &reply {
+            Reply::Taken(taken) => {
+                let reason = if taken.told.is_empty() { Reason::QueueDropped } else { Reason::Interrupted };
+                self.tell_ended(&taken.schedule, key, &taken.ended, reason);
+            }
+            Reply::Stopped(done) => self.tell_stopped(target, key, done).await?,
+        }
+        self.hint().await;
+        Ok(Sent { engine: self.clone(), reply })
+    }
+
+    /// Stops, resets or measures a session, `agent/schedule:key`.
+    pub async fn change_session(&self, session: &str, verb: SessionVerb) -> Result<SessionDone, Error> {
+        let (target, key) = parts(session)?;
+        let done = change_session(self.store(), self.store_now().await?, (target, key), verb).await?;
+        if !matches!(verb, SessionVerb::Use(_)) {
+            self.tell_stopped(target, key, &done).await?;
+        }
+        self.hint().await;
+        Ok(done)
+    }
+
+    /// Resets all sessions; gives their number.
+    pub async fn reset_sessions(&self) -> Result<u32, Error> {
+        let (mut count, mut after) = (0, None);
+        loop {
+            let page = self.store().sessions(&SessionFilter::default(), after, 500).await?;
+            for session in page.items {
+                let now = self.store_now().await?;
+                self.store().session(now, session.schedule, &session.key, SessionVerb::Reset).await?;
+                count += 1;
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        self.hint().await;
+        Ok(count)
+    }
+
+    /// All lanes, with what they do.
+    pub async fn lanes(&self) -> Result<Vec<LaneRecord>, Error> {
+        Ok(self.store().lanes(self.store_now().await?).await?)
+    }
+
+    /// Makes a lane, or makes it hold something else than the files say, on all nodes; `None` undoes that.
+    pub async fn set_lane(&self, lane: &str, settings: Option<LaneSettings>) -> Result<(), Error> {
+        self.store().set_lane(self.store_now().await?, lane, settings).await?;
+        self.hint().await;
+        Ok(())
+    }
+
+    /// Ends all that waits in a lane; gives the runs.
+    pub async fn clear_lane(&self, lane: &str) -> Result<Vec<RunId>, Error> {
+        let now = self.store_now().await?;
+        let ended = self.store().clear_lane(now, lane).await?;
+        let event = Event::new(now, Level::Info, Name::LaneChanged);
+        let detail = format!("the lane {lane} was cleared");
+        self.tell(Event { count: Some(ended.len() as u64), detail: Some(detail), ..event });
+        self.hint().await;
+        Ok(ended)
+    }
+
+    /// Waits until a run has ended, wherever it runs.
+    pub async fn ended(&self, run: RunId) -> Result<RunRecord, Error> {
+        let mut events = self.events();
+        loop {
+            let record = self.store().run(run).await?;
+            let record = record.ok_or_else(|| Error::NotFound { name: run.to_string() })?;
+            if !record.state.is_live() {
+                return Ok(record);
+            }
+            let told = async {
+                // One that fell behind looks again, as after its time.
+                while let Ok(event) = events.recv().await {
+                    if event.run_id == Some(run)
+                        && matches!(event.event, Name::RunFinished | Name::RunCancelled)
+                    {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = told => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// New work is for others while this node stops.
+    pub(crate) fn refuse_while_draining(&self) -> Result<(), Error> {
+        match self.status() {
+            Status::Stopping => Err(Error::Draining),
+            Status::Running | Status::Stopped => Ok(()),
+        }
+    }
+
+    /// Takes down what the program itself knows of a session, where it was asked to.
+    async fn measure(&self, target: &str, key: &str) -> Result<(), Error> {
+        if let Some(usage) = self.usage_of(&address(target, key)) {
+            let now = self.store_now().await?;
+            change_session(self.store(), now, (target, key), SessionVerb::Use(usage)).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_stopped(&self, target: &str, key: &str, done: &SessionDone) -> Result<(), Error> {
+        let name = find_chat(self.store(), target).await?.record.name;
+        self.tell_ended(&name, key, &done.ended, Reason::Stopped);
+        let event = Event::new(self.now(), Level::Info, Name::SessionStopped).of(&name);
+        let count = (done.ended.len() + done.told.len()) as u64;
+        self.tell(Event { session: Some(key.to_owned()), count: Some(count), ..event });
+        Ok(())
+    }
+
+    /// Tells of runs that have ended before they started. Nothing will come of them, which whoever waits is told.
+    fn tell_ended(&self, name: &str, key: &str, runs: &[RunId], reason: Reason) {
+        for run in runs {
+            let event = Event::new(self.now(), Level::Info, Name::RunCancelled).of(name);
+            self.tell(Event {
+                session: Some(key.to_owned()),
+                run_id: Some(*run),
+                state: Some(RunState::Cancelled.as_str()),
+                reason: Some(reason.to_string()),
+                outbound: Some(String::new()),
+                ..event
+            });
+        }
+    }
+}
+
+/// `agent/schedule:key` in its parts.
+fn parts(session: &str) -> Result<(&str, &str), Error> {
+    session.split_once(':').ok_or_else(|| Error::NoChat {
+        name: session.to_owned(),
+        detail: format!("{session} names no session: write agent/schedule:key"),
+    })
+}
+
+/// What a program knows of a session's context window, by `agent/schedule:key`.
+pub(crate) type UsageOf = std::sync::Arc<dyn Fn(&str) -> Option<Usage> + Send + Sync>;
