@@ -51,6 +51,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     for warning in &loaded.warnings {
         reach::say(&warning.render(true));
     }
+    reach.store.put_lanes(reach.now().await?, &crate::up::lanes_of(loaded)).await?;
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
     let applied = if same {
         Applied::default()

@@ -98,7 +98,11 @@ impl From<belfry::Error> for Failure {
     fn from(error: belfry::Error) -> Failure {
         match error {
             belfry::Error::Store(error) => Failure::Store(error),
-            belfry::Error::NotFound { .. } => Failure::NotFound(error.to_string()),
+            belfry::Error::NotFound { .. } | belfry::Error::NoChat { .. } => {
+                Failure::NotFound(error.to_string())
+            }
+            belfry::Error::QueueFull { .. } | belfry::Error::Stale { .. } => Failure::Run(error.to_string()),
+            belfry::Error::Draining => Failure::Unreachable(error.to_string()),
             belfry::Error::Shutdown { .. } => Failure::Timeout(error.to_string()),
             other => Failure::Usage(other.to_string()),
         }

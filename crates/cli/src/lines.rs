@@ -43,7 +43,10 @@ impl Lines {
         let time = self.zone.local(event.timestamp).strftime("%H:%M:%S%.3f");
         let style = style(event);
         let name = match (&event.agent, &event.schedule) {
-            (Some(agent), Some(schedule)) => format!("{agent}/{schedule}"),
+            (Some(agent), Some(schedule)) => match &event.session {
+                Some(session) => format!("{agent}/{schedule}:{}", one_line(session)),
+                None => format!("{agent}/{schedule}"),
+            },
             (Some(agent), None) => agent.clone(),
             _ => String::new(),
         };

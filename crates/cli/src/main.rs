@@ -12,6 +12,7 @@ mod diff;
 mod doctor;
 mod failure;
 mod keys;
+mod lanes;
 mod lines;
 mod logs;
 mod ls;
@@ -28,9 +29,12 @@ mod retry;
 mod rm;
 mod run;
 mod runs;
+mod send;
+mod sessions;
 mod set;
 mod sheet;
 mod show;
+mod stop;
 mod tame;
 mod timing;
 mod up;
@@ -87,6 +91,11 @@ enum Command {
     Why(why::Why),
     Runs(runs::Runs),
     Logs(logs::Logs),
+    Send(send::Send),
+    Stop(stop::Stop),
+    Stopall(stop::Stopall),
+    Sessions(sessions::Sessions),
+    Lanes(lanes::Lanes),
     Nodes(nodes::Nodes),
     Breaker(breaker::Breaker),
     Doctor(doctor::Doctor),
@@ -126,6 +135,11 @@ fn main() -> ExitCode {
         Command::Why(why) => why.run(&cli.place, &cli.output),
         Command::Runs(runs) => runs.run(&cli.place, &cli.output),
         Command::Logs(logs) => logs.run(&cli.place, &cli.output),
+        Command::Send(send) => send.run(&cli.place, &cli.output),
+        Command::Stop(stop) => stop.run(&cli.place, &cli.output),
+        Command::Stopall(stopall) => stopall.run(&cli.place, &cli.output),
+        Command::Sessions(sessions) => sessions.run(&cli.place, &cli.output),
+        Command::Lanes(lanes) => lanes.run(&cli.place, &cli.output),
         Command::Nodes(nodes) => nodes.run(&cli.place, &cli.output),
         Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
         Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),

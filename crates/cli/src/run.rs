@@ -66,7 +66,7 @@ impl Run {
 }
 
 /// The trace that a caller has begun, as W3C writes it: `00-TRACE-SPAN-FLAGS`.
-fn trace_of(text: &str) -> Option<Uuid> {
+pub fn trace_of(text: &str) -> Option<Uuid> {
     let mut parts = text.trim().split('-');
     let (_version, trace) = (parts.next().filter(|version| version.len() == 2)?, parts.next()?);
     let is_whole = trace.len() == 32 && parts.next().is_some_and(|span| span.len() == 16);
@@ -74,7 +74,7 @@ fn trace_of(text: &str) -> Option<Uuid> {
 }
 
 /// An object from the command line.
-fn payload(text: Option<&str>) -> Result<Map<String, Value>, Failure> {
+pub fn payload(text: Option<&str>) -> Result<Map<String, Value>, Failure> {
     let Some(text) = text else { return Ok(Map::new()) };
     match serde_json::from_str(text) {
         Ok(Value::Object(payload)) => Ok(payload),

@@ -136,7 +136,11 @@ pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sh
             if run.attempt > 1 { format!("{}/{}", run.attempt, run.max_attempts) } else { String::new() },
             run.trigger.to_string(),
             run.tick_at.map_or_else(String::new, |tick| words::short(tick, now, zone)),
-            if named { run.name.clone() } else { String::new() },
+            match (named, run.session()) {
+                (true, Some(session)) => format!("{}:{}", run.name, words::one_line(session, 40)),
+                (true, None) => run.name.clone(),
+                (false, _) => String::new(),
+            },
             detail(run, now),
         ]);
         sheet.colour("STATE", state_colour(run.state));

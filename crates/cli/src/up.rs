@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use belfry::driver::{Keep, Options};
 use belfry::event::{Level, Name};
-use belfry::{AnyStore, Engine, Event, StopOptions};
-use belfry_config::{Loaded, LogFormat, Settings};
+use belfry::{AnyStore, Engine, Event, LaneSettings, StopOptions};
+use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
 use belfry_runner::{KeeperHandle, KeeperOptions};
 use belfry_store::Store;
@@ -111,6 +111,7 @@ impl Up {
                 },
                 what = asked.recv() => match what {
                     Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines).await,
+                    Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await?,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
@@ -137,15 +138,17 @@ impl Up {
 pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
     let store = engine.store();
     let known = store.source_digest(SOURCE).await?;
-    if known.as_deref() == Some(&loaded.digest) {
-        return Ok(false);
-    }
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
     let others = reach::serving(&store.nodes().await?, now) > 0;
+    let stored = store.lane_settings().await?;
+    let stored = stored.into_iter().filter_map(|lane| Some((lane.name, lane.file?)));
+    if known.as_deref() == Some(&loaded.digest) && stored.eq(lanes_of(loaded)) {
+        return Ok(false);
+    }
     if known.is_some() && others && matches!(**store, AnyStore::Postgres(_)) {
         return Ok(true);
     }
-    engine.apply(SOURCE, &loaded.digest, &loaded.agents).await?;
+    take_over(engine, loaded).await?;
     Ok(false)
 }
 
@@ -208,6 +211,20 @@ pub fn local(at: Timestamp, zone: &Zone) -> String {
     zone.local(at).strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
 }
 
+/// Makes the store what the files say.
+async fn take_over(engine: &Engine, loaded: &Loaded) -> Result<(), belfry::Error> {
+    engine.store().put_lanes(engine.now(), &lanes_of(loaded)).await?;
+    engine.apply(SOURCE, &loaded.digest, &loaded.agents).await?;
+    Ok(())
+}
+
+/// The lanes of the files.
+pub fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
+    let settings =
+        |lane: &Lane| LaneSettings { slots: lane.slots, limit: lane.limit, queue_limit: lane.queue_limit };
+    loaded.settings.lanes.iter().map(|(name, lane)| (name.clone(), settings(lane))).collect()
+}
+
 /// Reads the files again, all or nothing. Gives what is to be watched from now on.
 async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Lines) -> Watched {
     // Before they are read: what changes meanwhile is read again.
@@ -222,8 +239,8 @@ async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Line
                 // Where it cannot be written nobody reads it.
                 let _ = lines.problem(problem);
             }
-            match engine.apply(SOURCE, &loaded.digest, &loaded.agents).await {
-                Ok(_) => Watched::new(&loaded, &before),
+            match take_over(engine, &loaded).await {
+                Ok(()) => Watched::new(&loaded, &before),
                 Err(error) => {
                     // The files are not to blame, and still to be read: at the next look, and without saying so each time.
                     if !watched.told {
@@ -242,6 +259,14 @@ async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Line
             rejected(format!("nothing was changed: {other:?}"));
             before
         }
+    }
+}
+
+/// A store that does not answer now is heard of elsewhere.
+async fn reset_sessions(engine: &Engine, lines: &mut Lines) -> std::io::Result<()> {
+    match engine.reset_sessions().await {
+        Ok(count) => lines.say(&format!("{} reset", words::count(count as usize, "session"))),
+        Err(error) => lines.say(&format!("sessions were not reset: {error}")),
     }
 }
 
@@ -291,8 +316,10 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
     };
     let mut lanes = belfry::default_lanes();
     lanes.extend(settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)));
+    let own = settings.lanes.iter().filter_map(|(name, lane)| Some((name.clone(), lane.own_slots?)));
     Options {
         lanes,
+        own_lanes: own.collect(),
         max_concurrent: engine.max_concurrent,
         labels: engine.labels.clone(),
         check_interval: ms(engine.check_interval_ms),
@@ -361,6 +388,8 @@ fn look(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
 enum Asked {
     Stop,
     Reload,
+    /// All sessions begin anew.
+    Reset,
 }
 
 /// Signals as they come; more than a few at once say nothing new.
@@ -368,6 +397,7 @@ fn signals() -> Result<mpsc::Receiver<Asked>, Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
+    let mut user = signal(SignalKind::user_defined1())?;
     let (send, asked) = mpsc::channel(4);
     tokio::spawn(async move {
         loop {
@@ -375,6 +405,7 @@ fn signals() -> Result<mpsc::Receiver<Asked>, Failure> {
                 _ = terminate.recv() => Asked::Stop,
                 _ = interrupt.recv() => Asked::Stop,
                 _ = hang_up.recv() => Asked::Reload,
+                _ = user.recv() => Asked::Reset,
             };
             if send.send(asked).await.is_err() {
                 return;

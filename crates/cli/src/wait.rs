@@ -80,6 +80,11 @@ impl Waiting {
         self.until().map(drop)
     }
 
+    /// Whether its end is waited for.
+    pub fn waits(&self) -> bool {
+        self.wait || self.follow
+    }
+
     /// Whether this process would run it, were it made now.
     pub fn is_guest(&self, reach: &Reach) -> bool {
         reach.server.is_none() && !self.no_start

@@ -14,14 +14,11 @@ use std::time::{Duration, Instant};
 use belfry_core::{RunState, Trigger};
 use belfry_store::{AnyStore, RunFilter, RunRecord, Store};
 
-#[path = "../../store/tests/support/pg.rs"]
-mod pg;
+mod outside;
+
+use outside::{number, pg};
 
 const GRID_MS: i64 = 250;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
-}
 
 /// Each child writes a line when it starts, some while it lives, and one when it ends.
 fn config(store: &str) -> String {
@@ -234,16 +231,7 @@ fn a_killed_server_loses_no_tick_and_doubles_none_on_sqlite() {
 #[test]
 fn a_killed_server_loses_no_tick_and_doubles_none_on_postgres() {
     let Some(url) = pg::fresh_database() else { return };
-    let address = as_address(&url);
+    let address = outside::as_address(&url);
     let folder = tempfile::tempdir().unwrap();
     no_tick_is_lost_and_none_doubled(folder.path(), &address);
-}
-
-/// `host=/folder user=… dbname=…` as an address; the last word counts.
-fn as_address(url: &str) -> String {
-    if url.starts_with("postgres") {
-        return url.to_owned();
-    }
-    let part = |name: &str| url.split(' ').rev().find_map(|word| word.strip_prefix(name)).unwrap_or_default();
-    format!("postgres://{}@{}/{}", part("user="), part("host=").replace('/', "%2F"), part("dbname="))
 }

@@ -86,6 +86,8 @@ pub struct Lane {
     pub limit: Option<u32>,
     /// Waiting runs; none is no limit.
     pub queue_limit: Option<u32>,
+    /// Runs on this node, where its environment says so.
+    pub own_slots: Option<u32>,
 }
 
 /// `engine`.
@@ -188,7 +190,7 @@ const DAY: u64 = 86_400_000;
 
 impl Default for Settings {
     fn default() -> Settings {
-        let lane = |slots| Lane { slots, limit: None, queue_limit: None };
+        let lane = |slots| Lane { slots, limit: None, queue_limit: None, own_slots: None };
         let lanes = [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)];
         Settings {
             store: StoreUrl::new("sqlite:.belfry/belfry.db"),
@@ -249,6 +251,7 @@ pub(crate) fn read(root: &Node, base: &Path) -> Settings {
             slots: 0,
             limit: None,
             queue_limit: None,
+            own_slots: None,
         });
         match node.text() {
             Some(_) => set(&mut lane.slots, number(node)),
@@ -370,9 +373,9 @@ pub(crate) fn overrides(context: &mut Context<'_>, settings: &mut Settings) {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
         let variable = format!("BELFRY_LANE_{}", name.chars().map(plain).collect::<String>());
         let Some(text) = env(&variable).filter(|text| !text.is_empty()) else { continue };
-        match value::whole(&text).filter(|slots| (0..=1_000_000).contains(slots)) {
-            Some(slots) => lane.slots = slots as u32,
-            None => wrong.push((variable, "a whole number from 0 to 1000000", text)),
+        match value::whole(&text).filter(|slots| (1..=1_000_000).contains(slots)) {
+            Some(slots) => lane.own_slots = Some(slots as u32),
+            None => wrong.push((variable, "a whole number from 1 to 1000000", text)),
         }
     }
     if let Some(text) = env("BELFRY_MAX_CONCURRENT").filter(|text| !text.is_empty()) {

@@ -180,7 +180,8 @@ fn the_environment_overrides_store_lanes_and_the_limit() {
         [("BELFRY_STORE", "sqlite:/x.db"), ("BELFRY_LANE_MY_LANE", "7"), ("BELFRY_MAX_CONCURRENT", "9")];
     let loaded = load_files(&[("belfry.yaml", "lanes: {my-lane: 1}")], &env).1.unwrap();
     assert_eq!(loaded.settings.store.expose(), "sqlite:/x.db");
-    assert_eq!(loaded.settings.lanes["my-lane"].slots, 7);
+    let lane = loaded.settings.lanes["my-lane"];
+    assert_eq!((lane.slots, lane.own_slots), (1, Some(7)));
     assert_eq!(loaded.settings.engine.max_concurrent, Some(9));
     let env =
         [("BELFRY_STORE", "mysql://u:secret@h"), ("BELFRY_LANE_CRON", "x"), ("BELFRY_MAX_CONCURRENT", "0")];

@@ -2,6 +2,8 @@
 //!
 //! Instants are RFC 3339, durations end in `_ms`, lists are [`List`]. Nothing is decided here.
 
+pub use crate::api_sessions::{Lane, Session};
+
 use belfry_core::check::Status;
 use belfry_core::definition::When;
 use belfry_core::work::Action;
@@ -336,7 +338,7 @@ impl Run {
             state: record.state,
             reason: record.reason.map(|reason| reason.as_str().to_owned()),
             lane: record.lane.clone(),
-            session: None,
+            session: record.session().map(str::to_owned),
             attempt: record.attempt,
             max_attempts: record.max_attempts,
             node: record.node,

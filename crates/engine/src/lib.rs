@@ -9,6 +9,7 @@
 
 mod agent;
 pub mod api;
+mod api_sessions;
 mod clock;
 pub mod driver;
 mod engine;
@@ -36,5 +37,5 @@ pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueu
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
-pub use session::{Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, send};
+pub use session::{Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, lanes, send};
 pub use why::{Decision, skip_words, why, why_at};

@@ -206,6 +206,27 @@ pub async fn send(
     }
 }
 
+/// All lanes, with what they do: those of the store, and those that are there without anybody's word.
+pub async fn lanes(store: &AnyStore, options: &Options, now: Timestamp) -> Result<Vec<LaneRecord>, Error> {
+    let mut lanes = store.lanes(now).await?;
+    for (name, slots) in &options.lanes {
+        let file = Some(LaneSettings { slots: *slots, limit: None, queue_limit: None });
+        match lanes.iter_mut().find(|lane| lane.name == *name) {
+            Some(lane) => lane.file = lane.file.or(file),
+            None => lanes.push(LaneRecord {
+                name: name.clone(),
+                file,
+                set: None,
+                active: 0,
+                pending: 0,
+                oldest_pending: None,
+            }),
+        }
+    }
+    lanes.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(lanes)
+}
+
 /// Stops, resets or measures a session.
 pub async fn change_session(
     store: &AnyStore,
@@ -353,7 +374,7 @@ impl Engine {
 
     /// All lanes, with what they do.
     pub async fn lanes(&self) -> Result<Vec<LaneRecord>, Error> {
-        Ok(self.store().lanes(self.store_now().await?).await?)
+        lanes(self.store(), self.options(), self.store_now().await?).await
     }
 
     /// Makes a lane, or makes it hold something else than the files say, on all nodes; `None` undoes that.

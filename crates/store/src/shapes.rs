@@ -622,6 +622,8 @@ pub struct Pruned {
     pub keys: u32,
     /// Pieces of output.
     pub output: u32,
+    /// Sessions that nobody has spoken to for as long as runs are kept, and that have no runs.
+    pub sessions: u32,
     /// Where looking for runs beyond their schedule's number goes on; none starts anew.
     pub next: Option<RunId>,
 }

@@ -15,17 +15,26 @@ const KEYS: [(&str, &str); 19] = [
     ("tick_skipped", "agent schedule tick_at reason count detail"),
     ("tick_missed", "agent schedule tick_at reason count"),
     ("run_created", ""),
-    ("run_started", "agent schedule tick_at run_id attempt node trace_id reason lag_ms"),
-    ("run_finished", "agent schedule tick_at run_id attempt node trace_id state reason took_ms detail"),
+    ("run_started", "agent schedule session tick_at run_id attempt node trace_id reason lag_ms"),
+    (
+        "run_finished",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
+    ),
     (
         "run_retried",
-        "agent schedule tick_at run_id attempt node trace_id state reason took_ms retry_at detail",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms retry_at detail",
     ),
-    ("run_cancelled", "agent schedule tick_at run_id attempt node trace_id state reason took_ms detail"),
-    ("run_rescued", "agent schedule tick_at run_id attempt node trace_id state reason took_ms detail"),
+    (
+        "run_cancelled",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms outbound detail",
+    ),
+    (
+        "run_rescued",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
+    ),
     ("breaker_changed", "agent run_id state reason count"),
-    ("lane_changed", ""),
-    ("session_stopped", ""),
+    ("lane_changed", "count detail"),
+    ("session_stopped", "agent schedule session count"),
     ("store_unavailable", "detail"),
     ("store_available", ""),
 ];

@@ -27,14 +27,9 @@ impl Driver {
             return;
         };
         let mut slots = self.options.lanes.clone();
-        for lane in lanes {
-            match (lane.set, lane.file) {
-                (Some(set), _) => drop(slots.insert(lane.name, set.slots)),
-                // This node's own word counts for more than that of the files.
-                (None, Some(file)) => drop(slots.entry(lane.name).or_insert(file.slots)),
-                (None, None) => {}
-            }
-        }
+        slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.file?.slots))));
+        slots.extend(self.options.own_lanes.clone());
+        slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.set?.slots))));
         if slots == self.slots {
             return;
         }

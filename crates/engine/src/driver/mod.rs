@@ -353,7 +353,12 @@ impl Driver {
             claim_wanted: true,
             lane_turn: 0,
             lanes: Loop::from(now.mono),
-            slots: options.lanes.clone(),
+            slots: options
+                .lanes
+                .iter()
+                .chain(&options.own_lanes)
+                .map(|(lane, slots)| (lane.clone(), *slots))
+                .collect(),
             later: BTreeSet::new(),
             tasks: HashMap::new(),
             finisher: Loop::default(),

@@ -5,8 +5,11 @@ use super::*;
 /// How a node works.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Slots by lane. Runs of a lane that is not among them go to `main`.
+    /// Slots by lane, unless the store says otherwise. Runs of a lane that nobody made go to `main`.
     pub lanes: BTreeMap<String, u32>,
+    /// Slots by lane that are this node's own: they count for more than what the files say, for less than what is said at
+    /// run time.
+    pub own_lanes: BTreeMap<String, u32>,
     /// Runs at once over all lanes.
     pub max_concurrent: Option<u32>,
     /// Labels of this node.
@@ -55,6 +58,7 @@ impl Default for Options {
         let day = Duration::from_secs(86_400);
         Options {
             lanes: default_lanes(),
+            own_lanes: BTreeMap::new(),
             max_concurrent: None,
             labels: Vec::new(),
             check_interval: Duration::from_secs(1),

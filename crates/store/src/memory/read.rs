@@ -63,7 +63,8 @@ impl State {
         let before = self.keys.len();
         self.keys.retain(|_, (_, key)| key.expires_at > now);
         let keys = (before - self.keys.len()) as u32;
-        Pruned { runs: runs.len() as u32 + over, skips, keys, output: self.prune_output(retention), next }
+        let (output, sessions) = (self.prune_output(retention), self.prune_sessions(retention));
+        Pruned { runs: runs.len() as u32 + over, skips, keys, output, sessions, next }
     }
 
     fn prune_by_number(&mut self, retention: &Retention) -> (u32, Option<RunId>) {

@@ -203,6 +203,15 @@ impl State {
         }
     }
 
+    pub(super) fn prune_sessions(&mut self, retention: &Retention) -> u32 {
+        let old =
+            self.sessions.iter().filter(|(_, row)| row.used_at < retention.runs_before).map(|(id, _)| *id);
+        let old: Vec<i64> =
+            old.filter(|id| self.line(*id).is_empty()).take(retention.batch as usize).collect();
+        self.sessions.retain(|id, _| !old.contains(id));
+        old.len() as u32
+    }
+
     pub(super) fn list_sessions(
         &self,
         filter: &SessionFilter,

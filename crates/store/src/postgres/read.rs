@@ -120,8 +120,14 @@ impl Postgres {
                        and not exists (select 1 from live l where l.id = o.run_id) \
                        order by o.run_id, o.seq limit $2))";
         let output = tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
-        let runs = runs.len() as u32 + over;
-        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
+        // Nobody speaks to one whose lock is ours, and one that is spoken to is left alone.
+        let sql = "delete from sessions where id = any(array( \
+                       select x.id from sessions x where x.used_at < $1 \
+                       and not exists (select 1 from session_runs r where r.session_id = x.id) \
+                       order by x.id limit $2 for update skip locked))";
+        let sessions = tx.execute(sql, &[&retention.runs_before, &batch]).await?;
+        let (runs, sessions) = (runs.len() as u32 + over, sessions as u32);
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, sessions, next })
     }
 }
 

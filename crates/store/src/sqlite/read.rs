@@ -114,8 +114,14 @@ impl Verb<'_> {
                 order by run_id, seq limit ?)",
             params![Retention::first_id(retention.output_before).into_bytes(), retention.batch],
         )?;
-        let runs = old.len() as u32 + over;
-        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, next })
+        let sessions = self.execute(
+            "delete from sessions where id in
+               (select id from sessions x where used_at < ? and not exists (select 1 from session_runs r where r.session_id = x.id)
+                order by id limit ?)",
+            params![micros(retention.runs_before), retention.batch],
+        )?;
+        let (runs, sessions) = (old.len() as u32 + over, sessions as u32);
+        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, sessions, next })
     }
 
     /// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.

@@ -1,0 +1,195 @@
+//! `belfry lanes`: pools of slots, what they hold, and changing that at run time.
+
+use belfry::api::Lane;
+use belfry::{LaneRecord, LaneSettings};
+use belfry_store::Store;
+use clap::{Args, Subcommand};
+use comfy_table::Color;
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+use crate::place::Place;
+use crate::reach::{self, Reach, answer};
+use crate::reading;
+use crate::sheet::{Sheet, column};
+use crate::words;
+
+/// Show lanes, change them at run time, or end what waits in one
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  belfry lanes
+  belfry lanes set main 50
+  belfry lanes set nightly 2 --limit 4 --queue-limit 50
+  belfry lanes set main --reset
+  belfry lanes clear nightly
+
+Slots are for each node, a limit is for all of them together. What is set here holds on every node within a second, and until it
+is reset; the file says what holds otherwise. Lowering a number ends nothing.")]
+pub struct Lanes {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the lanes (the default)
+    Ls,
+    /// Make a lane, or make it hold something else than the file says
+    Set(Set),
+    /// End all runs that wait in a lane, cancelled(lane_cleared)
+    Clear {
+        /// Which
+        lane: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Set {
+    /// Which
+    lane: String,
+
+    /// Runs at once, on each node
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    slots: Option<u32>,
+
+    /// Runs at once, over all nodes; `none` is no limit
+    #[arg(long, value_name = "N", value_parser = number_or_none)]
+    limit: Option<Number>,
+
+    /// Ticks wait while so many runs wait; `none` is no limit
+    #[arg(long, value_name = "N", value_parser = number_or_none)]
+    queue_limit: Option<Number>,
+
+    /// Again what the file says
+    #[arg(long, conflicts_with_all = ["slots", "limit", "queue_limit"])]
+    reset: bool,
+}
+
+/// A number, or none.
+#[derive(Debug, Clone, Copy)]
+struct Number(Option<u32>);
+
+fn number_or_none(text: &str) -> Result<Number, String> {
+    match text {
+        "none" => Ok(Number(None)),
+        _ => match text.parse() {
+            Ok(number) if number > 0 => Ok(Number(Some(number))),
+            _ => Err("write a whole number from 1 on, or none".into()),
+        },
+    }
+}
+
+impl Lanes {
+    /// Lists, sets or clears.
+    pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        reach::block_on(async {
+            let reach = Reach::open(place).await?;
+            match &self.verb {
+                None | Some(Verb::Ls) => list(&reach, output).await,
+                Some(Verb::Set(set)) => set.run(&reach, output).await,
+                Some(Verb::Clear { lane }) => clear(&reach, lane, output).await,
+            }
+        })
+    }
+}
+
+async fn known(reach: &Reach) -> Result<Vec<LaneRecord>, Failure> {
+    Ok(belfry::lanes(&reach.store, &reach.options(), reach.now().await?).await?)
+}
+
+async fn list(reach: &Reach, output: &Output) -> Result<(), Failure> {
+    let now = reach.now().await?;
+    let lanes: Vec<Lane> = known(reach).await?.iter().map(|lane| Lane::of(lane, now)).collect();
+    if output.format != Format::Table {
+        return reading::print_items(output.format, lanes);
+    }
+    let mut sheet = Sheet::new(&[
+        column("LANE").wraps(30),
+        column("SLOTS").right(),
+        column("LIMIT").right(),
+        column("QUEUE LIMIT").right().rank(2),
+        column("ACTIVE").right(),
+        column("PENDING").right(),
+        column("OLDEST").right(),
+        column("SET BY").rank(1),
+    ]);
+    for lane in &lanes {
+        let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
+        let oldest = lane.oldest_pending_ms.map(|ms| belfry_time::SignedDuration::from_millis(ms as i64));
+        sheet.row(vec![
+            lane.name.clone(),
+            number(lane.slots),
+            number(lane.limit),
+            number(lane.queue_limit),
+            lane.active.to_string(),
+            lane.pending.to_string(),
+            oldest.map_or_else(String::new, words::rough),
+            (if lane.set { "belfry lanes set" } else { "file" }).into(),
+        ]);
+        sheet.colour("PENDING", (lane.pending > 0).then_some(Color::Yellow));
+    }
+    reading::print_text(&sheet.render())
+}
+
+impl Set {
+    async fn run(&self, reach: &Reach, output: &Output) -> Result<(), Failure> {
+        let found = known(reach).await?.into_iter().find(|lane| lane.name == self.lane);
+        let settings = match (self.reset, found.as_ref().and_then(LaneRecord::settings)) {
+            (true, None) => return Err(Failure::NotFound(format!("there is no lane {}", self.lane))),
+            (true, Some(_)) => None,
+            (false, None) if self.slots.is_none() => {
+                let words = format!(
+                    "there is no lane {0}: say how many slots it has, `belfry lanes set {0} 10`",
+                    self.lane
+                );
+                return Err(Failure::Usage(words));
+            }
+            (false, before) => {
+                if self.slots.is_none() && self.limit.is_none() && self.queue_limit.is_none() {
+                    let words = "say what to change: a number of slots, --limit, --queue-limit, or --reset";
+                    return Err(Failure::Usage(words.into()));
+                }
+                let before = before.unwrap_or(LaneSettings { slots: 1, limit: None, queue_limit: None });
+                Some(LaneSettings {
+                    slots: self.slots.unwrap_or(before.slots),
+                    limit: self.limit.map_or(before.limit, |number| number.0),
+                    queue_limit: self.queue_limit.map_or(before.queue_limit, |number| number.0),
+                })
+            }
+        };
+        if !is_name(&self.lane) {
+            let words = "the name of a lane has letters, digits, `-` and `_`, and at most 64 of them";
+            return Err(Failure::Usage(words.into()));
+        }
+        reach.store.set_lane(reach.now().await?, &self.lane, settings).await?;
+        let now = reach.now().await?;
+        let lane = known(reach).await?.into_iter().find(|lane| lane.name == self.lane);
+        let Some(lane) = lane.map(|lane| Lane::of(&lane, now)) else {
+            return answer(output, &json!({"name": self.lane}), &format!("the lane {} is gone", self.lane));
+        };
+        let limit = |limit: Option<u32>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+        let words = format!(
+            "{}: {} slots on each node, limit {}, queue limit {}",
+            lane.name,
+            lane.slots.unwrap_or(0),
+            limit(lane.limit),
+            limit(lane.queue_limit)
+        );
+        answer(output, &lane, &words)
+    }
+}
+
+async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure> {
+    if !known(reach).await?.iter().any(|known| known.name == lane) {
+        return Err(Failure::NotFound(format!("there is no lane {lane}; `belfry lanes` lists them")));
+    }
+    let ended = reach.store.clear_lane(reach.now().await?, lane).await?;
+    let words = format!("{} cancelled", words::count(ended.len(), "waiting run"));
+    answer(output, &json!({"lane": lane, "ended": ended}), &words)
+}
+
+fn is_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !name.is_empty() && name.len() <= 64 && name.chars().all(fits)
+}
