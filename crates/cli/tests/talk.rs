@@ -251,8 +251,8 @@ impl Lot {
 }
 
 /// Talks to some sessions at once, now and then with a stop or an interrupt.
-async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: Lot) -> Vec<Taken> {
-    let (options, mut taken) = (Options::default(), Vec::new());
+async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: Lot) -> (Vec<Taken>, usize) {
+    let (options, mut taken, mut stale) = (Options::default(), Vec::new(), 0);
     for _ in 0..messages {
         for session in &sessions {
             let key = format!("s{session}");
@@ -263,16 +263,20 @@ async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: 
                 _ => "hello",
             };
             let now = store.clock().await.unwrap().unwrap_or_else(Timestamp::now);
-            let with = SendOptions { mode, ..SendOptions::default() };
-            match belfry::send(&store, &options, now, ("bot/talk", &key), text, with).await.unwrap() {
-                Reply::Taken(one) => {
+            // Some were a while on their way.
+            let sent_at = (lot.below(100) < 10).then(|| now - belfry::SignedDuration::from_secs(1));
+            let with = SendOptions { mode, sent_at, ..SendOptions::default() };
+            match belfry::send(&store, &options, now, ("bot/talk", &key), text, with).await {
+                Ok(Reply::Taken(one)) => {
                     taken.push(Taken { session: key, seq: one.seq.unwrap(), run: one.run });
                 }
-                Reply::Stopped(_) => {}
+                Ok(Reply::Stopped(_)) => {}
+                Err(belfry::Error::Stale { .. }) => stale += 1,
+                Err(error) => panic!("{error}"),
             }
         }
     }
-    taken
+    (taken, stale)
 }
 
 /// Kills servers again and again until the talk is over, and says so in the log. Gives the one that is left.
@@ -298,7 +302,7 @@ fn a_crowd_keeps_its_order(site: &Site) {
     let kills = number("BELFRY_KILLS", 2);
     let seed = number("BELFRY_SEED", u64::from(std::process::id()) << 20 ^ 0x9e37_79b9);
     eprintln!("seed {seed}, {sessions} sessions, {messages} messages, {kills} kills, store {}", site.store);
-    site.config(&config("{debounce: 20ms, cap: 5}", SHORT));
+    site.config(&config("{debounce: 150ms, cap: 5}", SHORT));
     // So that the chat is there before the first message.
     let mut up = site.up();
     up.event("node_started");
@@ -316,15 +320,17 @@ fn a_crowd_keeps_its_order(site: &Site) {
         .collect();
     let told = over.clone();
     let taken = runtime.spawn(async move {
-        let mut all = Vec::new();
+        let (mut all, mut stale) = (Vec::new(), 0);
         for talker in talkers {
-            all.extend(talker.await.unwrap());
+            let (taken, late) = talker.await.unwrap();
+            all.extend(taken);
+            stale += late;
         }
         told.store(true, Ordering::SeqCst);
-        all
+        (all, stale)
     });
     let (mut up, killed) = kill_again_and_again(site, kills, &mut lot, &over);
-    let taken = runtime.block_on(taken).unwrap();
+    let (taken, stale) = runtime.block_on(taken).unwrap();
     // All that was said comes to its end.
     let live = || {
         let counts = runtime.block_on(store.counts()).unwrap();
@@ -337,7 +343,7 @@ fn a_crowd_keeps_its_order(site: &Site) {
     up.stop();
     let runs = runtime.block_on(all_runs(&store));
     assert_eq!(runtime.block_on(store.integrity()).unwrap(), Vec::<String>::new());
-    let fates = check_runs(&taken, &runs, &site.side());
+    let fates = check_runs(&taken, stale, &runs, &site.side());
     check_side(&runs, &site.side());
     eprintln!(
         "{} messages in {} runs, {killed} kills, {:.0} s: {fates:?}",
@@ -360,7 +366,12 @@ async fn all_runs(store: &AnyStore) -> Vec<RunRecord> {
 }
 
 /// Every message that was taken is in exactly the run that was named, and that has ended in one way.
-fn check_runs(taken: &[Taken], runs: &[RunRecord], side: &[Vec<String>]) -> BTreeMap<&'static str, usize> {
+fn check_runs(
+    taken: &[Taken],
+    stale: usize,
+    runs: &[RunRecord],
+    side: &[Vec<String>],
+) -> BTreeMap<&'static str, usize> {
     let ran: BTreeSet<&str> = side.iter().map(|line| line[2].as_str()).collect();
     let mut places: HashMap<(String, i64), RunId> = HashMap::new();
     let mut fates: BTreeMap<RunId, &'static str> = BTreeMap::new();
@@ -390,7 +401,10 @@ fn check_runs(taken: &[Taken], runs: &[RunRecord], side: &[Vec<String>]) -> BTre
         assert_eq!(places.get(&(session.clone(), *seq)), Some(run), "message {seq} of {session}");
         *counts.entry(fates[run]).or_insert(0) += 1;
     }
-    assert_eq!(places.len(), taken.len(), "messages that nobody sent");
+    assert_eq!(places.len(), taken.len() + stale, "messages that nobody sent");
+    let ended_stale = fates.values().filter(|fate| **fate == "stale").count();
+    assert_eq!(ended_stale, stale, "each that came too late has a run that says so");
+    counts.insert("stale", stale);
     counts
 }
 

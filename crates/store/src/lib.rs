@@ -9,6 +9,7 @@ mod any;
 mod error;
 mod hint;
 pub mod memory;
+pub mod pauses;
 pub mod postgres;
 pub mod sabotage;
 mod sessions;

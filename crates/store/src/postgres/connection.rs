@@ -13,6 +13,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, NoTls, Row, Statement};
 
 use crate::Error;
+use crate::pauses::{Pauses, Point};
 
 /// So many verbs at once; more wait. Two cores of a database are busy with fewer.
 const CONNECTIONS_MAX: usize = 8;
@@ -55,6 +56,7 @@ pub(super) struct Pool {
     pub(super) place: String,
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
+    pub(super) pauses: Pauses,
 }
 
 struct Connection {
@@ -78,7 +80,13 @@ impl Pool {
             config.application_name("belfry");
         }
         let place = format!("the database {}", config.get_dbname().unwrap_or("of that name"));
-        Ok(Pool { config, place, idle: Mutex::default(), permits: Semaphore::new(CONNECTIONS_MAX) })
+        Ok(Pool {
+            config,
+            place,
+            idle: Mutex::default(),
+            permits: Semaphore::new(CONNECTIONS_MAX),
+            pauses: Pauses::default(),
+        })
     }
 
     /// For a connection that hears notifications.
@@ -191,7 +199,9 @@ impl Tx<'_> {
         let (begun, rows) =
             tokio::join!(biased; client.batch_execute("begin"), client.query(&statement, params));
         begun?;
-        Ok(rows?)
+        let rows = rows?;
+        self.held.pool.pauses.at(Point::Begun).await;
+        Ok(rows)
     }
 
     /// Runs the last statement of a transaction and commits, in one round trip. Where it fails nothing is committed.
@@ -200,6 +210,10 @@ impl Tx<'_> {
         sql: &'static str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Fault> {
+        if self.held.pool.pauses.is_armed() {
+            // It is to be held before its commit, which then follows by itself.
+            return self.query(sql, params).await;
+        }
         let begin = if self.step == Step::Before { "begin" } else { "" };
         let committing = self.committing;
         let (client, statement) = self.prepared(sql).await?;
@@ -264,6 +278,7 @@ impl Tx<'_> {
                 return Ok(Some(answer));
             }
             Ok(answer) => {
+                self.held.pool.pauses.at(Point::Ready).await;
                 let Ok(connection) = self.held.connection() else { return Ok(Some(answer)) };
                 committing.store(true, Ordering::SeqCst);
                 let committed = connection.client.batch_execute("commit").await;

@@ -242,6 +242,14 @@ async fn insert_skips(tx: &mut Tx<'_>, skips: &[(ScheduleId, SkipRange)]) -> Res
     Ok(())
 }
 
+impl Postgres {
+    /// Where a test can hold its verbs.
+    #[cfg(feature = "testing")]
+    pub fn pauses(&self) -> &crate::pauses::Pauses {
+        &self.pool.pauses
+    }
+}
+
 impl Store for Postgres {
     async fn apply(
         &self,
