@@ -426,6 +426,44 @@ async fn a_lane_holds_as_many_as_it_has_slots_and_order_is_kept() {
 }
 
 #[tokio::test]
+async fn who_is_told_of_starts_hears_of_each_in_order_and_of_nothing_that_was_stopped() {
+    on_each(async |world: World| {
+        let bots = Bots::default();
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let tell = heard.clone();
+        let engine = bots
+            .engine_with(&world, json!({"debounce": "0s", "max_concurrent": 4}), |builder| {
+                let text =
+                    |attempt: &belfry_runner::Attempt| attempt.payload["text"].as_str().unwrap().to_owned();
+                builder.lane("narrow", 1).on_trigger(move |attempt| tell.lock().push(text(attempt)))
+            })
+            .await;
+        let narrow = || SendOptions { lane: Some("narrow".into()), ..SendOptions::default() };
+        // Three wait for a lane that another session holds: told to stop, they are gone at once.
+        let held = say_with(&engine, "held", "held", narrow()).await.unwrap();
+        for verb in [SessionVerb::StopAll, SessionVerb::Reset] {
+            let mut sent = Vec::new();
+            for text in ["a", "b", "c"] {
+                sent.push(say_with(&engine, "x", text, narrow()).await.unwrap());
+            }
+            assert_eq!(engine.change_session("bot:x", verb).await.unwrap().ended.len(), 3);
+            for one in &sent {
+                assert_eq!(end_of(&engine, one).await.0, RunState::Cancelled);
+            }
+        }
+        let d = say_with(&engine, "x", "d", narrow()).await.unwrap();
+        let e = say_with(&engine, "x", "e", narrow()).await.unwrap();
+        let_go(&engine, &bots, &held, "held").await;
+        let_go(&engine, &bots, &d, "d").await;
+        let_go(&engine, &bots, &e, "e").await;
+        assert_eq!(*heard.lock(), ["held", "d", "e"]);
+        assert_eq!(bots.started(), ["held", "d", "e"]);
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_saturated_lane_delays_nobody_else_and_can_be_cleared() {
     on_each(async |world: World| {
         let bots = Bots::default();
