@@ -157,13 +157,13 @@ impl Verb<'_> {
         let candidates: Vec<_> =
             ready.iter().map(|run| Candidate { run: (), gates: run.gates.clone() }).collect();
         let mut parked = false;
-        let mut free_starts: BTreeMap<i64, u32> = BTreeMap::new();
+        let mut free_starts: BTreeMap<i64, (i64, i64, [u8; 16])> = BTreeMap::new();
         for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots)) {
             let id = bytes(run.claimed.run);
             match admission {
                 Admission::Start => {
                     if run.gates.is_empty() {
-                        *free_starts.entry(run.queue).or_default() += 1;
+                        free_starts.insert(run.queue, run.place);
                     } else {
                         self.execute(
                             "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
@@ -188,12 +188,14 @@ impl Verb<'_> {
                 Admission::Later | Admission::NoSlot => {}
             }
         }
-        // Nobody is passed by in a queue without gates: those that start are its first.
-        for (queue, starts) in free_starts {
+        // Nobody is passed by in a queue without gates: those that start are all up to the last of them. `or fail` spares a
+        // journal of this statement alone: a verb that fails is taken back as a whole.
+        for (queue, (rank, not_before, id)) in free_starts {
             self.execute(
-                "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?3 where id in
-                   (select id from live where queue_id = ?2 and state = 0 and not_before <= ?3 order by rank, not_before, id limit ?4)",
-                params![node_bytes(claim.node), queue, micros(now), starts],
+                "update or fail live indexed by live_ready
+                 set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?3
+                 where queue_id = ?2 and state = 0 and not_before <= ?3 and (rank, not_before, id) <= (?4, ?5, ?6)",
+                params![node_bytes(claim.node), queue, micros(now), rank, not_before, id],
             )?;
         }
         Ok(parked)

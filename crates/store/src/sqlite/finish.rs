@@ -2,13 +2,12 @@
 
 use std::rc::Rc;
 
-use belfry_core::check::Status;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger, budget};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::{from_json, status_of};
+use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
 use super::{Done, Verb, bytes, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -21,34 +20,15 @@ struct Ending {
     cancel: Option<Reason>,
     agent: AgentId,
     schedule: ScheduleId,
-    command: String,
     tick_at: Option<i64>,
-    gates: [Option<i64>; 2],
-    exit_code: Option<i32>,
-    error: Option<String>,
-    /// What only history asks for.
-    rest: Rest,
-}
-
-struct Rest {
-    trigger: i64,
     queue: i64,
-    not_before: i64,
-    due_at: Option<i64>,
-    attempt: i64,
-    max_attempts: i64,
-    epoch: Epoch,
-    node: Option<[u8; 16]>,
-    trace: Option<[u8; 16]>,
-    created_at: i64,
-    started_at: Option<i64>,
-    prompt: Option<String>,
-    payload: Option<String>,
+    trigger: i16,
+    gates: [Option<i64>; 2],
 }
 
 /// A schedule, as far as the end of its run needs to know it.
 struct Standing {
-    status: Status,
+    status: i64,
     waits_for: Option<RunId>,
     delete_after_run: bool,
     ended: i64,
@@ -68,7 +48,7 @@ struct Result<'a> {
 
 impl Ending {
     fn is_message(&self) -> bool {
-        self.rest.trigger == i64::from(Trigger::Message.code())
+        self.trigger == Trigger::Message.code()
     }
 }
 
@@ -83,50 +63,31 @@ impl Verb<'_> {
 
     fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
         self.row(
-            "select st.status, st.status_reason, st.status_until, st.waits_for, st.delete_after_run, st.ended, st.last_failed, st.last_other,
-                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.command, l.tick_at, l.agent_gate, l.turn_gate, l.exit_code, l.error,
-                    l.trigger, l.queue_id, l.not_before, l.attempt, l.max_attempts, l.node_id, l.trace_id, l.created_at, l.started_at,
-                    l.due_at, l.prompt, nullif(l.payload, '{}'), st.ended_failed
+            "select st.status, st.waits_for, st.delete_after_run, st.ended, st.ended_failed, st.last_failed, st.last_other,
+                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.tick_at, l.queue_id, l.agent_gate, l.turn_gate, l.trigger
              from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
                 let standing = Standing {
-                    status: status_of(row)?,
-                    waits_for: row.get::<_, Option<[u8; 16]>>(3)?.map(run_id),
-                    delete_after_run: row.get(4)?,
-                    ended: row.get(5)?,
-                    ended_failed: row.get(31)?,
-                    last_failed: row.get(6)?,
-                    last_other: row.get(7)?,
-                };
-                let rest = Rest {
-                    trigger: row.get(19)?,
-                    queue: row.get(20)?,
-                    not_before: row.get(21)?,
-                    attempt: row.get(22)?,
-                    max_attempts: row.get(23)?,
-                    epoch: row.get(8)?,
-                    node: row.get(24)?,
-                    trace: row.get(25)?,
-                    created_at: row.get(26)?,
-                    started_at: row.get(27)?,
-                    due_at: row.get(28)?,
-                    prompt: row.get(29)?,
-                    payload: row.get(30)?,
+                    status: row.get(0)?,
+                    waits_for: row.get::<_, Option<[u8; 16]>>(1)?.map(run_id),
+                    delete_after_run: row.get(2)?,
+                    ended: row.get(3)?,
+                    ended_failed: row.get(4)?,
+                    last_failed: row.get(5)?,
+                    last_other: row.get(6)?,
                 };
                 Ok(Ending {
                     run,
                     standing,
-                    ours: row.get::<_, i64>(9)? == 2 && Some(rest.epoch) == epoch,
-                    cancel: row.get::<_, Option<i16>>(10)?.and_then(Reason::from_code),
-                    agent: row.get(11)?,
-                    schedule: row.get(12)?,
-                    command: row.get(13)?,
-                    tick_at: row.get(14)?,
-                    gates: [row.get(15)?, row.get(16)?],
-                    exit_code: row.get(17)?,
-                    error: row.get(18)?,
-                    rest,
+                    ours: row.get::<_, i64>(8)? == 2 && Some(row.get(7)?) == epoch,
+                    cancel: row.get::<_, Option<i16>>(9)?.and_then(Reason::from_code),
+                    agent: row.get(10)?,
+                    schedule: row.get(11)?,
+                    tick_at: row.get(12)?,
+                    queue: row.get(13)?,
+                    gates: [row.get(14)?, row.get(15)?],
+                    trigger: row.get(16)?,
                 })
             },
         )
@@ -207,14 +168,15 @@ impl Verb<'_> {
     /// Ends a live run that no attempt reports on; what its last attempt left behind stays.
     pub(super) fn end(&self, now: Timestamp, run: RunId, state: RunState, reason: Reason) -> Done<()> {
         let Some(ending) = self.ending(run, None)? else { return Ok(()) };
-        let result =
-            Result { exit_code: ending.exit_code, error: ending.error.as_deref(), summary: None, arm: None };
+        let left = self.row("select exit_code, error from live where id = ?", [bytes(run)], |row| {
+            Ok((row.get(0)?, row.get::<_, Option<String>>(1)?))
+        })?;
+        let (exit_code, error) = left.unwrap_or_default();
+        let result = Result { exit_code, error: error.as_deref(), summary: None, arm: None };
         self.end_with(now, &ending, state, Some(reason), &result)
     }
 
     /// Ends a live run: history, the schedule's last result and next token, breaker, budget, waiting runs.
-    ///
-    /// Plain values rather than a `select`, which SQLite would compile anew for each run.
     fn end_with(
         &self,
         now: Timestamp,
@@ -223,64 +185,60 @@ impl Verb<'_> {
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let (run, agent, rest) = (ending.run, ending.agent, &ending.rest);
-        let standing = &ending.standing;
+        let (run, agent, standing) = (ending.run, ending.agent, &ending.standing);
         let (previous, before) = match state {
             RunState::Failed => (standing.last_failed, standing.ended_failed),
             _ => (standing.last_other, standing.ended - standing.ended_failed),
         };
+        // `or fail` spares a journal of this statement alone: a verb that fails is taken back as a whole.
         self.execute(
-            "insert into history (id, place, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, state, reason, attempt,
-                                  max_attempts, epoch, node_id, exit_code, error, summary, trace_id, created_at, started_at, finished_at,
-                                  due_at, prompt, payload, ordinal)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert or fail into history (id, place, ordinal, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, due_at,
+                                  state, reason, attempt, max_attempts, epoch, node_id, exit_code, error, summary, prompt, payload, trace_id,
+                                  created_at, started_at, finished_at)
+             select id, ?2, ?3, ?4, schedule_id, tick_at, agent_id, command, trigger, ?5, not_before, due_at,
+                    ?6, ?7, attempt, max_attempts, epoch, node_id, ?8, ?9, ?10, prompt,
+                    case payload when '{}' then null else payload end, trace_id, created_at, started_at, ?11
+             from live where id = ?1",
             params![
                 bytes(run),
                 standing.ended + 1,
+                before + 1,
                 previous,
-                ending.schedule,
-                ending.tick_at,
-                agent,
-                ending.command,
-                rest.trigger,
-                self.lane(rest.queue)?,
-                rest.not_before,
+                self.lane(ending.queue)?,
                 state.code(),
                 reason.map(Reason::code),
-                rest.attempt,
-                rest.max_attempts,
-                rest.epoch,
-                rest.node,
                 result.exit_code,
                 result.error,
                 result.summary,
-                rest.trace,
-                rest.created_at,
-                rest.started_at,
                 micros(now),
-                rest.due_at,
-                rest.prompt,
-                rest.payload,
-                before + 1,
             ],
         )?;
+        let (breaker_policy, has_budget) = self.policies(agent)?;
+        if let Some(policy) = breaker_policy {
+            self.tell_breaker(now, ending, state, &policy)?;
+        }
+        if has_budget && state == RunState::Completed {
+            self.execute("delete from budgets where agent_id = ?", [agent])?;
+        }
         self.execute("delete from live where id = ?", [bytes(run)])?;
         if ending.is_message() {
             self.moved.borrow_mut().extend(self.session_of(run)?);
             self.execute("delete from session_runs where run_id = ?", [bytes(run)])?;
         }
         self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
-        self.end_of_schedule(now, ending, state, reason, result)?;
-        let (breaker_policy, has_budget) = self.policies(agent)?;
-        if let Some(policy) = breaker_policy {
-            let breaker = self.breaker_of(agent, &ending.command)?;
-            let (next, transition) = breaker.ended(&from_json(&policy)?, run, state, now);
-            if next != breaker {
-                self.put_breaker(agent, &ending.command, &next, transition)?;
-            }
-        }
-        if has_budget && state == RunState::Completed {
-            self.execute("delete from budgets where agent_id = ?", [agent])?;
+        self.end_of_schedule(now, ending, state, reason, result)
+    }
+
+    /// Tells the breaker of a live run's command how the run ends.
+    fn tell_breaker(&self, now: Timestamp, ending: &Ending, state: RunState, policy: &str) -> Done<()> {
+        let (run, agent) = (ending.run, ending.agent);
+        let command =
+            self.row("select command from live where id = ?", [bytes(run)], |row| row.get::<_, String>(0))?;
+        let command = command.unwrap_or_default();
+        let breaker = self.breaker_of(agent, &command)?;
+        let (next, transition) = breaker.ended(&from_json(policy)?, run, state, now);
+        if next != breaker {
+            self.put_breaker(agent, &command, &next, transition)?;
         }
         Ok(())
     }
@@ -332,12 +290,11 @@ impl Verb<'_> {
             params![bytes(run), state.code(), ending.tick_at, micros(now), error, schedule],
         )?;
         if standing.waits_for == Some(run) {
-            if standing.status == Status::Active {
+            self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
+            if standing.status == STATUS_ACTIVE {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
             }
-        } else if standing.status == Status::Exhausted
-            && standing.delete_after_run
-            && ending.tick_at.is_some()
+        } else if standing.status == STATUS_EXHAUSTED && standing.delete_after_run && ending.tick_at.is_some()
         {
             // A one-shot that asked for it goes with the run of its tick.
             self.execute(
@@ -353,17 +310,17 @@ impl Verb<'_> {
 macro_rules! end_of_schedule {
     ($more:literal) => {
         concat!(
-            "update schedule_state set waits_for = nullif(waits_for, ?1), ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
-             fired_at = max(ifnull(fired_at, ?3), ifnull(?3, fired_at)), last_finished_at = ?4, ",
+            "update schedule_state set ended = ended + 1, last_run = ?1, last_state = ?2, last_tick_at = ?3,
+             fired_at = case when ?3 is null or fired_at > ?3 then fired_at else ?3 end, last_finished_at = ?4, ",
             $more,
             " where schedule_id = ?6"
         )
     };
 }
 const END_COMPLETED: &str = end_of_schedule!(
-    "last_other = ?1, last_success_at = ?4, last_success_run = ?1, last_error = ?5, streak = max(streak, 0) + 1"
+    "last_other = ?1, last_success_at = ?4, last_success_run = ?1, last_error = ?5, streak = case when streak > 0 then streak + 1 else 1 end"
 );
 const END_FAILED: &str = end_of_schedule!(
-    "ended_failed = ended_failed + 1, last_failed = ?1, last_error = ?5, streak = min(streak, 0) - 1"
+    "ended_failed = ended_failed + 1, last_failed = ?1, last_error = ?5, streak = case when streak < 0 then streak - 1 else -1 end"
 );
 const END_CANCELLED: &str = end_of_schedule!("last_other = ?1, last_error = coalesce(?5, last_error)");

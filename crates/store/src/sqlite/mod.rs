@@ -22,7 +22,7 @@ mod statements;
 mod why;
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -221,6 +221,7 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         connection: &connection,
         shared,
         lost: RefCell::default(),
+        alone: Cell::default(),
         freed: RefCell::default(),
         moved: RefCell::default(),
         policies: RefCell::default(),
@@ -234,7 +235,9 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
             continue;
         }
         verb.lost.take();
+        verb.alone.set(true);
         let mut delivers = vec![first(Ok(&verb))];
+        verb.alone.set(false);
         while verb.lost.borrow().is_none()
             && delivers.len() < BATCH_MAX
             && let Ok(job) = commands.try_recv()
@@ -260,6 +263,7 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         connection,
         shared,
         lost: RefCell::default(),
+        alone: Cell::default(),
         freed: RefCell::default(),
         moved: RefCell::default(),
         policies: RefCell::default(),
@@ -279,6 +283,9 @@ struct Verb<'a> {
     shared: &'a Shared,
     /// Why the whole transaction is gone, if it is: a full disk takes back more than the verb that met it.
     lost: RefCell<Option<Error>>,
+    /// Whether the transaction holds nothing else yet: then it is this verb's savepoint, and spares it the copies of all
+    /// that it changes.
+    alone: Cell<bool>,
     /// Gates that may have room now, to be looked at once, at the end of the verb.
     freed: RefCell<BTreeSet<i64>>,
     /// Sessions whose line is another now, likewise.
@@ -296,7 +303,10 @@ type Done<T> = Result<T, Error>;
 impl Verb<'_> {
     fn in_savepoint<T>(&self, verb: impl FnOnce(&Verb<'_>) -> Done<T>) -> Done<T> {
         let savepoint = |sql: &str| self.connection.execute_batch(sql).map_err(|error| self.failure(&error));
-        savepoint("savepoint verb")?;
+        let alone = self.alone.get();
+        if !alone {
+            savepoint("savepoint verb")?;
+        }
         self.freed.take();
         self.moved.take();
         self.policies.take();
@@ -312,7 +322,16 @@ impl Verb<'_> {
             self.lost.replace(Some(error.clone()));
             return done;
         }
-        savepoint(if done.is_ok() { "release verb" } else { "rollback to verb; release verb" })?;
+        match (&done, alone) {
+            (Ok(_), true) => {}
+            (Err(_), true) => {
+                if let Err(error) = savepoint("rollback; begin immediate") {
+                    self.lost.replace(Some(error));
+                }
+            }
+            (Ok(_), false) => savepoint("release verb")?,
+            (Err(_), false) => savepoint("rollback to verb; release verb")?,
+        }
         done
     }
 

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::error::Error;
@@ -46,6 +47,8 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
         connection.pragma_update(None, "temp_store", "memory")?;
         // A page that changes often is copied back once per 40 MB of log rather than once per 4.
         connection.pragma_update(None, "wal_autocheckpoint", 10_000)?;
+        // A plan does not depend on the values: else many a statement is compiled anew for each.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         connection.set_prepared_statement_cache_capacity(128);
         Ok(connection)
     };

@@ -18,6 +18,10 @@ use crate::views::*;
 pub(super) const GATE_AGENT: i64 = 0;
 pub(super) const GATE_TURN: i64 = 1;
 
+/// Codes of what a schedule's status can be, where others ask for them.
+pub(super) const STATUS_ACTIVE: i64 = 0;
+pub(super) const STATUS_EXHAUSTED: i64 = 4;
+
 impl Verb<'_> {
     pub(super) fn apply(
         &self,
@@ -289,11 +293,11 @@ impl Verb<'_> {
 
     pub(super) fn set_status(&self, id: ScheduleId, status: &Status, now: Timestamp) -> Done<()> {
         let (code, reason, until) = match status {
-            Status::Active => (0, None, None),
+            Status::Active => (STATUS_ACTIVE, None, None),
             Status::Paused { reason, until } => (1, reason.clone(), *until),
             Status::Disabled => (2, None, None),
             Status::Invalid { reason } => (3, Some(reason.clone()), None),
-            Status::Exhausted => (4, None, None),
+            Status::Exhausted => (STATUS_EXHAUSTED, None, None),
         };
         self.execute(
             "update schedule_state set status = ?, status_reason = ?, status_until = ?, status_since = ? where schedule_id = ?",
@@ -358,7 +362,7 @@ pub(super) fn status_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Status> {
         1 => Status::Paused { reason, until: super::maybe_instant(row, "status_until")? },
         2 => Status::Disabled,
         3 => Status::Invalid { reason: reason.unwrap_or_default() },
-        4 => Status::Exhausted,
+        STATUS_EXHAUSTED => Status::Exhausted,
         _ => Status::Active,
     })
 }

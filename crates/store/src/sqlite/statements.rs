@@ -4,15 +4,18 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
 
-use rusqlite::{Connection, Statement};
+use rusqlite::{Connection, PrepFlags, Statement};
 
 /// The prepared statements of a connection, found by where their text stands in the program: the texts are few and
 /// fixed, and hashing a long one for each row costs as much as a small statement does.
 #[derive(Default)]
 pub(super) struct Statements<'a> {
-    known: RefCell<HashMap<(usize, usize), Statement<'a>, BuildHasherDefault<ByAddress>>>,
+    known: RefCell<HashMap<(usize, usize), Kept<'a>, BuildHasherDefault<ByAddress>>>,
 }
+
+type Kept<'a> = Rc<RefCell<Statement<'a>>>;
 
 impl<'a> Statements<'a> {
     pub(super) fn with<T>(
@@ -27,14 +30,23 @@ impl<'a> Statements<'a> {
             Cow::Owned(sql) => return run(&mut *connection.prepare_cached(&sql)?),
         };
         let place = (sql.as_ptr() as usize, sql.len());
-        let known = self.known.borrow_mut().remove(&place);
-        let mut statement = match known {
+        let known = self.known.borrow().get(&place).cloned();
+        let statement = match known {
             Some(statement) => statement,
-            None => connection.prepare(sql)?,
+            None => {
+                // Kept out of the connection's small pool of memory, which is for statements at work: without it each of
+                // their steps asks the system for memory.
+                let statement = connection.prepare_with_flags(sql, PrepFlags::SQLITE_PREPARE_PERSISTENT)?;
+                let kept = Rc::new(RefCell::new(statement));
+                self.known.borrow_mut().insert(place, kept.clone());
+                kept
+            }
         };
-        let answer = run(&mut statement);
-        self.known.borrow_mut().insert(place, statement);
-        answer
+        match statement.try_borrow_mut() {
+            Ok(mut statement) => run(&mut statement),
+            // At work further up.
+            Err(_) => run(&mut *connection.prepare_cached(sql)?),
+        }
     }
 }
 
