@@ -220,26 +220,31 @@ fn completed(claimed: &Claimed) -> Finish {
     }
 }
 
-/// The least that claims a batch and ends it with history kept: one table of jobs, one of history.
+/// The least that claims a batch and ends it with history kept, by hand: jobs in the order in which they are due; each end
+/// fenced, and kept where it can be found again by its job and by its schedule. One table of jobs, one of history.
+///
+/// It does nothing else: no limits, lanes, labels or priorities, no leases, no retries, and a schedule knows nothing of how
+/// its runs have ended.
 fn sqlite_by_hand(path: &Path, runs: usize) -> rusqlite::Connection {
     let connection = rusqlite::Connection::open(path).unwrap();
     connection.pragma_update(None, "journal_mode", "wal").unwrap();
     connection.pragma_update(None, "synchronous", "full").unwrap();
     connection
         .execute_batch(
-            "create table jobs (seq integer primary key, id blob, state integer, node blob, epoch integer, attempt integer, schedule integer,
-                                tick_at integer, command text, payload text, created_at integer, started_at integer);
-             create index jobs_ready on jobs (seq) where state = 0;
-             create table history (number integer primary key, id blob, schedule integer, tick_at integer, command text, state integer,
-                                   attempt integer, exit_code integer, created_at integer, started_at integer, finished_at integer);
-             create unique index history_id on history (id);",
+            "create table jobs (id blob primary key, state integer, node blob, epoch integer, attempt integer, schedule integer, tick_at integer,
+                                due_at integer, command text, payload text, created_at integer, started_at integer) without rowid;
+             create index jobs_ready on jobs (due_at, id) where state = 0;
+             create table history (id blob primary key, schedule integer, tick_at integer, command text, state integer, attempt integer,
+                                   exit_code integer, created_at integer, started_at integer, finished_at integer) without rowid;
+             create index history_schedule on history (schedule, finished_at);",
         )
         .unwrap();
     connection.execute_batch("begin").unwrap();
     for n in 0..runs {
         let id = (((n as u128) + 1) << 64).to_be_bytes();
-        let parameters = rusqlite::params![id, n as i64, 0i64, "poll", "{}", 0i64];
-        let insert = "insert into jobs (id, state, epoch, attempt, schedule, tick_at, command, payload, created_at) values (?, 0, 0, 0, ?, ?, ?, ?, ?)";
+        let parameters = rusqlite::params![id, n as i64, 0i64, 0i64, "poll", "{}", 0i64];
+        let insert = "insert into jobs (id, state, epoch, attempt, schedule, tick_at, due_at, command, payload, created_at)
+                      values (?, 0, 0, 0, ?, ?, ?, ?, ?, ?)";
         connection.prepare_cached(insert).unwrap().execute(parameters).unwrap();
     }
     connection.execute_batch("commit").unwrap();
@@ -254,22 +259,23 @@ fn sqlite_work_off(connection: &rusqlite::Connection, runs: usize) -> Duration {
         let mut statement = connection
             .prepare_cached(
                 "update jobs set state = 2, node = x'01', epoch = epoch + 1, attempt = attempt + 1, started_at = 1
-                 where seq in (select seq from jobs where state = 0 order by seq limit 100) returning seq, id, epoch, command, payload",
+                 where id in (select id from jobs where state = 0 and due_at <= 1 order by due_at, id limit 100)
+                 returning id, epoch, command, payload",
             )
             .unwrap();
-        let claimed: Vec<i64> =
+        let claimed: Vec<[u8; 16]> =
             statement.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
         assert!(!claimed.is_empty(), "no jobs are left: BELFRY_RUNS is too small for the turns");
         connection.execute_batch("commit").unwrap();
         connection.execute_batch("begin immediate").unwrap();
-        for seq in &claimed {
+        for id in &claimed {
             let insert = "insert into history (id, schedule, tick_at, command, state, attempt, exit_code, created_at, started_at, finished_at)
-                          select id, schedule, tick_at, command, 1, attempt, 0, created_at, started_at, 2 from jobs where seq = ? and epoch = 1";
-            connection.prepare_cached(insert).unwrap().execute([seq]).unwrap();
+                          select id, schedule, tick_at, command, 1, attempt, 0, created_at, started_at, 2 from jobs where id = ? and epoch = 1";
+            connection.prepare_cached(insert).unwrap().execute([id]).unwrap();
             connection
-                .prepare_cached("delete from jobs where seq = ? and epoch = 1")
+                .prepare_cached("delete from jobs where id = ? and epoch = 1")
                 .unwrap()
-                .execute([seq])
+                .execute([id])
                 .unwrap();
         }
         connection.execute_batch("commit").unwrap();
@@ -299,11 +305,8 @@ async fn connect(url: &str) -> tokio_postgres::Client {
     client
 }
 
-/// The same as [`sqlite_by_hand`], with what PostgreSQL is good at: whole batches in one statement. It does what a claim
-/// and a completion cannot do without: jobs in the order in which they are due, taken past what others have locked;
-/// each end fenced, and kept where it can be found again by its job and by its schedule.
-/// It does nothing else: no limits, lanes, labels or priorities, no leases, no retries, and a schedule knows nothing of how
-/// its runs have ended. It claims and ends in turn on one connection, as such a loop does.
+/// The same as [`sqlite_by_hand`], with what PostgreSQL is good at: whole batches in one statement, and jobs taken past what
+/// others have locked. It claims and ends in turn on one connection, as such a loop does.
 struct PostgresByHand {
     client: tokio_postgres::Client,
     claim: tokio_postgres::Statement,
