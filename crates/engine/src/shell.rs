@@ -249,7 +249,8 @@ impl Shell {
 
     fn start(&mut self, attempt: Attempt) {
         if let Some(on_trigger) = &self.on_trigger {
-            on_trigger(&attempt);
+            // Whoever is told may fail; the engine goes on.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_trigger(&attempt)));
         }
         let (cancel, cancelled) = cancellation();
         self.attempts.insert(attempt.run, cancel);
