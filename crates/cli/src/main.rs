@@ -28,6 +28,7 @@ mod retry;
 mod rm;
 mod run;
 mod runs;
+mod serving;
 mod set;
 mod sheet;
 mod show;

@@ -15,6 +15,7 @@ pub use crate::why::Decision;
 
 /// Part of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct List<T> {
     /// In order.
     pub items: Vec<T>,
@@ -31,6 +32,7 @@ impl<T> List<T> {
 
 /// A schedule as it stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Schedule {
     /// Whose.
     pub agent: String,
@@ -84,6 +86,7 @@ pub struct Schedule {
 
 /// Where a schedule stands as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleStatus {
     /// It ticks, or runs on request.
@@ -110,6 +113,7 @@ impl ScheduleStatus {
 
 /// A tick to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NextTick {
     /// The nominal instant.
     pub tick_at: Timestamp,
@@ -125,6 +129,7 @@ impl From<Tick> for NextTick {
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Last {
     /// Which.
     pub run_id: RunId,
@@ -138,6 +143,7 @@ pub struct Last {
 
 /// What is used of a failure budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Budget {
     /// The first failure since the last clear.
     pub period_start: Timestamp,
@@ -268,6 +274,7 @@ fn later(at: Timestamp, ms: u64) -> Timestamp {
 
 /// A run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Run {
     /// Which.
     pub id: RunId,
@@ -360,6 +367,7 @@ impl Run {
 
 /// Why a schedule runs or does not, at an instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Why {
     /// The agent.
     pub agent: String,
@@ -385,6 +393,7 @@ pub struct Why {
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Check {
     /// The reason it would give.
     pub check: String,
@@ -402,6 +411,7 @@ impl From<belfry_core::check::Check> for Check {
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Node {
     /// Random for each start.
     pub id: NodeId,
@@ -427,6 +437,7 @@ pub struct Node {
 
 /// What a node does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NodeStatus {
     /// It lives and has nothing to do.
@@ -474,6 +485,7 @@ impl Node {
 
 /// The breaker of an agent's command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Breaker {
     /// Whose.
     pub agent: String,
@@ -495,6 +507,7 @@ pub struct Breaker {
 
 /// A change of a breaker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Transition {
     /// When.
     pub at: Timestamp,
@@ -543,6 +556,7 @@ impl Breaker {
 
 /// An agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Agent {
     /// Its name.
     pub agent: String,

@@ -48,6 +48,14 @@ pub enum Error {
         /// What was asked for.
         name: String,
     },
+    /// An idempotency key was used for something else.
+    #[error("the key was used for run {run} of {name}, with another prompt or payload")]
+    KeyReused {
+        /// Of which schedule.
+        name: String,
+        /// What it was used for.
+        run: belfry_core::RunId,
+    },
     /// The engine is not in a state for that.
     #[error("the engine is {status}")]
     Status {

@@ -27,7 +27,10 @@ pub use belfry_store::{AnyStore, Error as StoreError, RunRecord, ScheduleRecord}
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};
 pub use driver::{GUEST, Options, default_lanes};
-pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare};
+pub use engine::{
+    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,
+    request_run,
+};
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};

@@ -77,7 +77,7 @@ impl Site {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
         command.current_dir(self.folder.path()).env_remove("BELFRY_STORE").env_remove("BELFRY_CONFIG");
-        command.env("TZ", "UTC").stdin(Stdio::null());
+        command.env("TZ", "UTC").env("BELFRY_LISTEN", "127.0.0.1:0").stdin(Stdio::null());
         command
     }
 

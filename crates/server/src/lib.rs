@@ -1,0 +1,95 @@
+//! Belfry over HTTP: everything that the command line can do, for programs.
+//!
+//! A connection comes in through `listen.rs`, passes the guard, and reaches a handler in `routes/`, which reads its request
+//! with `extract.rs`, asks the engine or its store, and answers with the shapes of [`belfry::api`] or with a `problem.rs`.
+//! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
+
+mod extract;
+mod json;
+mod listen;
+mod meters;
+mod page;
+mod problem;
+mod ready;
+mod routes;
+mod secret;
+mod state;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use belfry_config::Settings;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use state::Shared;
+pub use state::{Reload, Reloaded, Told};
+
+/// A server that listens.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+/// Why a server could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The address is taken, or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+impl Server {
+    /// Listens, and answers from now on.
+    pub async fn start(told: Told) -> Result<Server, Error> {
+        let address = told.settings.listen;
+        let failed = |source| Error::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let mut events = told.engine.events();
+        let shared = Arc::new(Shared::new(told, address));
+        let noting = shared.clone();
+        tokio::spawn(async move {
+            use tokio::sync::broadcast::error::RecvError;
+            loop {
+                match events.recv().await {
+                    Ok(event) => noting.meters.note(&event),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+        let (router, _) = routes::all().with_state(shared.clone()).split_for_parts();
+        let serving = tokio::spawn(listen::serve(listener, router, shared.ending.subscribe()));
+        Ok(Server { shared, address, serving })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What lets commands of the server's owner in, while it lives.
+    pub fn local_token(&self) -> &str {
+        &self.shared.local_token
+    }
+
+    /// The files say something else now.
+    pub fn set_settings(&self, settings: Settings) {
+        self.shared.set_settings(settings);
+    }
+
+    /// Takes nothing more in, and lets what is under way end.
+    pub async fn stop(self) {
+        self.shared.ending.send_replace(true);
+        // It may have ended by a panic, which has nothing to tell.
+        let _ = self.serving.await;
+    }
+}
