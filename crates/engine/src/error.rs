@@ -65,6 +65,12 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] belfry_store::Error),
+    /// Ticks of the past cannot be made up for.
+    #[error("{detail}")]
+    Backfill {
+        /// Why not.
+        detail: String,
+    },
     /// A prompt cannot be filled in.
     #[error("the prompt of {name}: {detail}")]
     Prompt {

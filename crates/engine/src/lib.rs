@@ -9,6 +9,7 @@
 
 mod agent;
 pub mod api;
+mod backfill;
 mod clock;
 pub mod driver;
 mod engine;
@@ -16,10 +17,12 @@ mod error;
 pub mod event;
 mod handler;
 mod shell;
+mod standing;
 mod why;
 
 pub use agent::{AgentBuilder, cron, every};
 pub use api::Why;
+pub use backfill::{Backfill, Backfilled, backfill};
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
@@ -34,4 +37,5 @@ pub use engine::{
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
+pub use standing::{Resumed, past_words, resume};
 pub use why::{Decision, skip_words, why, why_at};

@@ -5,6 +5,7 @@
 //! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
 //! and `views.rs`.
 
+mod access;
 mod any;
 mod error;
 mod hint;
@@ -17,6 +18,7 @@ mod stats;
 mod store;
 mod views;
 
+pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
 pub use error::Error;
 pub use shapes::*;

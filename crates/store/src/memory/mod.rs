@@ -11,6 +11,7 @@ mod pause;
 mod plan;
 mod read;
 mod source;
+mod token;
 mod why;
 
 pub(crate) use pause::resumed;
@@ -38,6 +39,7 @@ use crate::views::*;
 #[derive(Default)]
 pub struct Memory {
     state: Mutex<State>,
+    doors: Mutex<token::Doors>,
     hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,

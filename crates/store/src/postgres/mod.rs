@@ -61,6 +61,7 @@ mod read;
 mod rows;
 mod schema;
 mod source;
+mod token;
 mod why;
 
 use std::collections::HashMap;

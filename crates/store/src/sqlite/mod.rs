@@ -17,6 +17,7 @@ mod read;
 mod schema;
 mod source;
 mod statements;
+mod token;
 mod why;
 
 use std::borrow::Cow;

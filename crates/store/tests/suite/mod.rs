@@ -1,6 +1,6 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `editing`, `listing`, `nodes`, `pausing`, `pruning` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `editing`, `listing`, `nodes`, `pausing`, `pruning`, `tokens` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` lets many clients loose on one store and judges their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
@@ -14,6 +14,7 @@ pub mod pausing;
 pub mod pruning;
 pub mod random;
 pub mod scenarios;
+pub mod tokens;
 pub mod why;
 pub mod world;
 
