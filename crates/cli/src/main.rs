@@ -34,6 +34,7 @@ mod sheet;
 mod show;
 mod tame;
 mod timing;
+mod token;
 mod up;
 mod version;
 mod wait;
@@ -92,6 +93,7 @@ enum Command {
     Breaker(breaker::Breaker),
     Doctor(doctor::Doctor),
     Store(doctor::StoreCommand),
+    Token(token::Token),
     Completions(version::Completions),
     Version(version::Version),
 }
@@ -131,6 +133,7 @@ fn main() -> ExitCode {
         Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
         Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
         Command::Store(store) => store.run(&cli.place, &cli.output),
+        Command::Token(token) => token.run(&cli.place, &cli.output),
         Command::Completions(completions) => completions.run(),
         Command::Version(version) => version.run(&cli.output),
     };

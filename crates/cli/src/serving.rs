@@ -83,6 +83,9 @@ impl Serving {
             (None, Some(error @ belfry_server::Error::Listen { .. })) => Err(Failure::Usage(format!(
                 "{error}. Does another server run? `listen: 127.0.0.1:7401` in the file or `--listen` names another address"
             ))),
+            (None, Some(error @ belfry_server::Error::Open { .. })) => Err(Failure::Usage(format!(
+                "{error}. `belfry token create --scope admin` makes one; `listen: 127.0.0.1:7400` keeps others out"
+            ))),
             (None, error) => Err(Failure::Usage(error.map_or_else(String::new, |error| error.to_string()))),
         }
     }

@@ -5,23 +5,33 @@
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
 mod extract;
+mod guard;
 mod json;
+mod limiter;
 mod listen;
 mod meters;
+mod origin;
 mod page;
 mod problem;
 mod ready;
 mod routes;
 mod secret;
 mod state;
+mod stream;
+mod tokens;
+mod trace;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use axum::Router;
 use belfry_config::Settings;
+use belfry_store::Access;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use guard::{Guard, Table};
+pub use secret::{hash as token_hash, id as token_id, random as new_token};
 use state::Shared;
 pub use state::{Reload, Reloaded, Told};
 
@@ -44,12 +54,48 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// Others can reach the address, and nobody needs a token.
+    #[error("{address} can be reached by others, and there is no token that they would need")]
+    Open {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] belfry_store::Error),
+}
+
+/// Every route, behind the guard that enforces what the document says.
+fn router(shared: &Arc<Shared>) -> Router {
+    let (router, document) = routes::all().split_for_parts();
+    let document = routes::finish(document);
+    let text = serde_json::to_string(&document).unwrap_or_default();
+    shared.document.get_or_init(|| text);
+    let guard = Arc::new(Guard { shared: shared.clone(), table: Table::of(&document) });
+    router
+        .fallback(routes::nothing)
+        .method_not_allowed_fallback(routes::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(guard, guard::guard))
+        .with_state(shared.clone())
+}
+
+/// The document that describes the API, OpenAPI 3.1.
+pub fn openapi() -> String {
+    let (_, document) = routes::all().split_for_parts();
+    serde_json::to_string_pretty(&routes::finish(document)).unwrap_or_default()
 }
 
 impl Server {
     /// Listens, and answers from now on.
     pub async fn start(told: Told) -> Result<Server, Error> {
         let address = told.settings.listen;
+        if !address.ip().is_loopback() {
+            let now = told.engine.now();
+            let tokens = told.engine.store().tokens().await?;
+            if !tokens.iter().any(|token| token.is_good(now)) {
+                return Err(Error::Open { address });
+            }
+        }
         let failed = |source| Error::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -66,8 +112,7 @@ impl Server {
                 }
             }
         });
-        let (router, _) = routes::all().with_state(shared.clone()).split_for_parts();
-        let serving = tokio::spawn(listen::serve(listener, router, shared.ending.subscribe()));
+        let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
         Ok(Server { shared, address, serving })
     }
 

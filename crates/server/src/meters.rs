@@ -1,7 +1,9 @@
 //! What is counted, from what the engine tells.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use axum::http::StatusCode;
 use belfry::Event;
 use belfry::event::Name;
 
@@ -19,6 +21,9 @@ impl Meters {
     pub fn store_is_well(&self) -> bool {
         self.store_is_well.load(Ordering::Relaxed)
     }
+
+    /// Takes note of a request.
+    pub fn request(&self, _operation: &str, _status: StatusCode, _took: Duration) {}
 
     /// Takes note of what happened.
     pub fn note(&self, event: &Event) {

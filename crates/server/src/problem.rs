@@ -14,7 +14,6 @@ pub struct Problem {
     field: Option<String>,
     way_out: Option<String>,
     retry_after_s: Option<u64>,
-    allow: Option<HeaderValue>,
 }
 
 /// What a problem looks like.
@@ -44,15 +43,7 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 
 impl Problem {
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem {
-            status,
-            code,
-            detail: detail.into(),
-            field: None,
-            way_out: None,
-            retry_after_s: None,
-            allow: None,
-        }
+        Problem { status, code, detail: detail.into(), field: None, way_out: None, retry_after_s: None }
     }
 
     /// The request cannot be read.
@@ -102,16 +93,6 @@ impl Problem {
         self.retry_after_s = Some(seconds);
         self
     }
-
-    /// The methods that are there instead.
-    pub fn allow(mut self, methods: Option<HeaderValue>) -> Problem {
-        self.allow = methods;
-        self
-    }
-
-    pub fn code(&self) -> &'static str {
-        self.code
-    }
 }
 
 impl IntoResponse for Problem {
@@ -133,9 +114,6 @@ impl IntoResponse for Problem {
         }
         if let Some(seconds) = self.retry_after_s {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Some(methods) = self.allow {
-            headers.insert(header::ALLOW, methods);
         }
         response
     }

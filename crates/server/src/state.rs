@@ -1,17 +1,22 @@
 //! What every request finds: the engine, its store, and what the server was told about itself.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use belfry::{AnyStore, Engine, Timestamp};
 use belfry_config::{Api, Inherited, Settings};
 use belfry_core::AgentDefinition;
 use belfry_store::{ScheduleRecord, Store};
 use parking_lot::RwLock;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use crate::limiter::Limiter;
 use crate::meters::Meters;
 use crate::problem::Problem;
+use crate::tokens::Remembered;
+
+/// Readers that follow what runs write.
+const FOLLOWERS_MAX: usize = 512;
 
 /// How the files were read again.
 pub type Reloaded = Result<String, String>;
@@ -52,6 +57,12 @@ pub struct Shared {
     pub meters: Meters,
     /// Lets commands of the server's owner in.
     pub local_token: String,
+    pub tokens: Remembered,
+    pub limiter: Limiter,
+    /// Who follows what runs write; each looks four times a second.
+    pub followers: Arc<Semaphore>,
+    /// What describes the API.
+    pub document: OnceLock<String>,
     settings: RwLock<Arc<Settings>>,
 }
 
@@ -69,6 +80,10 @@ impl Shared {
             ending: watch::Sender::new(false),
             meters: Meters::new(),
             local_token: crate::secret::random(),
+            tokens: Remembered::default(),
+            limiter: Limiter::default(),
+            followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
+            document: OnceLock::new(),
             settings: RwLock::new(Arc::new(told.settings)),
         }
     }

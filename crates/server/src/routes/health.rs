@@ -26,7 +26,7 @@ struct Health {
 }
 
 /// Whether the process lives
-#[utoipa::path(get, path = "/healthz", tag = "health", security(()), responses((status = 200, description = "It does", body = Health)))]
+#[utoipa::path(get, path = "/healthz", operation_id = "healthz", tag = "health", security(()), responses((status = 200, description = "It does", body = Health)))]
 async fn healthz(State(shared): State<Arc<Shared>>) -> Response {
     json(StatusCode::OK, &Health { status: "ok", version: shared.version })
 }
@@ -52,7 +52,7 @@ pub struct ReadyCheck {
 }
 
 /// Whether the node can work: its store takes writes, its loops turn
-#[utoipa::path(get, path = "/readyz", tag = "health", security(()), responses(
+#[utoipa::path(get, path = "/readyz", operation_id = "readyz", tag = "health", security(()), responses(
     (status = 200, description = "It can", body = Ready),
     (status = 503, description = "It cannot", body = Ready),
 ))]

@@ -1,25 +1,28 @@
-//! Schedules: listed, shown, made, changed, removed. What a file owns is only shown.
+//! Schedules as they stand.
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::AgentDefinition;
 use belfry::api::{List, Schedule, ScheduleStatus};
+use belfry_core::ScheduleDefinition;
 use belfry_store::{ScheduleFilter, ScheduleRecord, StatusKind, Store};
-use serde::Deserialize;
-use utoipa::IntoParams;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
 use super::{Routes, json};
 use crate::extract::{Named, Params};
-use crate::page::{self, Cursor};
-use crate::problem::{Problem, ProblemBody};
+use crate::page::{self, Cursor, hex};
+use crate::problem::Problem;
 use crate::state::Shared;
 
 pub fn router() -> Routes {
-    Routes::new().routes(routes!(list)).routes(routes!(show))
+    Routes::new().routes(routes!(list))
 }
 
 /// Which schedules to list.
@@ -33,7 +36,7 @@ struct ListParams {
     /// Those that stand like this.
     #[param(nullable = false)]
     status: Option<ScheduleStatus>,
-    /// How many, 1-1000; 100 where nothing is said.
+    /// How many; 100 where nothing is said.
     #[param(nullable = false, minimum = 1, maximum = 1000)]
     limit: Option<u32>,
     /// `next` of the page before.
@@ -42,10 +45,8 @@ struct ListParams {
 }
 
 /// List schedules, in the order of their names
-#[utoipa::path(get, path = "/api/v1/schedules", tag = "schedules", params(ListParams), security(("token" = ["read"])), responses(
-    (status = 200, description = "A page", body = List<Schedule>),
-    (status = 400, description = "The query is wrong", body = ProblemBody, content_type = "application/problem+json"),
-))]
+#[utoipa::path(get, path = "/api/v1/schedules", operation_id = "list_schedules", tag = "schedules", params(ListParams),
+    security(("token" = ["read"])), responses((status = 200, description = "A page", body = List<Schedule>)))]
 async fn list(
     State(shared): State<Arc<Shared>>,
     Params(params): Params<ListParams>,
@@ -78,15 +79,44 @@ async fn shown(shared: &Shared, records: &[ScheduleRecord]) -> Result<Vec<Schedu
     Ok(shown.collect())
 }
 
+/// A schedule as it stands, with what it is.
+#[derive(Serialize, ToSchema)]
+pub struct ScheduleDetail {
+    #[serde(flatten)]
+    schedule: Schedule,
+    /// The keys that differ from the defaults, as they could be written.
+    definition: Map<String, Value>,
+}
+
+/// The version of a schedule's definition, for `ETag` and `If-Match`.
+pub fn tag(revision: i64, definition: &ScheduleDefinition) -> String {
+    let text = serde_json::to_string(definition).unwrap_or_default();
+    format!("\"{revision}-{}\"", hex(&Sha256::digest(text.as_bytes())[..8]))
+}
+
+/// Answers with a schedule, and the version of its definition.
+pub async fn answer(
+    shared: &Shared,
+    status: StatusCode,
+    record: &ScheduleRecord,
+) -> Result<Response, Problem> {
+    let agent = shared.agent_of(record).await?;
+    let detail = ScheduleDetail {
+        schedule: Schedule::of(record, &agent, shared.now()),
+        definition: belfry_config::schedule_keys(&record.definition),
+    };
+    let mut response = json(status, &detail);
+    if let Ok(tag) = HeaderValue::from_str(&tag(record.revision, &record.definition)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
 /// Show a schedule
-#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}", tag = "schedules", security(("token" = ["read"])),
-    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
-    responses(
-        (status = 200, description = "As it stands", body = Schedule),
-        (status = 404, description = "There is none", body = ProblemBody, content_type = "application/problem+json"),
-    ))]
-async fn show(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
+#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}", operation_id = "show_schedule", tag = "schedules",
+    security(("token" = ["read"])), params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
+    responses((status = 200, description = "As it stands", body = ScheduleDetail, headers(("ETag" = String, description = "For If-Match")))))]
+pub async fn show(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
     let record = shared.schedule(&named.full()).await?;
-    let agent = shared.agent_of(&record).await?;
-    Ok(json(StatusCode::OK, &Schedule::of(&record, &agent, shared.now())))
+    answer(&shared, StatusCode::OK, &record).await
 }
