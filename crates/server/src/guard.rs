@@ -204,7 +204,8 @@ async fn admit(
     Ok(actor)
 }
 
-async fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
+/// Whose request it is.
+pub async fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = given.next() else {
         return match shared.is_open().await? {

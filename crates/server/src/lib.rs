@@ -14,6 +14,7 @@ mod origin;
 mod page;
 mod problem;
 mod ready;
+mod ring;
 mod routes;
 mod secret;
 mod state;
@@ -25,15 +26,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
+use belfry::Event;
 use belfry_config::Settings;
 use belfry_store::Access;
+use belfry_time::SignedDuration;
 use tokio::net::TcpListener;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 
 use guard::{Guard, Table};
 pub use secret::{hash as token_hash, id as token_id, random as new_token};
-use state::Shared;
 pub use state::{Reload, Reloaded, Told};
+use state::{Shared, ended};
+
+/// Old rows of the audit go once in so many rounds of the house: hourly.
+const PRUNE_ROUNDS: u64 = 720;
+const PRUNE_BATCH: u32 = 1000;
 
 /// A server that listens.
 pub struct Server {
@@ -79,6 +88,49 @@ fn router(shared: &Arc<Shared>) -> Router {
         .with_state(shared.clone())
 }
 
+/// Takes in what the engine tells, for those who listen and for what is counted.
+async fn note(shared: Arc<Shared>, mut events: broadcast::Receiver<Arc<Event>>) {
+    let mut ending = shared.ending.subscribe();
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = ended(&mut ending) => return,
+        };
+        match event {
+            Ok(event) => {
+                shared.meters.note(&event);
+                shared.ring.put(event);
+            }
+            Err(RecvError::Lagged(count)) => shared.ring.lost(count),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Looks at the store now and then, and removes what is too old of the audit.
+async fn keep_house(shared: Arc<Shared>) {
+    let mut ending = shared.ending.subscribe();
+    let mut pulse = tokio::time::interval(meters::PULSE);
+    let mut round = 0_u64;
+    loop {
+        tokio::select! {
+            _ = pulse.tick() => shared.pulse().await,
+            () = ended(&mut ending) => return,
+        }
+        if round.is_multiple_of(PRUNE_ROUNDS)
+            && let Some(kept) = shared.settings().retention.audit_ms
+        {
+            let kept = SignedDuration::from_millis(i64::try_from(kept).unwrap_or(i64::MAX));
+            let before = shared.now().checked_sub(kept).unwrap_or(belfry::Timestamp::MIN);
+            // What cannot be removed now is removed an hour later.
+            while shared.store().prune_access(before, PRUNE_BATCH).await.is_ok_and(|gone| gone >= PRUNE_BATCH)
+            {
+            }
+        }
+        round += 1;
+    }
+}
+
 /// The document that describes the API, OpenAPI 3.1.
 pub fn openapi() -> String {
     let (_, document) = routes::all().split_for_parts();
@@ -99,19 +151,10 @@ impl Server {
         let failed = |source| Error::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let mut events = told.engine.events();
+        let events = told.engine.events();
         let shared = Arc::new(Shared::new(told, address));
-        let noting = shared.clone();
-        tokio::spawn(async move {
-            use tokio::sync::broadcast::error::RecvError;
-            loop {
-                match events.recv().await {
-                    Ok(event) => noting.meters.note(&event),
-                    Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return,
-                }
-            }
-        });
+        tokio::spawn(note(shared.clone(), events));
+        tokio::spawn(keep_house(shared.clone()));
         let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
         Ok(Server { shared, address, serving })
     }

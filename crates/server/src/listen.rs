@@ -17,6 +17,8 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::ServiceExt;
 
+use crate::state::ended;
+
 /// Connections at once; more wait to be accepted. Each costs some ten kilobytes.
 const CONNECTIONS_MAX: usize = 8192;
 /// A head of a request that has not come by then will not come. It also ends connections that idle.
@@ -38,13 +40,13 @@ pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiv
     loop {
         let permit = tokio::select! {
             permit = room.clone().acquire_owned() => permit,
-            _ = ending.wait_for(|ending| *ending) => break,
+            () = ended(&mut ending) => break,
         };
         // It is never closed.
         let Ok(permit) = permit else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = ending.wait_for(|ending| *ending) => break,
+            () = ended(&mut ending) => break,
         };
         match accepted {
             Ok((stream, peer)) => {
@@ -82,7 +84,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Router, mut ending
     // Whatever ends a connection, it is over.
     tokio::select! {
         _ = connection.as_mut() => return,
-        _ = ending.wait_for(|ending| *ending) => connection.as_mut().graceful_shutdown(),
+        () = ended(&mut ending) => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
 }

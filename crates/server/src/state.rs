@@ -13,10 +13,13 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::limiter::Limiter;
 use crate::meters::Meters;
 use crate::problem::Problem;
+use crate::ring::Ring;
 use crate::tokens::Remembered;
 
 /// Readers that follow what runs write.
 const FOLLOWERS_MAX: usize = 512;
+/// Readers of events.
+pub const LISTENERS_MAX: usize = 4096;
 
 /// How the files were read again.
 pub type Reloaded = Result<String, String>;
@@ -61,9 +64,18 @@ pub struct Shared {
     pub limiter: Limiter,
     /// Who follows what runs write; each looks four times a second.
     pub followers: Arc<Semaphore>,
+    /// Who listens to events.
+    pub listeners: Arc<Semaphore>,
+    pub ring: Ring,
     /// What describes the API.
     pub document: OnceLock<String>,
     settings: RwLock<Arc<Settings>>,
+}
+
+/// Waits until the server is about to end.
+pub async fn ended(ending: &mut watch::Receiver<bool>) {
+    // Where nobody can say so any more, it has.
+    let _ = ending.wait_for(|ending| *ending).await;
 }
 
 impl Shared {
@@ -83,6 +95,8 @@ impl Shared {
             tokens: Remembered::default(),
             limiter: Limiter::default(),
             followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
+            listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            ring: Ring::new(),
             document: OnceLock::new(),
             settings: RwLock::new(Arc::new(told.settings)),
         }

@@ -12,6 +12,11 @@ async fn it_keeps_every_scenario() {
 }
 
 #[tokio::test]
+async fn it_keeps_the_rules_for_requests_from_outside() {
+    suite::hooks::all(async || Memory::new()).await;
+}
+
+#[tokio::test]
 async fn it_keeps_tokens_and_the_audit() {
     suite::tokens::all(async || Memory::new()).await;
 }

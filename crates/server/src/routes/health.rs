@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
+use crate::problem::Problem;
 use crate::state::Shared;
 
 pub fn router() -> Routes {
-    Routes::new().routes(routes!(healthz)).routes(routes!(readyz))
+    Routes::new().routes(routes!(healthz)).routes(routes!(readyz)).routes(routes!(metrics))
 }
 
 /// The process lives.
@@ -60,4 +61,13 @@ async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
     let ready = shared.ready().await;
     let status = if ready.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(status, &ready)
+}
+
+/// What is counted, as OpenMetrics
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "health", security(("token" = ["read"])),
+    responses((status = 200, description = "OpenMetrics", body = String, content_type = "application/openmetrics-text")))]
+async fn metrics(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let text = shared.metrics().await?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok((StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response())
 }

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use super::{Routes, json};
 use crate::extract::{Params, RunPath};
 use crate::problem::Problem;
-use crate::state::Shared;
+use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, Sink};
 
 /// So much is read at once.
@@ -146,7 +146,7 @@ async fn follow(
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
             () = sink.left() => break,
-            _ = ending.wait_for(|ending| *ending) => break,
+            () = ended(&mut ending) => break,
         }
     }
     drop(permit);

@@ -6,7 +6,9 @@ mod actions;
 mod agents;
 mod breakers;
 mod edit;
+mod events;
 pub mod health;
+mod hooks;
 mod log;
 mod nodes;
 mod runs;
@@ -61,6 +63,8 @@ pub fn all() -> Routes {
         .merge(breakers::router())
         .merge(nodes::router())
         .merge(tokens::router())
+        .merge(events::router())
+        .merge(hooks::router())
         .routes(routes!(document_route))
 }
 

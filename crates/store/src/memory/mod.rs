@@ -4,6 +4,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod hook;
 mod list;
 mod node;
 mod output;

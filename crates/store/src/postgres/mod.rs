@@ -51,6 +51,7 @@ mod connection;
 mod edit;
 mod enqueue;
 mod finish;
+mod hook;
 mod list;
 mod node;
 mod notify;

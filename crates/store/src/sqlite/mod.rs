@@ -7,6 +7,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod hook;
 mod list;
 mod node;
 mod notify;
