@@ -42,7 +42,6 @@ macro_rules! named {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
         pub enum $name {
             $($(#[$doc])* #[serde(rename = $text)] $variant = $number,)*
         }
@@ -66,6 +65,18 @@ macro_rules! named {
                 match code { $($number => Some($name::$variant),)* _ => None }
             }
         }
+
+        #[cfg(feature = "openapi")]
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+                let names = $name::ALL.iter().map(|one| one.as_str());
+                let text = utoipa::openapi::schema::Type::String;
+                utoipa::openapi::ObjectBuilder::new().schema_type(text).enum_values(Some(names)).into()
+            }
+        }
+
+        #[cfg(feature = "openapi")]
+        impl utoipa::ToSchema for $name {}
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

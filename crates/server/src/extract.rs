@@ -180,6 +180,9 @@ impl FromRequest<Arc<Shared>> for MaybeObject {
         if bytes.is_empty() {
             return Ok(MaybeObject(Map::new()));
         }
+        if bytes.trim_ascii() == b"null" {
+            return Ok(MaybeObject(Map::new()));
+        }
         object(&parts.headers, &bytes).map(|Object(map)| MaybeObject(map))
     }
 }
@@ -191,8 +194,23 @@ impl MaybeObject {
     }
 }
 
+/// Numbers such as `5.0` as whole ones: to JSON they are the same. What is inside other values is left as it is.
+pub fn whole(mut map: Map<String, Value>) -> Map<String, Value> {
+    // Beyond this a floating point number no longer names one whole number.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    for value in map.values_mut() {
+        let number =
+            value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() <= EXACT);
+        if let Some(number) = number {
+            *value = Value::from(number as i64);
+        }
+    }
+    map
+}
+
 /// An object as what it is meant to be.
 pub fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, Problem> {
+    let map = whole(map);
     serde_json::from_value(Value::Object(map)).map_err(|error| {
         let words = error.to_string();
         let field = words.split('`').nth(1).map(str::to_owned);
@@ -227,11 +245,13 @@ impl FromRequestParts<Arc<Shared>> for Key {
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Key, Problem> {
         let Some(value) = parts.headers.get("idempotency-key") else { return Ok(Key(None)) };
-        let text = value.to_str().ok().filter(|key| !key.is_empty() && key.len() <= KEY_MAX);
+        let is_plain = value.as_bytes().iter().all(|byte| (b'!'..=b'~').contains(byte));
+        let text = value.to_str().ok().filter(|key| is_plain && !key.is_empty() && key.len() <= KEY_MAX);
         match text {
             Some(key) => Ok(Key(Some(key.to_owned()))),
             None => {
-                let detail = format!("an idempotency key is 1-{KEY_MAX} printable ASCII characters");
+                let detail =
+                    format!("an idempotency key is 1-{KEY_MAX} printable ASCII characters without blanks");
                 Err(Problem::bad("bad_key", detail).field("Idempotency-Key"))
             }
         }

@@ -52,14 +52,14 @@ impl Cursor {
     /// From a request.
     pub fn read(text: &str) -> Result<Cursor, Problem> {
         read(text).ok_or_else(|| {
-            Problem::bad("bad_cursor", "the cursor is none that this API gave")
+            Problem::meaningless("bad_cursor", "the cursor is none that this API gave")
                 .field("cursor")
                 .way_out("begin without one, and pass on `next` of the answer as it is")
         })
     }
 
     fn wrong_list() -> Problem {
-        Problem::bad("bad_cursor", "the cursor belongs to another list").field("cursor")
+        Problem::meaningless("bad_cursor", "the cursor belongs to another list").field("cursor")
     }
 
     pub fn schedule(text: Option<&str>) -> Result<Option<String>, Problem> {

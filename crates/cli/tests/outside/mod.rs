@@ -58,6 +58,14 @@ impl Site {
         self.folder.path().join(name)
     }
 
+    /// A file of the server's state: beside the file of a store, else beside the configuration.
+    pub fn state_file(&self, name: &str) -> PathBuf {
+        match self.store.starts_with("sqlite:") {
+            true => self.path(name),
+            false => self.path(".belfry").join(name),
+        }
+    }
+
     /// Writes the configuration, in one go as an editor does; the store is added to it.
     pub fn config(&self, text: &str) {
         self.raw_config(&format!("store: \"{}\"\n{text}", self.store));

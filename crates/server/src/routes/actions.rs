@@ -29,8 +29,8 @@ use crate::trace::Trace;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// How often a run that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Runs of one backfill.
-const BACKFILL_MAX: u32 = 10_000;
+/// Runs of one backfill, so that its answer comes soon; `more` says what is left.
+const BACKFILL_MAX: u32 = 1000;
 /// Longer reasons are essays.
 const REASON_MAX: usize = 1000;
 
@@ -226,7 +226,7 @@ struct BackfillBody {
     #[serde(default)]
     dry_run: bool,
     /// At most so many, the earliest; 1000 where nothing is said.
-    #[schema(minimum = 1, maximum = 10000)]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<u32>,
 }
 

@@ -175,11 +175,11 @@ async fn replace(
 ) -> Result<Response, Problem> {
     let _turn = shared.edits.lock().await;
     let record = shared.store().schedule(&named.full()).await?;
+    let definition = read(&shared, &named, &keys, None).await?;
     preconditions(&headers, record.as_ref())?;
     if let Some(record) = &record {
         refuse_owned(&shared, record)?;
     }
-    let definition = read(&shared, &named, &keys, None).await?;
     if record.is_none() {
         refuse_lookalike(&shared, &named).await?;
     }
@@ -206,12 +206,12 @@ async fn change(
 ) -> Result<Response, Problem> {
     let _turn = shared.edits.lock().await;
     let record = shared.schedule(&named.full()).await?;
+    let definition = match keys.is_empty() {
+        true => record.definition.clone(),
+        false => read(&shared, &named, &keys, Some(&record.definition)).await?,
+    };
     preconditions(&headers, Some(&record))?;
     refuse_owned(&shared, &record)?;
-    if keys.is_empty() {
-        return answer(&shared, StatusCode::OK, &record).await;
-    }
-    let definition = read(&shared, &named, &keys, Some(&record.definition)).await?;
     put(&shared, &named, &definition, Some(&record)).await
 }
 
@@ -261,7 +261,8 @@ async fn read(
 ) -> Result<ScheduleDefinition, Problem> {
     let agent = agent(shared, &named.agent).await?;
     // One key a line, so that an error's line tells the key.
-    let text = serde_json::to_string_pretty(keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let keys = extract::whole(keys.clone());
+    let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
     let (settings, name) = (shared.settings(), named.full());
     let about = About {
         name: &name,

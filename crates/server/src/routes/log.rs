@@ -108,7 +108,8 @@ async fn log(
 }
 
 fn place(text: Option<&str>) -> Result<Option<u64>, Problem> {
-    let wrong = || Problem::bad("bad_cursor", "after must be a place as `next` gives it").field("after");
+    let wrong =
+        || Problem::meaningless("bad_cursor", "after must be a place as `next` gives it").field("after");
     let place = text
         .map(|text| text.parse::<i64>().ok().and_then(|place| u64::try_from(place).ok()).ok_or_else(wrong));
     place.transpose()

@@ -105,8 +105,10 @@ fn failures(path: &str, operation: &mut Operation) {
             ("408", "The body did not come in time"),
             ("413", "The body is too long"),
             ("415", "The body is not application/json"),
-            ("422", "The request can be read, and means nothing that could be done"),
         ]);
+    }
+    if operation.request_body.is_some() || operation.parameters.is_some() {
+        all.push(("422", "The request can be read, and means nothing that could be done"));
     }
     for (status, description) in all {
         operation

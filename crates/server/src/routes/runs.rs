@@ -63,12 +63,13 @@ impl ListParams {
                 Some(format!("{agent}/{schedule}"))
             }
             (Some(_), Some(_)) => {
-                return Err(Problem::bad("bad_query", "agent and schedule must be names").field("schedule"));
+                return Err(
+                    Problem::meaningless("bad_query", "agent and schedule must be names").field("schedule")
+                );
             }
             (None, Some(_)) => {
-                return Err(
-                    Problem::bad("bad_query", "a schedule is named together with its agent").field("agent")
-                );
+                return Err(Problem::meaningless("bad_query", "a schedule is named together with its agent")
+                    .field("agent"));
             }
         };
         Ok(RunFilter {
