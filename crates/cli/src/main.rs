@@ -7,6 +7,7 @@ mod apply;
 mod backfill;
 mod breaker;
 mod cancel;
+mod client;
 mod config;
 mod diff;
 mod doctor;
@@ -23,6 +24,7 @@ mod place;
 mod reach;
 mod reading;
 mod reload;
+mod remote;
 mod resume;
 mod retry;
 mod rm;
@@ -98,6 +100,44 @@ enum Command {
     Version(version::Version),
 }
 
+impl Command {
+    /// The name of a command that works on files and stores alone.
+    fn needs_store(&self) -> Option<&'static str> {
+        Some(match self {
+            Command::Up(_) => "up",
+            Command::Add(_) => "add",
+            Command::Set(_) => "set",
+            Command::Apply(_) => "apply",
+            Command::Backfill(_) => "backfill",
+            Command::Diff(_) => "diff",
+            Command::Export(_) => "export",
+            Command::Show(_) => "show",
+            Command::Logs(_) => "logs",
+            Command::Breaker(_) => "breaker",
+            Command::Doctor(_) => "doctor",
+            Command::Store(_) => "store",
+            Command::Token(_) => "token",
+            Command::Init(_)
+            | Command::Check(_)
+            | Command::Next(_)
+            | Command::Config(_)
+            | Command::Run(_)
+            | Command::Cancel(_)
+            | Command::Retry(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Rm(_)
+            | Command::Reload(_)
+            | Command::Ls(_)
+            | Command::Why(_)
+            | Command::Runs(_)
+            | Command::Nodes(_)
+            | Command::Completions(_)
+            | Command::Version(_) => return None,
+        })
+    }
+}
+
 fn main() -> ExitCode {
     // The same binary is also the keeper of a node's children, and what they start as.
     if let Some(code) = belfry_runner::keeper::main_if_asked() {
@@ -105,6 +145,11 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     cli.output.set_colours();
+    if let Some(name) = cli.command.needs_store()
+        && let Err(failure) = cli.place.refuse_server(name)
+    {
+        return failure.report();
+    }
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
         Command::Run(run) => run.run(&cli.place, &cli.output),

@@ -9,6 +9,7 @@ use crate::output::Output;
 use crate::pause::all_of;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 
 /// Resume schedules that were paused: they tick from now on
 #[derive(Debug, Args)]
@@ -47,6 +48,9 @@ impl Resume {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                return remote::resume(&client, &self.names, self.catch_up, output).await;
+            }
             let reach = Reach::open(place).await?;
             let now = reach.now().await?;
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };

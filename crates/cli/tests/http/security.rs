@@ -136,7 +136,9 @@ fn who_asks_too_often_has_to_wait() {
 fn a_server_that_others_reach_needs_a_token_first() {
     let site = Site::sqlite();
     site.config(CONFIG);
-    let public = |command: &mut std::process::Command| drop(command.env("BELFRY_LISTEN", "0.0.0.0:0"));
+    let public = |command: &mut std::process::Command| {
+        command.env("BELFRY_LISTEN", "0.0.0.0:0");
+    };
     let refused = site.belfry_with(&["up"], public);
     assert_eq!(refused.status.code(), Some(2));
     let words = String::from_utf8(refused.stderr).unwrap();
