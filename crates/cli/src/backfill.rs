@@ -1,14 +1,7 @@
 //! `belfry backfill`: runs for ticks of the past.
-//!
-//! A run that is made so carries its tick like any other: the attempt is told of it, `why` and `--missing` find it, and a tick
-//! lives at most once. That is why only ticks behind the planner are made: what it has still to plan it will, and two runs
-//! for one tick would meet.
 
-use belfry::{Options, RunId};
-use belfry_core::TokenKind;
-use belfry_core::check::Status;
-use belfry_store::{Enqueue, Enqueued, NewRun, ScheduleRecord, Store, TickFate};
-use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing, Zone, parse_instant};
+use belfry::{Backfill as Request, RunId};
+use belfry_time::{Timestamp, Zone, parse_instant};
 use clap::Args;
 use serde::Serialize;
 
@@ -17,10 +10,6 @@ use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach};
 use crate::words;
-
-/// Ticks that are looked at, made or not.
-const WALKED_MAX: usize = 100_000;
-const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
 
 /// Make runs for ticks of the past
 #[derive(Debug, Args)]
@@ -80,61 +69,23 @@ impl Backfill {
         reach::block_on(async {
             let reach = Reach::open_with_files(place).await?;
             let record = reach.schedule(&self.name).await?;
-            let timing = self.timing(&record)?;
-            let zone = match &output.tz {
-                Some(_) => output.zone()?,
-                None => timing.zone().clone(),
+            let zone = match (&output.tz, belfry::api::timing_of(&record)) {
+                (None, Some(timing)) => timing.zone().clone(),
+                _ => output.zone()?,
             };
+            let request = self.request(&zone)?;
             let now = reach.now().await?;
-            let (from, end) = self.span(&record, now, &zone)?;
-            let mut answer = Answer { dry_run: self.dry_run, runs: Vec::new(), left_out: 0, more: 0 };
-            let mut walked = from;
-            for tick in ticks(&timing, from, end).take(WALKED_MAX) {
-                if answer.runs.len() as u64 == self.limit {
-                    break;
-                }
-                walked = tick.tick_at;
-                match self.is_wanted(&reach, &record, tick.tick_at).await? {
-                    true => answer.runs.push(One { tick_at: tick.tick_at, run_id: None }),
-                    false => answer.left_out += 1,
-                }
+            let done = belfry::backfill(&reach.store, &reach.options(), now, &record, &request).await?;
+            if let Some(planned) = done.cut_at {
+                reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
             }
-            if walked > from || !answer.runs.is_empty() {
-                answer.more = timing.count_between(walked, earlier(end));
-            }
-            if !self.dry_run {
-                make(&reach, &record, &reach.options(), now, &mut answer).await?;
-            }
+            let runs = done.runs.into_iter().map(|(tick_at, run_id)| One { tick_at, run_id }).collect();
+            let answer = Answer { dry_run: self.dry_run, runs, left_out: done.left_out, more: done.more };
             self.tell(&reach, output, &zone, &answer)
         })
     }
 
-    fn timing(&self, record: &ScheduleRecord) -> Result<Timing, Failure> {
-        let compiled = record.definition.compile(&record.name).map_err(|detail| {
-            Failure::Usage(format!("{} is invalid and has no ticks: {detail}", record.name))
-        })?;
-        let timing = compiled.timing.ok_or_else(|| {
-            Failure::Usage(format!("{} runs on request and has no ticks to make up for", record.name))
-        })?;
-        if self.missing && follows_runs(&timing) {
-            return Err(Failure::Usage(format!(
-                "{} counts from its runs, so no past tick of it is missing. Without --missing it is counted from --from; `anchor: slot` gives it a grid",
-                record.name
-            )));
-        }
-        Ok(match record.origin {
-            Some(origin) => timing.with_origin(origin),
-            None => timing,
-        })
-    }
-
-    /// The instants that are meant, the end not included: never further than the planner is.
-    fn span(
-        &self,
-        record: &ScheduleRecord,
-        now: Timestamp,
-        zone: &Zone,
-    ) -> Result<(Timestamp, Timestamp), Failure> {
+    fn request(&self, zone: &Zone) -> Result<Request, Failure> {
         let from = parse_instant(&self.from, Some(zone)).in_option("--from")?;
         let to = parse_instant(&self.to, Some(zone)).in_option("--to")?;
         if from >= to {
@@ -144,31 +95,8 @@ impl Backfill {
                 zone.rfc3339(to)
             )));
         }
-        let planned = planned_until(record, now);
-        if from >= planned {
-            return Err(Failure::Usage(format!(
-                "nothing of {} is in the past from {} on: what comes after {} it plans by itself",
-                record.name,
-                zone.rfc3339(from),
-                zone.rfc3339(planned)
-            )));
-        }
-        if to > planned {
-            reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
-        }
-        Ok((from, to.min(planned)))
-    }
-
-    async fn is_wanted(
-        &self,
-        reach: &Reach,
-        record: &ScheduleRecord,
-        tick_at: Timestamp,
-    ) -> Result<bool, Failure> {
-        Ok(match reach.store.tick(record.id, tick_at).await? {
-            TickFate::Run(run) => !run.state.is_live() && !self.missing,
-            TickFate::Skipped(_) | TickFate::Open(_) | TickFate::Unknown => true,
-        })
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        Ok(Request { from, to, missing: self.missing, dry_run: self.dry_run, limit, key: None })
     }
 
     fn tell(&self, reach: &Reach, output: &Output, zone: &Zone, answer: &Answer) -> Result<(), Failure> {
@@ -201,74 +129,4 @@ impl Backfill {
         }
         Ok(())
     }
-}
-
-async fn make(
-    reach: &Reach,
-    record: &ScheduleRecord,
-    options: &Options,
-    now: Timestamp,
-    answer: &mut Answer,
-) -> Result<(), Failure> {
-    let template = belfry::prepare(&reach.store, options, now, &record.name).await?;
-    let mut kept = Vec::new();
-    for (place, one) in answer.runs.drain(..).enumerate() {
-        // They start in the order of their ticks: that of their first instants, a microsecond apart.
-        let behind = SignedDuration::from_micros(place as i64);
-        let run = NewRun {
-            id: belfry::new_run_id(now),
-            tick_at: Some(one.tick_at),
-            trigger: belfry_core::Trigger::Backfill,
-            not_before: now.checked_add(behind).unwrap_or(now),
-            ..template.clone()
-        };
-        let id = run.id;
-        match reach.store.enqueue(now, &Enqueue { run, key: None }).await? {
-            Enqueued::Made => kept.push(One { run_id: Some(id), ..one }),
-            // Somebody else makes up for the same ticks.
-            Enqueued::Repeat(_) | Enqueued::KeyReused(_) => answer.left_out += 1,
-            Enqueued::NotFound => {
-                return Err(Failure::NotFound(format!(
-                    "{} is gone; {} were made before",
-                    record.name,
-                    words::count(kept.len(), "run")
-                )));
-            }
-        }
-    }
-    answer.runs = kept;
-    Ok(())
-}
-
-/// The first instant whose ticks are still the planner's. It only moves forward, but for a pause, which `resume --catch-up`
-/// may take up where it began.
-fn planned_until(record: &ScheduleRecord, now: Timestamp) -> Timestamp {
-    let after = |at: Timestamp| at.checked_add(MICROSECOND).unwrap_or(at);
-    let planned = match (&record.status, record.token) {
-        (Status::Paused { .. }, _) => after(record.status_since),
-        // The first tick of an interval is the instant at which it was first seen.
-        (_, Some(token)) if matches!(token.kind, TokenKind::Tick | TokenKind::First) => token.tick_at,
-        (_, Some(token)) => after(token.tick_at),
-        (_, None) => now,
-    };
-    planned.min(now)
-}
-
-/// Whether ticks count from runs rather than on a grid of their own.
-fn follows_runs(timing: &Timing) -> bool {
-    matches!(
-        timing.kind(),
-        Kind::Every { every: Every::Interval(_), anchor: Anchor::Completion | Anchor::Start }
-    )
-}
-
-/// The ticks from an instant on, up to another that is not included.
-fn ticks(timing: &Timing, from: Timestamp, end: Timestamp) -> impl Iterator<Item = Tick> {
-    let first = if follows_runs(timing) { timing.first(from) } else { timing.next(earlier(from)) };
-    let rest = first.map(|first| timing.ticks(first.tick_at)).into_iter().flatten();
-    first.into_iter().chain(rest).take_while(move |tick| tick.tick_at < end)
-}
-
-fn earlier(at: Timestamp) -> Timestamp {
-    at.checked_sub(MICROSECOND).unwrap_or(at)
 }

@@ -13,6 +13,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 
 /// Live runs of one schedule that are read at once.
 const PAGE: u32 = 1000;
@@ -65,6 +66,9 @@ impl Cancel {
             reach::run_id(&self.what)?;
         }
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                return remote::cancel(&client, &self.what, self.wait, output).await;
+            }
             let reach = Reach::open(place).await?;
             let runs = self.meant(&reach).await?;
             let mut done = Vec::new();

@@ -98,6 +98,7 @@ fn said(failure: &Failure) -> String {
     match failure {
         Failure::Usage(message)
         | Failure::Unreachable(message)
+        | Failure::Denied(message)
         | Failure::NotFound(message)
         | Failure::Run(message)
         | Failure::Timeout(message) => message.clone(),

@@ -14,6 +14,8 @@ pub enum Failure {
     Config(belfry_config::Errors),
     /// What was asked for is not there. Exit code 3.
     NotFound(String),
+    /// The server does not allow it. Exit code 4.
+    Denied(String),
     /// The store failed. Exit code 5.
     Store(belfry_store::Error),
     /// There is nobody to talk to. Exit code 5.
@@ -47,6 +49,7 @@ impl Failure {
                 return ExitCode::from(2);
             }
             Failure::NotFound(message) => (message.clone(), 3),
+            Failure::Denied(message) => (message.clone(), 4),
             // Two servers on one file are a mistake, not an outage.
             Failure::Store(error @ belfry_store::Error::InUse { .. }) => (error.to_string(), 2),
             Failure::Store(error) => (error.to_string(), 5),

@@ -197,19 +197,12 @@ fn read_file(path: &PathBuf) -> Result<String, Failure> {
 
 /// A one-shot whose time has passed never fires: it is refused, with both times.
 pub fn refuse_past(name: &str, definition: &ScheduleDefinition, now: Timestamp) -> Result<(), Failure> {
-    let schedule = definition.compile(name).map_err(Failure::Usage)?;
-    let Some(timing) = schedule.timing.as_ref().filter(|_| schedule.is_one_shot()) else { return Ok(()) };
-    let at = match timing.kind() {
-        belfry_time::Kind::At(at) if *at < now => *at,
-        _ => return Ok(()),
-    };
-    let zone = timing.zone();
-    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    Err(Failure::Usage(format!(
-        "{name} would never run: its time {} has passed, it is {}. Use a later time, or `belfry run` to run it now",
-        zone.rfc3339(at),
-        zone.rfc3339(now)
-    )))
+    match belfry::past_words(name, definition, now) {
+        Some(words) => {
+            Err(Failure::Usage(format!("{words}. Use a later time, or `belfry run` to run it now")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Why a schedule that belongs to somebody else is not touched.

@@ -10,6 +10,7 @@ use belfry_time::{Timestamp, Zone};
 use clap::Args;
 use comfy_table::Color;
 
+use crate::client::{Client, encoded};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::Place;
@@ -37,6 +38,9 @@ impl Ls {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
+            if let Some(client) = place.client()? {
+                return self.over(&client, output, &zone).await;
+            }
             let reading = Reading::open(place).await?;
             let agents = reading.store.agents().await?;
             if let Some(agent) = &self.agent {
@@ -57,6 +61,23 @@ impl Ls {
                 format => reading::print_items(format, schedules),
             }
         })
+    }
+}
+
+impl Ls {
+    async fn over(&self, client: &Client, output: &Output, zone: &Zone) -> Result<(), Failure> {
+        let path = match &self.agent {
+            Some(agent) => {
+                client.get::<serde_json::Value>(&format!("/api/v1/agents/{}", encoded(agent))).await?;
+                format!("/api/v1/schedules?agent={}", encoded(agent))
+            }
+            None => "/api/v1/schedules".to_owned(),
+        };
+        let schedules: Vec<Schedule> = client.list(&path, usize::MAX).await?;
+        match output.format {
+            Format::Table => print(schedules, Timestamp::now(), zone),
+            format => reading::print_items(format, schedules),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod apply;
 mod backfill;
 mod breaker;
 mod cancel;
+mod client;
 mod config;
 mod diff;
 mod doctor;
@@ -24,12 +25,14 @@ mod place;
 mod reach;
 mod reading;
 mod reload;
+mod remote;
 mod resume;
 mod retry;
 mod rm;
 mod run;
 mod runs;
 mod send;
+mod serving;
 mod sessions;
 mod set;
 mod sheet;
@@ -37,6 +40,7 @@ mod show;
 mod stop;
 mod tame;
 mod timing;
+mod token;
 mod up;
 mod version;
 mod wait;
@@ -100,8 +104,52 @@ enum Command {
     Breaker(breaker::Breaker),
     Doctor(doctor::Doctor),
     Store(doctor::StoreCommand),
+    Token(token::Token),
     Completions(version::Completions),
     Version(version::Version),
+}
+
+impl Command {
+    /// The name of a command that works on files and stores alone.
+    fn needs_store(&self) -> Option<&'static str> {
+        Some(match self {
+            Command::Up(_) => "up",
+            Command::Add(_) => "add",
+            Command::Set(_) => "set",
+            Command::Apply(_) => "apply",
+            Command::Backfill(_) => "backfill",
+            Command::Diff(_) => "diff",
+            Command::Export(_) => "export",
+            Command::Show(_) => "show",
+            Command::Logs(_) => "logs",
+            Command::Breaker(_) => "breaker",
+            Command::Doctor(_) => "doctor",
+            Command::Store(_) => "store",
+            Command::Token(_) => "token",
+            Command::Send(_) => "send",
+            Command::Stop(_) => "stop",
+            Command::Stopall(_) => "stopall",
+            Command::Sessions(_) => "sessions",
+            Command::Lanes(_) => "lanes",
+            Command::Init(_)
+            | Command::Check(_)
+            | Command::Next(_)
+            | Command::Config(_)
+            | Command::Run(_)
+            | Command::Cancel(_)
+            | Command::Retry(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Rm(_)
+            | Command::Reload(_)
+            | Command::Ls(_)
+            | Command::Why(_)
+            | Command::Runs(_)
+            | Command::Nodes(_)
+            | Command::Completions(_)
+            | Command::Version(_) => return None,
+        })
+    }
 }
 
 fn main() -> ExitCode {
@@ -111,6 +159,11 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     cli.output.set_colours();
+    if let Some(name) = cli.command.needs_store()
+        && let Err(failure) = cli.place.refuse_server(name)
+    {
+        return failure.report();
+    }
     let result = match &cli.command {
         Command::Up(up) => up.run(&cli.place, &cli.output),
         Command::Run(run) => run.run(&cli.place, &cli.output),
@@ -144,6 +197,7 @@ fn main() -> ExitCode {
         Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
         Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
         Command::Store(store) => store.run(&cli.place, &cli.output),
+        Command::Token(token) => token.run(&cli.place, &cli.output),
         Command::Completions(completions) => completions.run(),
         Command::Version(version) => version.run(&cli.output),
     };

@@ -74,6 +74,7 @@ impl Next {
 
     /// From the store, as its planner will find them; from another instant, as if the schedule had ticked then.
     fn of_schedule(&self, name: &str, place: &Place, output: &Output) -> Result<(), Failure> {
+        place.refuse_server("next AGENT/SCHEDULE")?;
         let (record, now) = reading::block_on(async {
             let reading = Reading::open(place).await?;
             Ok((reading.schedule(name).await?, reading.now))

@@ -1,6 +1,6 @@
 //! `belfry nodes`: who runs from this store.
 
-use belfry::api::{Node, NodeStatus};
+use belfry::api::{List, Node, NodeStatus};
 use belfry_store::Store;
 use belfry_time::{Timestamp, Zone};
 use clap::Args;
@@ -26,12 +26,17 @@ impl Nodes {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
-            let reading = Reading::open(place).await?;
-            let live = reading.store.live_runs().await?;
-            let nodes = reading.store.nodes().await?;
-            let nodes: Vec<Node> = nodes.iter().map(|node| Node::of(node, &live, reading.now)).collect();
+            let (nodes, now) = match place.client()? {
+                Some(client) => (client.get::<List<Node>>("/api/v1/nodes").await?.items, Timestamp::now()),
+                None => {
+                    let reading = Reading::open(place).await?;
+                    let live = reading.store.live_runs().await?;
+                    let nodes = reading.store.nodes().await?;
+                    (nodes.iter().map(|node| Node::of(node, &live, reading.now)).collect(), reading.now)
+                }
+            };
             match output.format {
-                Format::Table => print(&nodes, reading.now, &zone),
+                Format::Table => print(&nodes, now, &zone),
                 format => reading::print_items(format, nodes),
             }
         })

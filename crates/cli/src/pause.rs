@@ -10,6 +10,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 
 /// Pause schedules: no tick makes a run until they are resumed
 #[derive(Debug, Args)]
@@ -50,6 +51,10 @@ impl Pause {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                let (until, reason) = (self.until(Timestamp::now(), &zone)?, self.reason.as_deref());
+                return remote::pause(&client, &self.names, reason, until, &zone, output).await;
+            }
             let reach = Reach::open(place).await?;
             let now = reach.now().await?;
             let until = self.until(now, &zone)?;

@@ -6,6 +6,7 @@ use belfry_config::{Host, Loaded};
 use belfry_store::AnyStore;
 use clap::Args;
 
+use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::host_zone;
 
@@ -16,6 +17,14 @@ pub struct Place {
     /// The configuration file [default: belfry.yaml in the current folder]
     #[arg(short = 'c', long = "config", value_name = "FILE", global = true, env = "BELFRY_CONFIG")]
     config: Option<PathBuf>,
+
+    /// Talk to the server at this address rather than open the store: http://host:port
+    #[arg(long, value_name = "URL", global = true, env = "BELFRY_SERVER")]
+    server: Option<String>,
+
+    /// The token for it
+    #[arg(long, value_name = "TOKEN", global = true, env = "BELFRY_TOKEN", hide_env_values = true)]
+    token: Option<String>,
 }
 
 /// Names that are looked for in the current folder.
@@ -24,6 +33,21 @@ const NAMES: [&str; 2] = ["belfry.yaml", "belfry.yml"];
 pub const SOURCE: &str = "files";
 
 impl Place {
+    /// The server that is to be talked to, where one is named.
+    pub fn client(&self) -> Result<Option<Client>, Failure> {
+        self.server.as_ref().map(|url| Client::new(url, self.token.clone())).transpose()
+    }
+
+    /// Refuses a server for what opens files and stores.
+    pub fn refuse_server(&self, command: &str) -> Result<(), Failure> {
+        match self.server {
+            Some(_) => Err(Failure::Usage(format!(
+                "`belfry {command}` works on files and stores, and not over --server; `belfry --help` lists the rest"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// The configuration file that is meant, whether it is there or not.
     pub fn file(&self) -> PathBuf {
         match &self.config {

@@ -14,6 +14,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::Output;
 use crate::place::{Place, SOURCE};
 use crate::reach::{self, Reach, Server};
+use crate::remote;
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -41,6 +42,9 @@ impl Reload {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let timeout = parse_duration(&self.timeout).in_option("--timeout")?;
         let timeout = Duration::try_from(timeout).unwrap_or_default();
+        if let Some(client) = place.client()? {
+            return reach::block_on(remote::reload(&client, output));
+        }
         place.load()?;
         reach::block_on(async {
             let reach = Reach::open_with_files(place).await?;

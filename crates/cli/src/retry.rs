@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 use crate::wait::Waiting;
 
 /// Run again what has ended: a new run with the same prompt and payload
@@ -31,6 +32,9 @@ impl Retry {
         let old = reach::run_id(&self.run)?;
         self.waiting.check(output)?;
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                return remote::retry(&client, old, self.waiting.over()?, output).await;
+            }
             let reach = Reach::open_to_run(place).await?;
             let old = reach.run(old).await?;
             if old.state.is_live() {

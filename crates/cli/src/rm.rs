@@ -9,6 +9,7 @@ use crate::keys::owned;
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 
 /// Remove a schedule that was made with `belfry add`
 #[derive(Debug, Args)]
@@ -34,6 +35,9 @@ impl Rm {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::split(&self.name)?;
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                return remote::remove(&client, &self.name, output).await;
+            }
             let reach = Reach::open(place).await?;
             let record = reach.schedule(&self.name).await?;
             match reach.store.remove_schedule(reach.now().await?, record.id).await? {

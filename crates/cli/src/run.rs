@@ -2,13 +2,14 @@
 
 use belfry::RunRequest;
 use clap::Args;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
+use crate::remote;
 use crate::wait::Waiting;
 
 /// Run a schedule now, beside its ticks
@@ -55,6 +56,11 @@ impl Run {
             trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
         };
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                let body = json!({"prompt": request.prompt, "payload": request.payload});
+                let wait = self.waiting.over()?;
+                return remote::run(&client, &self.name, body, request.key.as_deref(), wait, output).await;
+            }
             let reach = Reach::open_to_run(place).await?;
             let record = reach.schedule(&self.name).await?;
             self.waiting.check_labels(&reach, &record).await?;

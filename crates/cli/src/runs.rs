@@ -2,10 +2,11 @@
 
 use belfry::api::Run;
 use belfry_core::RunState;
-use belfry_store::{RunFilter, RunRecord};
+use belfry_store::RunFilter;
 use belfry_time::{Timestamp, Zone};
 use clap::{Args, ValueEnum};
 
+use crate::client::{Client, encoded};
 use crate::failure::Failure;
 use crate::ls::state_colour;
 use crate::output::{Format, Output};
@@ -65,17 +66,46 @@ impl Runs {
         let zone = output.zone()?;
         let since = self.since.as_ref().map(|text| reading::instant(text, "--since", output)).transpose()?;
         reading::block_on(async {
-            let reading = Reading::open(place).await?;
-            let filter = self.filter(since);
-            let found = reading.runs(&filter, self.count as usize).await?;
-            if found.is_empty() {
-                self.check_name(&reading).await?;
-            }
+            let (found, now) = match place.client()? {
+                Some(client) => (self.over(&client, since).await?, Timestamp::now()),
+                None => {
+                    let reading = Reading::open(place).await?;
+                    let found = reading.runs(&self.filter(since), self.count as usize).await?;
+                    if found.is_empty() {
+                        self.check_name(&reading).await?;
+                    }
+                    (found.iter().map(Run::of).collect(), reading.now)
+                }
+            };
             match output.format {
-                Format::Table => print(&found, reading.now, &zone),
-                format => reading::print_items(format, found.iter().map(Run::of).collect()),
+                Format::Table => print(&found, now, &zone),
+                format => reading::print_items(format, found),
             }
         })
+    }
+
+    async fn over(&self, client: &Client, since: Option<Timestamp>) -> Result<Vec<Run>, Failure> {
+        let mut query = String::new();
+        if let Some(name) = &self.name {
+            let (agent, schedule) = name.split_once('/').map_or((name.as_str(), None), |(a, s)| (a, Some(s)));
+            query.push_str(&format!("&agent={}", encoded(agent)));
+            query.extend(schedule.map(|schedule| format!("&schedule={}", encoded(schedule))));
+        }
+        query.extend(since.map(|since| format!("&since={since}")));
+        let count = self.count as usize;
+        // A server takes one state a list; ids are in the order of their making.
+        let states: Vec<String> =
+            self.state.iter().map(|state| format!("&state={}", RunState::from(*state))).collect();
+        let states = if states.is_empty() { vec![String::new()] } else { states };
+        let mut all: Vec<Run> = Vec::new();
+        for state in states {
+            let query = format!("{query}{state}");
+            let path = format!("/api/v1/runs?{}", query.trim_start_matches('&'));
+            all.extend(client.list::<Run>(path.trim_end_matches('?'), count).await?);
+        }
+        all.sort_by_key(|run| std::cmp::Reverse(run.id));
+        all.truncate(count);
+        Ok(all)
     }
 
     fn filter(&self, since: Option<Timestamp>) -> RunFilter {
@@ -101,7 +131,7 @@ impl Runs {
     }
 }
 
-fn print(runs: &[RunRecord], now: Timestamp, zone: &Zone) -> Result<(), Failure> {
+fn print(runs: &[Run], now: Timestamp, zone: &Zone) -> Result<(), Failure> {
     if runs.is_empty() {
         reading::remark("no runs");
         return Ok(());
@@ -110,7 +140,7 @@ fn print(runs: &[RunRecord], now: Timestamp, zone: &Zone) -> Result<(), Failure>
 }
 
 /// Runs as a table.
-pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
+pub fn sheet(runs: &[Run], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
     let name = if named { column("NAME").wraps(40) } else { column("NAME").rank(200) };
     let mut sheet = Sheet::new(&[
         column("RUN"),
@@ -136,9 +166,9 @@ pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sh
             if run.attempt > 1 { format!("{}/{}", run.attempt, run.max_attempts) } else { String::new() },
             run.trigger.to_string(),
             run.tick_at.map_or_else(String::new, |tick| words::short(tick, now, zone)),
-            match (named, run.session()) {
-                (true, Some(session)) => format!("{}:{}", run.name, words::one_line(session, 40)),
-                (true, None) => run.name.clone(),
+            match (named, &run.session) {
+                (true, Some(session)) => format!("{}:{}", run.name(), words::one_line(session, 40)),
+                (true, None) => run.name(),
                 (false, _) => String::new(),
             },
             detail(run, now),
@@ -148,12 +178,12 @@ pub fn sheet(runs: &[RunRecord], now: Timestamp, zone: &Zone, named: bool) -> Sh
     sheet
 }
 
-fn detail(run: &RunRecord, now: Timestamp) -> String {
+fn detail(run: &Run, now: Timestamp) -> String {
     let mut parts = Vec::new();
     if run.state == RunState::Pending && run.not_before > now {
         parts.push(format!("in {}", words::rough(run.not_before.duration_since(now))));
     }
-    match (run.reason.map(|reason| reason.as_str()), run.exit_code) {
+    match (run.reason.as_deref(), run.exit_code) {
         (Some("exit_code"), Some(code)) => parts.push(format!("exit code {code}")),
         (Some(reason), _) => parts.push(reason.to_owned()),
         (None, _) => {}

@@ -224,7 +224,7 @@ fn limits(schedule: &Schedule, agent: &AgentDefinition) -> String {
 
 async fn print_runs(reading: &Reading, record: &ScheduleRecord, zone: &Zone) -> Result<(), Failure> {
     let filter = RunFilter { schedule: Some(record.name.clone()), ..RunFilter::default() };
-    let runs = reading.runs(&filter, LAST).await?;
+    let runs: Vec<_> = reading.runs(&filter, LAST).await?.iter().map(api::Run::of).collect();
     if runs.is_empty() {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! `belfry up`: from files to work done on time.
 
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,8 @@ use belfry::{AnyStore, Engine, Event, LaneSettings, StopOptions};
 use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
 use belfry_runner::{KeeperHandle, KeeperOptions};
-use belfry_store::Store;
+use belfry_server::Reloaded;
+use belfry_store::{Applied, Store};
 use belfry_time::{SignedDuration, Timestamp, Zone};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,6 +24,7 @@ use crate::lines::Lines;
 use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
 use crate::reach;
+use crate::serving::{Scene, Serving};
 use crate::words;
 
 /// Run the scheduler: plan, run, and keep a reason for everything that did not run
@@ -41,6 +44,10 @@ pub struct Up {
     /// How to write what happens [default: text on a terminal, JSON lines otherwise]
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogChoice>,
+
+    /// Where the API listens, instead of what the file says; port 0 is any that is free
+    #[arg(long, value_name = "ADDRESS", env = "BELFRY_LISTEN")]
+    listen: Option<SocketAddr>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -95,8 +102,23 @@ impl Up {
             .build();
         let mut events = engine.events();
         let skew = apply(&engine, &loaded).await?;
+        let state_dir = place::state_dir(&address, file);
+        let mut serving = Serving::start(Scene {
+            engine: &engine,
+            loaded: &loaded,
+            options: options(&loaded.settings, &store),
+            file,
+            folder: state_dir.parent().unwrap_or(&state_dir),
+            listen: self.listen,
+            any_port: self.demo,
+        })
+        .await?;
         greet(&mut lines, &engine, &loaded, skew, output).await?;
+        if !lines.is_json() {
+            lines.say(&format!("API at http://{}", serving.address()))?;
+        }
         engine.start().await?;
+        serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
@@ -110,18 +132,26 @@ impl Up {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
-                    Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines).await,
+                    Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines, &serving).await.0,
                     Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await?,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
                     if watched.changed() {
-                        watched = reload(&engine, file, watched, &mut lines).await;
+                        watched = reload(&engine, file, watched, &mut lines, &serving).await.0;
                     }
+                }
+                Some(tell) = serving.reloads.recv() => {
+                    let (next, came) = reload(&engine, file, watched, &mut lines, &serving).await;
+                    watched = next;
+                    // Whoever asked may have left.
+                    let _ = tell.send(came);
                 }
             }
         }
-        stop(&engine, timeout, &mut asked, &mut events, &mut lines).await
+        let stopped = stop(&engine, timeout, &mut asked, &mut events, &mut lines).await;
+        serving.stop().await;
+        stopped
     }
 
     fn is_json(&self, settings: &Settings) -> bool {
@@ -212,10 +242,9 @@ pub fn local(at: Timestamp, zone: &Zone) -> String {
 }
 
 /// Makes the store what the files say.
-async fn take_over(engine: &Engine, loaded: &Loaded) -> Result<(), belfry::Error> {
+async fn take_over(engine: &Engine, loaded: &Loaded) -> Result<Applied, belfry::Error> {
     engine.store().put_lanes(engine.now(), &lanes_of(loaded)).await?;
-    engine.apply(SOURCE, &loaded.digest, &loaded.agents).await?;
-    Ok(())
+    engine.apply(SOURCE, &loaded.digest, &loaded.agents).await
 }
 
 /// The lanes of the files.
@@ -225,8 +254,14 @@ pub fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
     loaded.settings.lanes.iter().map(|(name, lane)| (name.clone(), settings(lane))).collect()
 }
 
-/// Reads the files again, all or nothing. Gives what is to be watched from now on.
-async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Lines) -> Watched {
+/// Reads the files again, all or nothing. Gives what is to be watched from now on, and what came of it.
+async fn reload(
+    engine: &Engine,
+    file: &Path,
+    watched: Watched,
+    lines: &mut Lines,
+    serving: &Serving,
+) -> (Watched, Reloaded) {
     // Before they are read: what changes meanwhile is read again.
     let before = watched.seen();
     let rejected = |detail: String| {
@@ -240,24 +275,34 @@ async fn reload(engine: &Engine, file: &Path, watched: Watched, lines: &mut Line
                 let _ = lines.problem(problem);
             }
             match take_over(engine, &loaded).await {
-                Ok(()) => Watched::new(&loaded, &before),
+                Ok(applied) => {
+                    let came = format!(
+                        "{} added, {} changed, {} retired",
+                        applied.added, applied.changed, applied.retired
+                    );
+                    let next = Watched::new(&loaded, &before);
+                    serving.set_settings(loaded.settings);
+                    (next, Ok(came))
+                }
                 Err(error) => {
                     // The files are not to blame, and still to be read: at the next look, and without saying so each time.
                     if !watched.told {
                         rejected(error.to_string());
                     }
-                    Watched { told: true, seen: watched.paths.iter().map(|_| None).collect(), ..watched }
+                    let next =
+                        Watched { told: true, seen: watched.paths.iter().map(|_| None).collect(), ..watched };
+                    (next, Err(error.to_string()))
                 }
             }
         }
         Err(Failure::Config(errors)) => {
             let _ = lines.errors(&errors);
             rejected(format!("nothing was changed: {errors}"));
-            before
+            (before, Err(errors.to_string()))
         }
         Err(other) => {
             rejected(format!("nothing was changed: {other:?}"));
-            before
+            (before, Err(format!("{other:?}")))
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::logs::Writer;
 use crate::output::{Format, Output};
 use crate::place::{self, Place};
 use crate::reach::{Reach, Server, answer, say};
+use crate::remote::Wait;
 use crate::words;
 
 /// How often a run that is waited for is looked at.
@@ -83,6 +84,17 @@ impl Waiting {
     /// Whether its end is waited for.
     pub fn waits(&self) -> bool {
         self.wait || self.follow
+    }
+
+    /// How a run that a server makes is waited for.
+    pub fn over(&self) -> Result<Wait, Failure> {
+        if self.follow || self.no_start {
+            return Err(Failure::Usage(
+                "over --server there is --wait; `belfry logs` shows what it wrote".into(),
+            ));
+        }
+        let until = self.until()?.map(Instant::into_std);
+        Ok(if self.wait { Wait::Until(until) } else { Wait::No })
     }
 
     /// Whether this process would run it, were it made now.

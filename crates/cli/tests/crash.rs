@@ -55,6 +55,7 @@ fn up(folder: &Path) -> Child {
     Command::new(env!("CARGO_BIN_EXE_belfry"))
         .args(["up", "--log-format", "json"])
         .current_dir(folder)
+        .env("BELFRY_LISTEN", "127.0.0.1:0")
         .stdout(Stdio::piped())
         .stderr(std::fs::File::create(folder.join("errors")).unwrap())
         .spawn()

@@ -5,14 +5,19 @@
 use std::path::PathBuf;
 
 use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
+use serde_json::{Map, Value};
 
 use crate::context::Context;
 use crate::export;
 use crate::keys::{AGENT, KINDS, SCHEDULE, Shape};
 use crate::load::read_agent;
 use crate::problem::{Errors, Problem, Span};
+use crate::reference;
 use crate::schedule::{self, Inherited};
 use crate::tree::{self, Data, Key, Node};
+
+/// Keys that are written as they are stored.
+const VERBATIM: [&str; 4] = ["prompt", "payload", "webhook", "chat"];
 
 /// What was written.
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +143,7 @@ fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) ->
     });
     // What was stored is stored escaped, for files; here nothing is filled in.
     let kept = kept.cloned().map(|(key, mut node)| {
-        if !["prompt", "payload", "webhook", "chat"].contains(&key.text.as_str()) {
+        if !VERBATIM.contains(&key.text.as_str()) {
             context.expand(&mut node, &|_| false);
         }
         (key, node)
@@ -146,6 +151,43 @@ fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) ->
     let mut entries: Vec<_> = kept.collect();
     entries.extend(without_nulls(over).entries().iter().cloned());
     Node { span: over.span, data: Data::Map(entries) }
+}
+
+/// The keys of a schedule that differ from the defaults, as they could be written. A secret that is written out is not shown.
+pub fn schedule_keys(definition: &ScheduleDefinition) -> Map<String, Value> {
+    let nothing = |_: &str| None;
+    let mut context = Context::new(&nothing);
+    let text = export::schedule(definition);
+    let Some(node) = context.parse(String::new(), PathBuf::from("/"), text) else { return Map::new() };
+    let mut keys = Map::new();
+    for (key, node) in node.entries() {
+        let mut node = node.clone();
+        if !VERBATIM.contains(&key.text.as_str()) {
+            context.expand(&mut node, &|_| false);
+        }
+        if let Ok(mut value) = node.json() {
+            if key.text == "webhook" {
+                hide_secrets(&mut value);
+            }
+            keys.insert(key.text.clone(), value);
+        }
+    }
+    keys
+}
+
+fn hide_secrets(webhook: &mut Value) {
+    let hide = |secret: &mut Value| {
+        if secret.as_str().is_some_and(|text| !reference::has_reference(text)) {
+            *secret = Value::from("***");
+        }
+    };
+    for key in ["secret", "secrets"] {
+        match webhook.get_mut(key) {
+            Some(Value::Array(secrets)) => secrets.iter_mut().for_each(hide),
+            Some(secret) => hide(secret),
+            None => {}
+        }
+    }
 }
 
 /// Reads pairs as one text with a line for each, so that errors can show them.

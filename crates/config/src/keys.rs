@@ -397,8 +397,9 @@ pub(crate) static SCHEDULE: &[Key] = &[
 ];
 
 static WEBHOOK: &[Key] = &[
-    key("secret", Reference, "", "What requests are signed with, as `${NAME}`."),
+    key("secret", OneOrMore(&Reference), "", "What requests are signed with, as `${NAME}`; or a list."),
     key("secrets", List(&Reference), "[]", "The same, several: for changing it."),
+    key("github", Flag, "false", "Also takes GitHub's signature, `X-Hub-Signature-256`."),
 ];
 
 static CHAT: &[Key] = &[

@@ -25,9 +25,10 @@ mod tree;
 mod value;
 
 pub use export::export;
-pub use fragment::{About, Input, Parsed, parse_agent, parse_schedule};
+pub use fragment::{About, Input, Parsed, parse_agent, parse_schedule, schedule_keys};
 pub use load::{Host, Loaded, load, load_text};
 pub use problem::{Errors, Place, Problem, Severity};
+pub use reference::{is_reference, resolve_secret};
 pub use schedule::Inherited;
 pub use schema::schema;
 pub use settings::{Api, Engine, Lane, Log, LogFormat, Rate, Retention, Settings, StoreUrl};

@@ -50,6 +50,17 @@ pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Resul
     Ok(out)
 }
 
+/// Fills in every reference of a text, as of a webhook's secret: in the moment it is needed, and never before. The error names
+/// the variable, and nothing else.
+pub fn resolve_secret(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+    resolve(text, env).map_err(|flaw| flaw.message)
+}
+
+/// Whether a text is a reference rather than a secret written out.
+pub fn is_reference(text: &str) -> bool {
+    has_reference(text)
+}
+
 fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
     let mut pieces = Vec::new();
     let mut at = 0;

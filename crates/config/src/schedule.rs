@@ -291,10 +291,10 @@ pub(crate) fn warn(
 
 fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str) {
     let Some((key, webhook)) = node.entry("webhook") else { return };
-    let secret = webhook.get("secret");
-    let more = webhook.get("secrets").map(Node::items).unwrap_or_default();
+    let several = |key: &str| webhook.get(key).map(Node::items).unwrap_or_default();
+    let one = webhook.get("secret").filter(|secret| secret.text().is_some());
     let mut none = true;
-    for secret in secret.into_iter().chain(more) {
+    for secret in one.into_iter().chain(several("secret")).chain(several("secrets")) {
         none = false;
         if secret.text().is_some_and(|text| !reference::has_reference(text)) {
             // Not shown: the line is the secret.

@@ -21,6 +21,8 @@ pub struct Breaker {
 
 /// `closed`, `open`, `half_open`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = BreakerState))]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Runs pass.
@@ -62,6 +64,7 @@ pub struct Transition {
 
 /// Why a breaker changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum TransitionReason {
     /// Too many failures in a row, or a failed probe.

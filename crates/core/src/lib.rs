@@ -8,6 +8,7 @@ pub mod budget;
 pub mod check;
 pub mod definition;
 pub mod gate;
+pub mod hook;
 pub mod model;
 pub mod plan;
 pub mod retry;

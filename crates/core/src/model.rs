@@ -8,11 +8,13 @@ use uuid::Uuid;
 
 /// A run. Version 7, so that ids sort by time of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(transparent)]
 pub struct RunId(pub Uuid);
 
 /// One Belfry process; random for each start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(transparent)]
 pub struct NodeId(pub Uuid);
 
@@ -63,6 +65,18 @@ macro_rules! named {
                 match code { $($number => Some($name::$variant),)* _ => None }
             }
         }
+
+        #[cfg(feature = "openapi")]
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+                let names = $name::ALL.iter().map(|one| one.as_str());
+                let text = utoipa::openapi::schema::Type::String;
+                utoipa::openapi::ObjectBuilder::new().schema_type(text).enum_values(Some(names)).into()
+            }
+        }
+
+        #[cfg(feature = "openapi")]
+        impl utoipa::ToSchema for $name {}
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

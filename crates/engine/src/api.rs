@@ -17,6 +17,7 @@ pub use crate::why::Decision;
 
 /// Part of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct List<T> {
     /// In order.
     pub items: Vec<T>,
@@ -33,6 +34,7 @@ impl<T> List<T> {
 
 /// A schedule as it stands.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Schedule {
     /// Whose.
     pub agent: String,
@@ -86,6 +88,7 @@ pub struct Schedule {
 
 /// Where a schedule stands as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleStatus {
     /// It ticks, or runs on request.
@@ -112,6 +115,7 @@ impl ScheduleStatus {
 
 /// A tick to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NextTick {
     /// The nominal instant.
     pub tick_at: Timestamp,
@@ -127,6 +131,7 @@ impl From<Tick> for NextTick {
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Last {
     /// Which.
     pub run_id: RunId,
@@ -140,6 +145,7 @@ pub struct Last {
 
 /// What is used of a failure budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Budget {
     /// The first failure since the last clear.
     pub period_start: Timestamp,
@@ -270,6 +276,7 @@ fn later(at: Timestamp, ms: u64) -> Timestamp {
 
 /// A run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Run {
     /// Which.
     pub id: RunId,
@@ -362,6 +369,7 @@ impl Run {
 
 /// Why a schedule runs or does not, at an instant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Why {
     /// The agent.
     pub agent: String,
@@ -387,6 +395,7 @@ pub struct Why {
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Check {
     /// The reason it would give.
     pub check: String,
@@ -404,6 +413,7 @@ impl From<belfry_core::check::Check> for Check {
 
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Node {
     /// Random for each start.
     pub id: NodeId,
@@ -429,6 +439,7 @@ pub struct Node {
 
 /// What a node does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum NodeStatus {
     /// It lives and has nothing to do.
@@ -476,6 +487,7 @@ impl Node {
 
 /// The breaker of an agent's command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Breaker {
     /// Whose.
     pub agent: String,
@@ -497,6 +509,7 @@ pub struct Breaker {
 
 /// A change of a breaker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Transition {
     /// When.
     pub at: Timestamp,
@@ -545,6 +558,7 @@ impl Breaker {
 
 /// An agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Agent {
     /// Its name.
     pub agent: String,

@@ -609,8 +609,26 @@ pub async fn enqueue(
     name: &str,
     request: RunRequest,
 ) -> Result<RunId, Error> {
-    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
-    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
+    Ok(request_run(store, options, now, name, request).await?.run)
+}
+
+/// What came of a request for a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requested {
+    /// The run.
+    pub run: RunId,
+    /// Whether it was made now, and not for an earlier request with the same key.
+    pub is_new: bool,
+}
+
+/// As [`enqueue`], and says whether the run is new.
+pub async fn request_run(
+    store: &AnyStore,
+    options: &Options,
+    now: Timestamp,
+    name: &str,
+    request: RunRequest,
+) -> Result<Requested, Error> {
     let mut run = prepare(store, options, now, name).await?;
     if request.prompt.is_some() {
         run.prompt = request.prompt;
@@ -623,11 +641,9 @@ pub async fn enqueue(
     let key = request.key.map(|key| idempotency(key, &body, now));
     let id = run.id;
     match store.enqueue(now, &Enqueue { run, key }).await? {
-        Enqueued::Made => Ok(id),
-        Enqueued::Repeat(first) => Ok(first),
-        Enqueued::KeyReused(first) => {
-            Err(refused(format!("the key was used for run {first}, with another prompt or payload")))
-        }
+        Enqueued::Made => Ok(Requested { run: id, is_new: true }),
+        Enqueued::Repeat(first) => Ok(Requested { run: first, is_new: false }),
+        Enqueued::KeyReused(first) => Err(Error::KeyReused { name: name.to_owned(), run: first }),
         Enqueued::NotFound => Err(Error::NotFound { name: name.to_owned() }),
     }
 }

@@ -89,6 +89,14 @@ pub enum Error {
         /// What was asked for.
         name: String,
     },
+    /// An idempotency key was used for something else.
+    #[error("the key was used for run {run} of {name}, with another prompt or payload")]
+    KeyReused {
+        /// Of which schedule.
+        name: String,
+        /// What it was used for.
+        run: belfry_core::RunId,
+    },
     /// The engine is not in a state for that.
     #[error("the engine is {status}")]
     Status {
@@ -98,6 +106,12 @@ pub enum Error {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] belfry_store::Error),
+    /// Ticks of the past cannot be made up for.
+    #[error("{detail}")]
+    Backfill {
+        /// Why not.
+        detail: String,
+    },
     /// A prompt cannot be filled in.
     #[error("the prompt of {name}: {detail}")]
     Prompt {
@@ -115,6 +129,8 @@ impl Error {
             Error::Interval { .. } => "interval",
             Error::Cron { .. } => "cron",
             Error::Trigger { .. } => "refused",
+            Error::KeyReused { .. } => "key_reused",
+            Error::Backfill { .. } => "backfill",
             Error::QueueFull { .. } => "queue_full",
             Error::QueueDropped { .. } => "queue_dropped",
             Error::Stale { .. } => "stale",

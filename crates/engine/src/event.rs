@@ -115,6 +115,16 @@ pub enum Name {
     LaneChanged,
     /// A session was stopped.
     SessionStopped,
+    /// A schedule was made, not by a file.
+    ScheduleCreated,
+    /// A schedule was changed, not by a file.
+    ScheduleUpdated,
+    /// A schedule was removed, not by a file.
+    ScheduleDeleted,
+    /// A schedule was paused.
+    SchedulePaused,
+    /// A pause was ended.
+    ScheduleResumed,
     /// The store does not answer; work that runs goes on.
     StoreUnavailable,
     /// It answers again.
@@ -142,6 +152,11 @@ impl Name {
             Name::BreakerChanged => "breaker_changed",
             Name::LaneChanged => "lane_changed",
             Name::SessionStopped => "session_stopped",
+            Name::ScheduleCreated => "schedule_created",
+            Name::ScheduleUpdated => "schedule_updated",
+            Name::ScheduleDeleted => "schedule_deleted",
+            Name::SchedulePaused => "schedule_paused",
+            Name::ScheduleResumed => "schedule_resumed",
             Name::StoreUnavailable => "store_unavailable",
             Name::StoreAvailable => "store_available",
         }

@@ -10,6 +10,7 @@
 mod agent;
 pub mod api;
 mod api_sessions;
+mod backfill;
 mod clock;
 pub mod driver;
 mod engine;
@@ -18,10 +19,12 @@ pub mod event;
 mod handler;
 mod session;
 mod shell;
+mod standing;
 mod why;
 
 pub use agent::{AgentBuilder, chat, cron, every};
 pub use api::Why;
+pub use backfill::{Backfill, Backfilled, backfill};
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::session::{Mode, Usage};
 pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
@@ -33,9 +36,13 @@ pub use belfry_store::{
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};
 pub use driver::{GUEST, Options, default_lanes};
-pub use engine::{Builder, Engine, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare};
+pub use engine::{
+    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,
+    request_run,
+};
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
 pub use session::{Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, lanes, send};
+pub use standing::{Resumed, past_words, resume};
 pub use why::{Decision, skip_words, why, why_at};

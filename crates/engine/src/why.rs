@@ -20,6 +20,7 @@ use crate::error::Error;
 
 /// What became of an instant of a schedule, or would become of it now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// It made a run.

@@ -5,9 +5,11 @@
 //! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
 //! and `views.rs`.
 
+mod access;
 mod any;
 mod error;
 mod hint;
+mod hook;
 pub mod memory;
 pub mod pauses;
 pub mod postgres;
@@ -19,8 +21,10 @@ mod stats;
 mod store;
 mod views;
 
+pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
 pub use error::Error;
+pub use hook::{Hooks, Knock, Knocked};
 pub use sessions::*;
 pub use shapes::*;
 pub use stats::Stats;

@@ -11,6 +11,16 @@ async fn it_keeps_every_scenario() {
     suite::scenarios::all(async || Memory::new()).await;
 }
 
+#[tokio::test]
+async fn it_keeps_the_rules_for_requests_from_outside() {
+    suite::hooks::all(async || Memory::new()).await;
+}
+
+#[tokio::test]
+async fn it_keeps_tokens_and_the_audit() {
+    suite::tokens::all(async || Memory::new()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_break_no_limit_and_forget_nobody() {
     let found =

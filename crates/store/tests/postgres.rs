@@ -22,6 +22,20 @@ async fn it_keeps_every_scenario() {
 }
 
 #[tokio::test]
+async fn it_keeps_the_rules_for_requests_from_outside() {
+    if fresh().await.is_some() {
+        suite::hooks::all(async || fresh().await.unwrap()).await;
+    }
+}
+
+#[tokio::test]
+async fn it_keeps_tokens_and_the_audit() {
+    if fresh().await.is_some() {
+        suite::tokens::all(async || fresh().await.unwrap()).await;
+    }
+}
+
+#[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let seed = suite::seed();
     for round in 0..suite::rounds(5) {

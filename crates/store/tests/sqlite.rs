@@ -21,6 +21,18 @@ async fn it_keeps_every_scenario() {
 }
 
 #[tokio::test]
+async fn it_keeps_the_rules_for_requests_from_outside() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::hooks::all(async || fresh(&folder)).await;
+}
+
+#[tokio::test]
+async fn it_keeps_tokens_and_the_audit() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::tokens::all(async || fresh(&folder)).await;
+}
+
+#[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let seed = suite::seed();

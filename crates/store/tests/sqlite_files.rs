@@ -164,7 +164,7 @@ fn what_is_not_ours_is_refused_and_left_untouched() {
         ("empty.db", "is damaged: it is empty; remove it to start anew"),
         ("folder.db", "is not a Belfry store: it is not a file"),
         ("foreign.db", "is not a Belfry store: another program made it"),
-        ("newer.db", "has schema version 99, and this Belfry knows versions up to 1. Use a newer Belfry"),
+        ("newer.db", "has schema version 99, and this Belfry knows versions up to 2. Use a newer Belfry"),
         ("damaged.db", "is damaged: "),
     ] {
         let before = std::fs::read(path(name)).ok();

@@ -84,6 +84,7 @@ impl House {
             .args(arguments)
             .current_dir(self.folder.path())
             .env("TZ", "UTC")
+            .env("BELFRY_LISTEN", "127.0.0.1:0")
             .env_remove("NO_COLOR")
             .env_remove("COLUMNS")
             .env_remove("BELFRY_STORE")

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 19] = [
+const KEYS: [(&str, &str); 24] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_fenced", "node count detail"),
@@ -14,7 +14,7 @@ const KEYS: [(&str, &str); 19] = [
     ("tick_planned", "agent schedule tick_at run_id"),
     ("tick_skipped", "agent schedule tick_at reason count detail"),
     ("tick_missed", "agent schedule tick_at reason count"),
-    ("run_created", ""),
+    ("run_created", "agent schedule run_id trace_id"),
     ("run_started", "agent schedule session tick_at run_id attempt node trace_id reason lag_ms"),
     (
         "run_finished",
@@ -35,6 +35,11 @@ const KEYS: [(&str, &str); 19] = [
     ("breaker_changed", "agent run_id state reason count"),
     ("lane_changed", "count detail"),
     ("session_stopped", "agent schedule session count"),
+    ("schedule_created", "agent schedule"),
+    ("schedule_updated", "agent schedule"),
+    ("schedule_deleted", "agent schedule"),
+    ("schedule_paused", "agent schedule"),
+    ("schedule_resumed", "agent schedule"),
     ("store_unavailable", "detail"),
     ("store_available", ""),
 ];

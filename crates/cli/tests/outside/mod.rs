@@ -58,6 +58,14 @@ impl Site {
         self.folder.path().join(name)
     }
 
+    /// A file of the server's state: beside the file of a store, else beside the configuration.
+    pub fn state_file(&self, name: &str) -> PathBuf {
+        match self.store.starts_with("sqlite:") {
+            true => self.path(name),
+            false => self.path(".belfry").join(name),
+        }
+    }
+
     /// Writes the configuration, in one go as an editor does; the store is added to it.
     pub fn config(&self, text: &str) {
         self.raw_config(&format!("store: \"{}\"\n{text}", self.store));
@@ -77,7 +85,7 @@ impl Site {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
         command.current_dir(self.folder.path()).env_remove("BELFRY_STORE").env_remove("BELFRY_CONFIG");
-        command.env("TZ", "UTC").stdin(Stdio::null());
+        command.env("TZ", "UTC").env("BELFRY_LISTEN", "127.0.0.1:0").stdin(Stdio::null());
         command
     }
 

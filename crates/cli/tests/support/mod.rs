@@ -49,6 +49,8 @@ impl Site {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
         command.args(arguments).current_dir(self.path()).env("TZ", "Europe/Vienna").stdin(Stdio::null());
+        // Any port that is free: tests run beside each other.
+        command.env("BELFRY_LISTEN", "127.0.0.1:0");
         for name in ["BELFRY_STORE", "BELFRY_CONFIG", "NO_COLOR", "TRACEPARENT"] {
             command.env_remove(name);
         }

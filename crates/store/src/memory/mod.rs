@@ -4,6 +4,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod hook;
 mod lane;
 mod list;
 mod node;
@@ -13,6 +14,7 @@ mod plan;
 mod read;
 mod session;
 mod source;
+mod token;
 mod why;
 
 pub(crate) use pause::resumed;
@@ -41,6 +43,7 @@ use crate::views::*;
 #[derive(Default)]
 pub struct Memory {
     state: Mutex<State>,
+    doors: Mutex<token::Doors>,
     hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,

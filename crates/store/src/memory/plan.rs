@@ -52,7 +52,7 @@ impl State {
     }
 
     /// Live runs that an overlap policy looks at. Those of sessions are not among them.
-    fn in_scope(
+    pub(super) fn in_scope(
         &self,
         scope: Scope,
         agent: AgentId,

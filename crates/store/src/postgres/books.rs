@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use belfry_core::breaker::{Breaker, Transition};
+use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::{AgentDefinition, AgentId, RunId, RunState};
 use belfry_time::Timestamp;
@@ -98,17 +98,37 @@ impl Books {
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.
     pub(super) fn take_probe(&mut self, now: Timestamp, commit: &Commit) -> bool {
-        let Some(run) = commit.runs.iter().find(|run| run.probe) else { return true };
-        let Some(policy) = self.agents.get(&commit.agent).and_then(|definition| definition.breaker) else {
+        commit.runs.iter().find(|run| run.probe).is_none_or(|run| self.probe(now, run))
+    }
+
+    /// The same for one run.
+    pub(super) fn probe(&mut self, now: Timestamp, run: &NewRun) -> bool {
+        let Some(policy) = self.agents.get(&run.agent).and_then(|definition| definition.breaker) else {
             return true;
         };
-        let place = (commit.agent, run.command.clone());
+        let place = (run.agent, run.command.clone());
         let before = self.breakers.get(&place).copied().unwrap_or_default();
-        if before.admits(&policy, now) != belfry_core::breaker::Admits::Probe {
+        if before.admits(&policy, now) != Admits::Probe {
             return false;
         }
         self.turn(place, before.probing(run.id, now), before);
         true
+    }
+
+    /// Whether the breaker of an agent's command lets a run through.
+    pub(super) fn admits(&self, now: Timestamp, agent: AgentId, command: &str) -> Admits {
+        let Some(policy) = self.agents.get(&agent).and_then(|definition| definition.breaker) else {
+            return Admits::Yes;
+        };
+        let place = (agent, command.to_owned());
+        self.breakers.get(&place).copied().unwrap_or_default().admits(&policy, now)
+    }
+
+    /// Whether an agent's failure budget is used up.
+    pub(super) fn is_exhausted(&self, now: Timestamp, agent: AgentId) -> bool {
+        let policy = self.agents.get(&agent).and_then(|definition| definition.budget);
+        let used = self.budgets.get(&agent).copied();
+        policy.is_some_and(|policy| budget::exhausted_until(used, &policy, now).is_some())
     }
 
     /// Writes what has changed.

@@ -213,9 +213,10 @@ async fn runs_of(
     let mut live: Vec<RunRecord> = live.iter().map(Live::record).collect::<Result<_, Fault>>()?;
     live.retain(|run| filter.takes(run));
     let sql = concat!(
+        // The chain first, as an array: joined with it, all runs would be walked in their order until enough are found.
         chain!(),
-        ended_query!("chain n join history"),
-        " on h.id = n.id where h.id < $3 and ($4::bigint >> h.state::integer) & 1 = 1 \
+        ended_query!("history"),
+        " where h.id = any(array(select n.id from chain n where n.id < $3)) and ($4::bigint >> h.state::integer) & 1 = 1 \
          and ($5::text is null or h.lane = $5) and ($6::timestamptz is null or h.created_at >= $6) \
          order by h.id desc limit $7"
     );

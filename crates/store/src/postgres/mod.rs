@@ -51,6 +51,7 @@ mod connection;
 mod edit;
 mod enqueue;
 mod finish;
+mod hook;
 mod lane;
 mod list;
 mod node;
@@ -63,6 +64,7 @@ mod rows;
 mod schema;
 mod session;
 mod source;
+mod token;
 mod why;
 
 use std::collections::HashMap;

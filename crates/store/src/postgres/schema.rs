@@ -6,11 +6,14 @@ use super::connection::{Fault, error_of};
 use crate::Error;
 
 /// Every step from an empty database to today's schema, in order.
-const MIGRATIONS: &[(i64, &str, &str)] = &[(
-    1,
-    "initial",
-    concat!(include_str!("migrations/0001_initial.sql"), include_str!("migrations/0001_functions.sql")),
-)];
+const MIGRATIONS: &[(i64, &str, &str)] = &[
+    (
+        1,
+        "initial",
+        concat!(include_str!("migrations/0001_initial.sql"), include_str!("migrations/0001_functions.sql")),
+    ),
+    (2, "tokens", include_str!("migrations/0002_tokens.sql")),
+];
 
 /// Held while the schema is looked at and changed, so that any number of nodes may start at once.
 const LOCK: &str = "select pg_advisory_xact_lock(4850464448513)";

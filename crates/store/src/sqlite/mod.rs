@@ -7,6 +7,7 @@
 mod claim;
 mod edit;
 mod finish;
+mod hook;
 mod lane;
 mod list;
 mod node;
@@ -19,6 +20,7 @@ mod schema;
 mod session;
 mod source;
 mod statements;
+mod token;
 mod why;
 
 use std::borrow::Cow;

@@ -11,7 +11,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use crate::error::Error;
 
 /// In the order in which they are applied; the number is the version of the schema.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001_initial.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("migrations/0001_initial.sql"), include_str!("migrations/0002_tokens.sql")];
 /// The version this code knows.
 const VERSION: i64 = MIGRATIONS.len() as i64;
 /// "BELF", in the header of our files.

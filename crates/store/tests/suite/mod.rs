@@ -1,12 +1,13 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `editing`, `listing`, `nodes`, `pausing`, `pruning`, `sessions` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `editing`, `hooks`, `listing`, `nodes`, `pausing`, `pruning`, `sessions`, `tokens` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` lets many clients loose on one store and judges their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
 
 pub mod cases;
 pub mod editing;
+pub mod hooks;
 pub mod listing;
 pub mod many;
 pub mod nodes;
@@ -15,6 +16,7 @@ pub mod pruning;
 pub mod random;
 pub mod scenarios;
 pub mod sessions;
+pub mod tokens;
 pub mod why;
 pub mod world;
 

@@ -1,0 +1,27 @@
+//! The API of `belfry up` from outside: the real binary, real sockets, both stores.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "outside/mod.rs"]
+mod support;
+
+#[path = "http/client.rs"]
+mod client;
+#[path = "http/document.rs"]
+mod document;
+#[path = "http/events.rs"]
+mod events;
+#[path = "http/hooks.rs"]
+mod hooks;
+#[path = "http/hostile.rs"]
+mod hostile;
+#[path = "http/lists.rs"]
+mod lists;
+#[path = "http/remote.rs"]
+mod remote;
+#[path = "http/schedules.rs"]
+mod schedules;
+#[path = "http/scopes.rs"]
+mod scopes;
+#[path = "http/security.rs"]
+mod security;

@@ -1,0 +1,92 @@
+//! What happens, as it happens.
+
+use serde_json::json;
+
+use crate::client::{Api, CONFIG};
+use crate::support::{Site, eventually};
+
+#[test]
+fn every_change_is_told_and_who_comes_back_misses_nothing() {
+    let site = Site::sqlite();
+    site.config(&CONFIG.replace("      often: {every: 200ms}\n", ""));
+    let api = Api::start(&site);
+    let mut stream = api.listen("/api/v1/events", &[]);
+    let body = json!({"agent": "hello", "schedule": "x", "definition": {"cron": "0 0 1 1 *"}});
+    api.post("/api/v1/schedules", &body).is(201);
+    let created = stream.next().unwrap();
+    assert_eq!((created.event.as_str(), &created.data["schedule"]), ("schedule_created", &json!("x")));
+    drop(stream);
+    let place = "/api/v1/schedules/hello/x";
+    api.json("PATCH", place, &json!({"cron": "0 1 1 1 *"})).is(200);
+    api.send("POST", &format!("{place}/pause"), &[], b"").is(200);
+    api.send("POST", &format!("{place}/resume"), &[], b"").is(200);
+    let run = api.post(&format!("{place}/run"), &json!({"wait_ms": 20000})).is(201);
+    api.send("DELETE", place, &[], b"").is(200);
+    let mut stream = api.listen("/api/v1/events", &[&format!("last-event-id: {}", created.id)]);
+    let mut names = Vec::new();
+    while names.last().is_none_or(|last| last != "schedule_deleted") {
+        names.push(stream.next().unwrap().event);
+    }
+    let wanted = [
+        "schedule_updated",
+        "schedule_paused",
+        "schedule_resumed",
+        "run_created",
+        "run_started",
+        "run_finished",
+        "schedule_deleted",
+    ];
+    assert_eq!(names, wanted);
+    let filter = format!("/api/v1/events?event=run_finished&run={}", run["id"].as_str().unwrap());
+    let mut only = api.listen(&filter, &[&format!("last-event-id: {}", created.id)]);
+    assert_eq!(only.next().unwrap().data["state"], "completed");
+}
+
+#[test]
+fn what_is_no_longer_known_is_a_gap() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let mut stream = api.listen("/api/v1/events", &["last-event-id: 0123456789ab-17"]);
+    assert_eq!(stream.next().unwrap().event, "gap", "of another life");
+    assert!(stream.wait_for("run_finished").id.contains('-'), "and then it goes on");
+}
+
+#[test]
+fn a_reader_that_does_not_read_hinders_nobody() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let deaf: Vec<_> = (0..50).map(|_| api.listen("/api/v1/events", &[])).collect();
+    let mut stream = api.listen("/api/v1/events?schedule=often", &[]);
+    for _ in 0..10 {
+        stream.wait_for("run_finished");
+    }
+    let text = || String::from_utf8(api.get("/metrics").body).unwrap();
+    assert!(text().contains("belfry_event_readers 51"), "{}", text());
+    drop(deaf);
+    eventually("those who left are forgotten", || text().contains("belfry_event_readers 1\n").then_some(()));
+}
+
+#[test]
+fn what_a_run_writes_is_followed_to_its_end() {
+    for site in Site::each() {
+        site.config(CONFIG);
+        let api = Api::start(&site);
+        let run = api.post("/api/v1/schedules/slow/quiet/run", &json!({})).is(201);
+        let path = format!("/api/v1/runs/{}/log", run["id"].as_str().unwrap());
+        let mut log = api.listen(&format!("{path}?follow=true"), &[]);
+        let first = log.wait_for("output");
+        assert_eq!((&first.data["text"], &first.data["stream"]), (&json!("begun\n"), &json!("stdout")));
+        site.file("go", "");
+        assert_eq!(log.wait_for("output").data["text"], "done\n");
+        assert_eq!(log.wait_for("end").data["state"], "completed");
+        assert!(log.next().is_none(), "and ends");
+        let mut rest = api.listen(&format!("{path}?follow=true"), &[&format!("last-event-id: {}", first.id)]);
+        assert_eq!(rest.next().unwrap().data["text"], "done\n", "who comes back goes on behind what it saw");
+        let page = api.get(&path).is(200);
+        assert_eq!(page["items"].as_array().unwrap().len(), 2);
+        let next = api.get(&format!("{path}?after={}", page["next"].as_str().unwrap())).is(200);
+        assert!(next["items"].as_array().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,86 @@
+//! Every route takes exactly the scope that its document says, and no route is without.
+
+use serde_json::Value;
+
+use crate::client::{Api, CONFIG};
+use crate::support::{Site, eventually};
+
+const SCOPES: [&str; 4] = ["read", "trigger", "manage", "admin"];
+
+/// Every operation of a document: method, path with names filled in, and its scope.
+fn operations(document: &Value) -> Vec<(String, String, Option<usize>)> {
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let security =
+                operation["security"].as_array().unwrap_or_else(|| panic!("{method} {path} says nothing"));
+            assert_eq!(security.len(), 1, "{method} {path}");
+            let scope = security[0].get("token").map(|scopes| {
+                let scope = scopes[0].as_str().unwrap();
+                SCOPES.iter().position(|known| *known == scope).unwrap_or_else(|| panic!("{scope}"))
+            });
+            let filled = path.split('/').map(|part| if part.starts_with('{') { "nobody" } else { part });
+            all.push((method.to_uppercase(), filled.collect::<Vec<_>>().join("/"), scope));
+        }
+    }
+    all
+}
+
+#[test]
+fn each_route_takes_its_scope_and_no_less() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let document = api.get("/api/openapi.json").is(200);
+    let tokens = SCOPES.map(|scope| {
+        let made = site.json(&["token", "create", "--scope", scope]);
+        format!("authorization: Bearer {}", made["token"].as_str().unwrap())
+    });
+    let last = &tokens[3];
+    eventually("all are known", || {
+        (api.send("GET", "/api/v1/tokens", &[last], b"").status == 200).then_some(())
+    });
+    let operations = operations(&document);
+    assert!(operations.len() > 30, "{}", operations.len());
+    let open: Vec<_> = operations.iter().filter(|one| one.2.is_none()).map(|one| one.1.as_str()).collect();
+    assert_eq!(open, ["/api/openapi.json", "/healthz", "/hooks/nobody/nobody", "/readyz"], "and no other");
+    let mut checked = 0;
+    for (method, path, needed) in &operations {
+        // A stream never ends: its beginning is enough.
+        let status = |headers: &[&str]| match path.as_str() {
+            "/api/v1/events" => head_of(&api, path, headers),
+            _ => api.send(method, path, headers, b"").status,
+        };
+        let Some(needed) = needed else {
+            assert!(![401, 403].contains(&status(&[])), "{method} {path} is open");
+            continue;
+        };
+        assert_eq!(status(&[]), 401, "{method} {path} without a token");
+        assert_eq!(status(&["authorization: Bearer bf_00000000_0"]), 401, "{method} {path} with a wrong one");
+        for (place, token) in tokens.iter().enumerate() {
+            let status = status(&[token]);
+            match place < *needed {
+                true => assert_eq!(status, 403, "{method} {path} with {}", SCOPES[place]),
+                false => assert!(
+                    ![401, 403, 500].contains(&status),
+                    "{method} {path} with {}: {status}",
+                    SCOPES[place]
+                ),
+            }
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 4 * (operations.len() - open.len()));
+    api.get("/api/v1/nothing").refused(401, "token_missing");
+    api.send("GET", "/api/v1/nothing", &[&tokens[0]], b"").refused(404, "not_found");
+    api.send("PUT", "/api/v1/agents", &[&tokens[0]], b"").refused(405, "method_not_allowed");
+}
+
+fn head_of(api: &Api, path: &str, headers: &[&str]) -> u16 {
+    use std::io::BufRead;
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{headers}\r\n", api.address);
+    let mut line = String::new();
+    api.raw(head.as_bytes()).read_line(&mut line).unwrap();
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}

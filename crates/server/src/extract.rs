@@ -1,0 +1,259 @@
+//! How parts of a request come in: checked, bounded, and with a problem that names the part where they cannot be read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::json;
+use crate::problem::Problem;
+use crate::state::Shared;
+
+/// A body that has not come by then will not come.
+const BODY_WITHIN: Duration = Duration::from_secs(15);
+/// Longer names are nobody's.
+const NAME_MAX: usize = 256;
+/// Longer keys are refused.
+const KEY_MAX: usize = 256;
+
+/// The query, with nothing in it that is not known.
+pub struct Params<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Shared>> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Params<T>, Problem> {
+        let query = parts.uri.query().unwrap_or_default();
+        if query.contains("%00") {
+            return Err(Problem::bad("bad_query", "the query holds a NUL character"));
+        }
+        match Query::<T>::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Params(params)),
+            Err(error) => {
+                let detail =
+                    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                let field = detail
+                    .split(['`', ':'])
+                    .map(str::trim)
+                    .find(|word| query.contains(word) && !word.is_empty());
+                let field = field.map(str::to_owned);
+                let problem = Problem::bad("bad_query", format!("the query cannot be read: {detail}"));
+                Err(match field {
+                    Some(field) => problem.field(field),
+                    None => problem,
+                })
+            }
+        }
+    }
+}
+
+/// Segments of the path.
+async fn segments<T: DeserializeOwned + Send>(parts: &mut Parts) -> Result<T, Problem> {
+    let nothing = || Problem::not_found("the path names nothing that could be here");
+    Path::<T>::from_request_parts(parts, &()).await.map(|Path(found)| found).map_err(|_| nothing())
+}
+
+/// Whether a text could be the name of anything.
+pub fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_MAX && !text.chars().any(|c| c.is_control() || c == '/')
+}
+
+/// `{agent}/{name}` of the path.
+pub struct Named {
+    pub agent: String,
+    pub schedule: String,
+}
+
+impl Named {
+    /// `agent/schedule`.
+    pub fn full(&self) -> String {
+        format!("{}/{}", self.agent, self.schedule)
+    }
+}
+
+impl FromRequestParts<Arc<Shared>> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Named, Problem> {
+        let (agent, schedule): (String, String) = segments(parts).await?;
+        if !is_name(&agent) || !is_name(&schedule) {
+            return Err(Problem::not_found("there is no such schedule: the path holds no name"));
+        }
+        Ok(Named { agent, schedule })
+    }
+}
+
+/// The one segment of the path that varies.
+pub struct Segment(pub String);
+
+impl FromRequestParts<Arc<Shared>> for Segment {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Segment, Problem> {
+        let text: String = segments(parts).await?;
+        match is_name(&text) {
+            true => Ok(Segment(text)),
+            false => Err(Problem::not_found("there is nothing of that name")),
+        }
+    }
+}
+
+/// A run's id in the path.
+pub struct RunPath(pub belfry_core::RunId);
+
+impl FromRequestParts<Arc<Shared>> for RunPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<RunPath, Problem> {
+        let text: String = segments(parts).await?;
+        // As ids are written, and in no other way.
+        let id = Some(&text).filter(|text| text.len() == 36).and_then(|text| text.parse().ok());
+        id.map(|id| RunPath(belfry_core::RunId(id))).ok_or_else(|| {
+            Problem::not_found("there is no such run: its id is none").way_out(
+                "ids look like 0198c0de-7a11-7000-8000-0123456789ab, and GET /api/v1/runs lists them",
+            )
+        })
+    }
+}
+
+/// Reads a body, but no more of it than is allowed.
+pub async fn body(headers: &HeaderMap, body: Body, max: u64) -> Result<Bytes, Problem> {
+    let too_large = || {
+        Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            format!("the body is longer than {max} bytes"),
+        )
+        .way_out("send less, or raise `api.max_body`")
+    };
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > max) {
+        return Err(too_large());
+    }
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        let detail = "the body is encoded; it must be sent as it is";
+        return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoded_body", detail)
+            .field("Content-Encoding"));
+    }
+    let limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
+    match tokio::time::timeout(BODY_WITHIN, limited.collect()).await {
+        Ok(Ok(all)) => Ok(all.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(Problem::bad("bad_body", format!("the body ended early: {error}"))),
+        Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the body did not come in time")),
+    }
+}
+
+/// A JSON object as the body.
+pub struct Object(pub Map<String, Value>);
+
+impl FromRequest<Arc<Shared>> for Object {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Object, Problem> {
+        let (parts, stream) = request.into_parts();
+        let bytes = body(&parts.headers, stream, shared.api().max_body_bytes).await?;
+        if bytes.is_empty() {
+            return Err(Problem::bad("bad_json", "the body is empty; it must be a JSON object"));
+        }
+        object(&parts.headers, &bytes)
+    }
+}
+
+/// A JSON object as the body, or no body at all.
+pub struct MaybeObject(pub Map<String, Value>);
+
+impl FromRequest<Arc<Shared>> for MaybeObject {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<MaybeObject, Problem> {
+        let (parts, stream) = request.into_parts();
+        let bytes = body(&parts.headers, stream, shared.api().max_body_bytes).await?;
+        if bytes.is_empty() {
+            return Ok(MaybeObject(Map::new()));
+        }
+        if bytes.trim_ascii() == b"null" {
+            return Ok(MaybeObject(Map::new()));
+        }
+        object(&parts.headers, &bytes).map(|Object(map)| MaybeObject(map))
+    }
+}
+
+impl MaybeObject {
+    /// As what it is meant to be.
+    pub fn read<T: DeserializeOwned>(self) -> Result<T, Problem> {
+        read(self.0)
+    }
+}
+
+/// Numbers such as `5.0` as whole ones: to JSON they are the same. What is inside other values is left as it is.
+pub fn whole(mut map: Map<String, Value>) -> Map<String, Value> {
+    // Beyond this a floating point number no longer names one whole number.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    for value in map.values_mut() {
+        let number =
+            value.as_f64().filter(|number| value.is_f64() && number.fract() == 0.0 && number.abs() <= EXACT);
+        if let Some(number) = number {
+            *value = Value::from(number as i64);
+        }
+    }
+    map
+}
+
+/// An object as what it is meant to be.
+pub fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, Problem> {
+    let map = whole(map);
+    serde_json::from_value(Value::Object(map)).map_err(|error| {
+        let words = error.to_string();
+        let field = words.split('`').nth(1).map(str::to_owned);
+        let problem = Problem::bad("bad_field", format!("the body cannot be read: {words}"));
+        match field {
+            Some(field) if words.contains("field") => problem.field(field),
+            _ => problem,
+        }
+    })
+}
+
+fn object(headers: &HeaderMap, bytes: &[u8]) -> Result<Object, Problem> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let detail = format!("the body must be application/json, got {kind:?}");
+        return Err(
+            Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail).field("Content-Type")
+        );
+    }
+    match json::read(bytes)? {
+        Value::Object(map) => Ok(Object(map)),
+        _ => Err(Problem::bad("bad_json", "the body must be a JSON object")),
+    }
+}
+
+/// The `Idempotency-Key` of a request.
+pub struct Key(pub Option<String>);
+
+impl FromRequestParts<Arc<Shared>> for Key {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Key, Problem> {
+        let Some(value) = parts.headers.get("idempotency-key") else { return Ok(Key(None)) };
+        let is_plain = value.as_bytes().iter().all(|byte| (b'!'..=b'~').contains(byte));
+        let text = value.to_str().ok().filter(|key| is_plain && !key.is_empty() && key.len() <= KEY_MAX);
+        match text {
+            Some(key) => Ok(Key(Some(key.to_owned()))),
+            None => {
+                let detail =
+                    format!("an idempotency key is 1-{KEY_MAX} printable ASCII characters without blanks");
+                Err(Problem::bad("bad_key", detail).field("Idempotency-Key"))
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Belfry over HTTP: everything that the command line can do, for programs.
+//!
+//! A connection comes in through `listen.rs`, passes the guard, and reaches a handler in `routes/`, which reads its request
+//! with `extract.rs`, asks the engine or its store, and answers with the shapes of [`belfry::api`] or with a `problem.rs`.
+//! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
+
+mod extract;
+mod guard;
+mod json;
+mod limiter;
+mod listen;
+mod meters;
+mod origin;
+mod page;
+mod problem;
+mod ready;
+mod ring;
+mod routes;
+mod secret;
+mod state;
+mod stream;
+mod tokens;
+mod trace;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use belfry::Event;
+use belfry_config::Settings;
+use belfry_store::Access;
+use belfry_time::SignedDuration;
+use tokio::net::TcpListener;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinHandle;
+
+use guard::{Guard, Table};
+pub use secret::{hash as token_hash, id as token_id, random as new_token};
+pub use state::{Reload, Reloaded, Told};
+use state::{Shared, ended};
+
+/// Old rows of the audit go once in so many rounds of the house: hourly.
+const PRUNE_ROUNDS: u64 = 720;
+const PRUNE_BATCH: u32 = 1000;
+
+/// A server that listens.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+/// Why a server could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The address is taken, or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Others can reach the address, and nobody needs a token.
+    #[error("{address} can be reached by others, and there is no token that they would need")]
+    Open {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] belfry_store::Error),
+}
+
+/// Every route, behind the guard that enforces what the document says.
+fn router(shared: &Arc<Shared>) -> Router {
+    let (router, document) = routes::all().split_for_parts();
+    let document = routes::finish(document);
+    let text = serde_json::to_string(&document).unwrap_or_default();
+    shared.document.get_or_init(|| text);
+    let guard = Arc::new(Guard { shared: shared.clone(), table: Table::of(&document) });
+    router
+        .fallback(routes::nothing)
+        .method_not_allowed_fallback(routes::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(guard, guard::guard))
+        .with_state(shared.clone())
+}
+
+/// Takes in what the engine tells, for those who listen and for what is counted.
+async fn note(shared: Arc<Shared>, mut events: broadcast::Receiver<Arc<Event>>) {
+    let mut ending = shared.ending.subscribe();
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = ended(&mut ending) => return,
+        };
+        match event {
+            Ok(event) => {
+                shared.meters.note(&event);
+                shared.ring.put(event);
+            }
+            Err(RecvError::Lagged(count)) => shared.ring.lost(count),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Looks at the store now and then, and removes what is too old of the audit.
+async fn keep_house(shared: Arc<Shared>) {
+    let mut ending = shared.ending.subscribe();
+    let mut pulse = tokio::time::interval(meters::PULSE);
+    let mut round = 0_u64;
+    loop {
+        tokio::select! {
+            _ = pulse.tick() => shared.pulse().await,
+            () = ended(&mut ending) => return,
+        }
+        if round.is_multiple_of(PRUNE_ROUNDS)
+            && let Some(kept) = shared.settings().retention.audit_ms
+        {
+            let kept = SignedDuration::from_millis(i64::try_from(kept).unwrap_or(i64::MAX));
+            let before = shared.now().checked_sub(kept).unwrap_or(belfry::Timestamp::MIN);
+            // What cannot be removed now is removed an hour later.
+            while shared.store().prune_access(before, PRUNE_BATCH).await.is_ok_and(|gone| gone >= PRUNE_BATCH)
+            {
+            }
+        }
+        round += 1;
+    }
+}
+
+/// The document that describes the API, OpenAPI 3.1.
+pub fn openapi() -> String {
+    let (_, document) = routes::all().split_for_parts();
+    serde_json::to_string_pretty(&routes::finish(document)).unwrap_or_default()
+}
+
+impl Server {
+    /// Listens, and answers from now on.
+    pub async fn start(told: Told) -> Result<Server, Error> {
+        let address = told.settings.listen;
+        if !address.ip().is_loopback() {
+            let now = told.engine.now();
+            let tokens = told.engine.store().tokens().await?;
+            if !tokens.iter().any(|token| token.is_good(now)) {
+                return Err(Error::Open { address });
+            }
+        }
+        let failed = |source| Error::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let events = told.engine.events();
+        let shared = Arc::new(Shared::new(told, address));
+        tokio::spawn(note(shared.clone(), events));
+        tokio::spawn(keep_house(shared.clone()));
+        let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
+        Ok(Server { shared, address, serving })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What lets commands of the server's owner in, while it lives.
+    pub fn local_token(&self) -> &str {
+        &self.shared.local_token
+    }
+
+    /// The files say something else now.
+    pub fn set_settings(&self, settings: Settings) {
+        self.shared.set_settings(settings);
+    }
+
+    /// Takes nothing more in, and lets what is under way end.
+    pub async fn stop(self) {
+        self.shared.ending.send_replace(true);
+        // It may have ended by a panic, which has nothing to tell.
+        let _ = self.serving.await;
+    }
+}

@@ -1,0 +1,100 @@
+//! How often one peer may ask: a bucket of permits for each, filled again as time passes.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use belfry_config::Rate;
+use parking_lot::Mutex;
+
+use crate::problem::Problem;
+
+/// Peers that are remembered; beyond it the full buckets go first, then all.
+const PEERS_MAX: usize = 16_384;
+
+/// The buckets.
+#[derive(Default)]
+pub struct Limiter {
+    buckets: Mutex<HashMap<IpAddr, Bucket>>,
+}
+
+#[derive(Clone, Copy)]
+struct Bucket {
+    permits: f64,
+    at: Instant,
+}
+
+impl Limiter {
+    /// Takes a permit, or says when there is one again.
+    pub fn take(&self, peer: IpAddr, rate: Rate) -> Result<(), Problem> {
+        self.take_at(peer, rate, Instant::now())
+    }
+
+    fn take_at(&self, peer: IpAddr, rate: Rate, now: Instant) -> Result<(), Problem> {
+        let peer = network(peer);
+        let full = f64::from(rate.max).max(1.0);
+        let per_second = full * 1000.0 / (rate.per_ms as f64).max(1.0);
+        let filled = |bucket: &Bucket| {
+            let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
+            (bucket.permits + passed * per_second).min(full)
+        };
+        let mut buckets = self.buckets.lock();
+        if buckets.len() >= PEERS_MAX && !buckets.contains_key(&peer) {
+            buckets.retain(|_, bucket| filled(bucket) < full);
+            if buckets.len() >= PEERS_MAX {
+                buckets.clear();
+            }
+        }
+        let bucket = buckets.entry(peer).or_insert(Bucket { permits: full, at: now });
+        *bucket = Bucket { permits: filled(bucket), at: now };
+        if bucket.permits < 1.0 {
+            let seconds = ((1.0 - bucket.permits) / per_second).ceil().clamp(1.0, 3600.0);
+            let detail = format!("more than {} requests in {} ms", rate.max, rate.per_ms);
+            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", detail);
+            return Err(problem.retry_after(seconds as u64).way_out("wait, or raise `api.rate`"));
+        }
+        bucket.permits -= 1.0;
+        Ok(())
+    }
+}
+
+/// One household has many addresses of version 6.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let bits = address.to_bits() >> 64 << 64;
+            IpAddr::V6(std::net::Ipv6Addr::from_bits(bits))
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_gets_its_rate_and_no_more() {
+        let (limiter, now) = (Limiter::default(), Instant::now());
+        let rate = Rate { max: 10, per_ms: 1000 };
+        let (one, other): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let count = |peer, at| (0..50).filter(|_| limiter.take_at(peer, rate, at).is_ok()).count();
+        assert_eq!(count(one, now), 10);
+        assert_eq!(count(other, now), 10, "each has its own");
+        assert_eq!(count(one, now + Duration::from_millis(500)), 5);
+        assert_eq!(count(one, now + Duration::from_secs(60)), 10, "never more than its bucket holds");
+    }
+
+    #[test]
+    fn peers_do_not_pile_up() {
+        let (limiter, now) = (Limiter::default(), Instant::now());
+        for n in 0..3 * PEERS_MAX as u32 {
+            let _ =
+                limiter.take_at(std::net::Ipv4Addr::from_bits(n).into(), Rate { max: 1, per_ms: 1000 }, now);
+        }
+        assert!(limiter.buckets.lock().len() <= PEERS_MAX);
+    }
+}

@@ -1,0 +1,159 @@
+//! Connections: taken in up to a number, with a time for everything that a peer may be slow at, and let go at the end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, Sleep, sleep};
+use tower::ServiceExt;
+
+use crate::state::ended;
+
+/// Connections at once; more wait to be accepted. Each costs some ten kilobytes.
+const CONNECTIONS_MAX: usize = 8192;
+/// A head of a request that has not come by then will not come. It also ends connections that idle.
+const HEAD_WITHIN: Duration = Duration::from_secs(15);
+const HEAD_BYTES_MAX: usize = 32 << 10;
+const HEADERS_MAX: usize = 64;
+/// A peer that takes nothing for so long is gone.
+const WRITE_WITHIN: Duration = Duration::from_secs(30);
+/// What is under way at the end may take so long.
+const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// Serves until told to end, then lets what is under way end.
+pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiver<bool>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let permit = tokio::select! {
+            permit = room.clone().acquire_owned() => permit,
+            () = ended(&mut ending) => break,
+        };
+        // It is never closed.
+        let Ok(permit) = permit else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = ended(&mut ending) => break,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let (app, ending) = (app.clone(), ending.clone());
+                tokio::spawn(async move {
+                    connection(stream, peer, app, ending).await;
+                    drop(permit);
+                });
+            }
+            // Out of descriptors, say: it passes when others leave.
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+    drop(listener);
+    let all = u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX);
+    let _ = tokio::time::timeout(LEAVE_WITHIN, room.acquire_many(all)).await;
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, app: Router, mut ending: watch::Receiver<bool>) {
+    let _ = stream.set_nodelay(true);
+    let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(peer));
+        app.clone().oneshot(request)
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_header_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX * 2);
+    let connection = builder.serve_connection(TokioIo::new(Patient::new(stream)), service);
+    let mut connection = std::pin::pin!(connection);
+    // Whatever ends a connection, it is over.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = ended(&mut ending) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+/// A stream whose peer may be slow to take what it is sent, but not for ever.
+struct Patient {
+    stream: TcpStream,
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    fn new(stream: TcpStream) -> Patient {
+        Patient { stream, until: None }
+    }
+
+    /// Passes on what came of a write; one that waits too long is over.
+    fn judge<T>(&mut self, context: &mut Context<'_>, came: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if came.is_ready() {
+            self.until = None;
+            return came;
+        }
+        let until = self
+            .until
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_WITHIN)));
+        match until.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let came = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(context, came)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let came = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        self.judge(context, came)
+    }
+}

@@ -1,0 +1,150 @@
+//! How a request fails: one shape, a stable code, the field, and the way out. `application/problem+json`, RFC 9457.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why a request was refused or failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    status: StatusCode,
+    code: &'static str,
+    detail: String,
+    field: Option<String>,
+    way_out: Option<String>,
+    retry_after_s: Option<u64>,
+}
+
+/// What a problem looks like.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub struct ProblemBody<'a> {
+    /// The status once more.
+    status: u16,
+    /// What the status is called.
+    title: &'a str,
+    /// Stable, for programs.
+    code: &'a str,
+    /// For people.
+    detail: &'a str,
+    /// The part of the request that is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    field: Option<&'a str>,
+    /// What to do instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    way_out: Option<&'a str>,
+}
+
+/// The media type of problems.
+pub const MEDIA_TYPE: &str = "application/problem+json";
+
+impl Problem {
+    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem { status, code, detail: detail.into(), field: None, way_out: None, retry_after_s: None }
+    }
+
+    /// The request cannot be read.
+    pub fn bad(code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, code, detail)
+    }
+
+    /// It can be read, and means nothing that could be done.
+    pub fn meaningless(code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail)
+    }
+
+    pub fn not_found(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::NOT_FOUND, "not_found", detail)
+    }
+
+    /// As things stand, it cannot be done.
+    pub fn conflict(code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::CONFLICT, code, detail)
+    }
+
+    pub fn forbidden(code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::FORBIDDEN, code, detail)
+    }
+
+    /// Something is wrong here, not with the request.
+    pub fn internal(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
+    }
+
+    /// Later it may work.
+    pub fn unavailable(code: &'static str, detail: impl Into<String>) -> Problem {
+        Problem { retry_after_s: Some(1), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail) }
+    }
+
+    pub fn field(mut self, field: impl Into<String>) -> Problem {
+        self.field = Some(field.into());
+        self
+    }
+
+    pub fn way_out(mut self, way_out: impl Into<String>) -> Problem {
+        self.way_out = Some(way_out.into());
+        self
+    }
+
+    pub fn retry_after(mut self, seconds: u64) -> Problem {
+        self.retry_after_s = Some(seconds);
+        self
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = ProblemBody {
+            status: self.status.as_u16(),
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            code: self.code,
+            detail: &self.detail,
+            field: self.field.as_deref(),
+            way_out: self.way_out.as_deref(),
+        };
+        let text = serde_json::to_string(&body).unwrap_or_default();
+        let mut response = (self.status, text).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"belfry\""));
+        }
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<belfry_store::Error> for Problem {
+    fn from(error: belfry_store::Error) -> Problem {
+        if error.is_ambiguous() {
+            return Problem::unavailable(
+                "store_unavailable",
+                format!("{error}. The change may have been made"),
+            )
+            .way_out("look, or repeat it with the same Idempotency-Key");
+        }
+        match error.is_retryable() {
+            true => Problem::unavailable("store_unavailable", error.to_string()),
+            false => Problem::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<belfry::Error> for Problem {
+    fn from(error: belfry::Error) -> Problem {
+        match error {
+            belfry::Error::Store(error) => error.into(),
+            belfry::Error::NotFound { .. } => Problem::not_found(error.to_string()),
+            belfry::Error::KeyReused { .. } => Problem::conflict("key_reused", error.to_string())
+                .field("Idempotency-Key")
+                .way_out("use a new key for another request"),
+            belfry::Error::Status { .. } => Problem::unavailable("draining", error.to_string()),
+            other => Problem::meaningless("invalid", other.to_string()),
+        }
+    }
+}

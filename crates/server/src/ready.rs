@@ -1,0 +1,75 @@
+//! Whether the node can work: looked at from outside its loops, so that a loop that hangs is seen.
+
+use std::time::Duration;
+
+use belfry::{Status, Timestamp};
+use belfry_store::Store;
+use belfry_time::SignedDuration;
+
+use crate::routes::health::{Ready, ReadyCheck};
+use crate::state::Shared;
+
+/// A store that answers later does not answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Rounds of the planner that may be missing.
+const ROUNDS_MAX: u32 = 3;
+/// A tick that is due for longer should have been planned.
+const LAG_MAX: SignedDuration = SignedDuration::from_secs(60);
+
+impl Shared {
+    pub async fn ready(&self) -> Ready {
+        let now = self.now();
+        let status = self.engine.status();
+        let mut checks = vec![ReadyCheck {
+            check: "engine",
+            ok: status == Status::Running,
+            detail: match status {
+                Status::Running => "it plans and runs".into(),
+                Status::Stopping => "it lets its work end".into(),
+                Status::Stopped => "it does nothing".into(),
+            },
+        }];
+        checks.push(self.planner(now));
+        let due = tokio::time::timeout(ANSWER_WITHIN, self.store().next_due()).await;
+        let writes = self.meters.store_is_well();
+        let (ok, detail, lag) = match due {
+            Ok(Ok(due)) if writes => (true, "it answers and takes writes".to_owned(), due),
+            Ok(Ok(due)) => (false, "it answers, but takes no writes".to_owned(), due),
+            Ok(Err(error)) => (false, error.to_string(), None),
+            Err(_) => (false, format!("no answer within {} s", ANSWER_WITHIN.as_secs()), None),
+        };
+        checks.push(ReadyCheck { check: "store", ok, detail });
+        let lag = lag.map_or(SignedDuration::ZERO, |due| now.duration_since(due).max(SignedDuration::ZERO));
+        checks.push(ReadyCheck {
+            check: "lag",
+            ok: lag <= LAG_MAX,
+            detail: format!(
+                "the earliest tick that is due waits for {} ms, up to {} is well",
+                lag.as_millis(),
+                LAG_MAX.as_millis()
+            ),
+        });
+        Ready { ready: checks.iter().all(|check| check.ok), checks }
+    }
+
+    /// Whether the planner has looked lately.
+    fn planner(&self, now: Timestamp) -> ReadyCheck {
+        let state = self.engine.state();
+        let since = state.last_check_at.or(state.started_at);
+        let age = since.map_or(SignedDuration::MAX, |at| now.duration_since(at));
+        let bound = self.options.poll_interval.max(self.options.check_interval) * ROUNDS_MAX + ANSWER_WITHIN;
+        let bound = SignedDuration::try_from(bound).unwrap_or(SignedDuration::MAX);
+        ReadyCheck {
+            check: "planner",
+            ok: age <= bound,
+            detail: match since {
+                Some(_) => format!(
+                    "it looked {} ms ago, up to {} is well",
+                    age.as_millis().max(0),
+                    bound.as_millis()
+                ),
+                None => "it has not looked yet".into(),
+            },
+        }
+    }
+}

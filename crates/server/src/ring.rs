@@ -1,0 +1,159 @@
+//! What happened lately, for those who listen. A bounded number of events is remembered, each with a number of its own; who
+//! comes back with the number of the last one it saw goes on behind it, or is told of a gap.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use belfry::Event;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+/// Events that are remembered: some seconds of a busy node, hours of a quiet one.
+const REMEMBERED: usize = 8192;
+
+/// An event as it is sent.
+pub struct Told {
+    pub number: u64,
+    pub event: Arc<Event>,
+    /// Written once for all who listen.
+    pub json: String,
+}
+
+/// What happened lately.
+pub struct Ring {
+    /// Tells numbers of this process from those of others.
+    life: String,
+    inner: Mutex<Inner>,
+    last: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Inner {
+    events: VecDeque<Arc<Told>>,
+    last: u64,
+    /// Numbers up to this one may be missing from the middle.
+    lost: u64,
+}
+
+/// What is behind a number.
+pub struct Behind {
+    pub events: Vec<Arc<Told>>,
+    /// Whether something between is no longer known.
+    pub gap: bool,
+}
+
+impl Ring {
+    pub fn new() -> Ring {
+        let life = crate::page::hex(&Uuid::new_v4().as_bytes()[..6]);
+        Ring { life, inner: Mutex::default(), last: watch::Sender::new(0) }
+    }
+
+    pub fn put(&self, event: Arc<Event>) {
+        let json = serde_json::to_string(&*event).unwrap_or_default();
+        let mut inner = self.inner.lock();
+        inner.last += 1;
+        let number = inner.last;
+        if inner.events.len() == REMEMBERED {
+            inner.events.pop_front();
+        }
+        inner.events.push_back(Arc::new(Told { number, event, json }));
+        drop(inner);
+        self.last.send_replace(number);
+    }
+
+    /// Some events were never heard of.
+    pub fn lost(&self, count: u64) {
+        let mut inner = self.inner.lock();
+        inner.last += count;
+        inner.lost = inner.last;
+        inner.events.clear();
+    }
+
+    /// The number of the last event.
+    pub fn last(&self) -> u64 {
+        self.inner.lock().last
+    }
+
+    /// Tells when there is more.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    /// At most so many events behind a number.
+    pub fn behind(&self, number: u64, most: usize) -> Behind {
+        let inner = self.inner.lock();
+        let first = inner.events.front().map_or(inner.last + 1, |told| told.number);
+        let gap = number + 1 < first || number < inner.lost;
+        let skip = usize::try_from((number + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+        Behind { events: inner.events.iter().skip(skip).take(most).cloned().collect(), gap }
+    }
+
+    /// An event's id for a reader.
+    pub fn id(&self, number: u64) -> String {
+        format!("{}-{number}", self.life)
+    }
+
+    /// The number in an id; none where it is of another process, or nothing of ours.
+    pub fn number(&self, id: &str) -> Option<u64> {
+        let (life, number) = id.split_once('-')?;
+        let number = number.parse().ok()?;
+        (life == self.life && number <= self.last()).then_some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry::Timestamp;
+    use belfry::event::{Level, Name};
+
+    use super::*;
+
+    fn ring(count: u64) -> Ring {
+        let ring = Ring::new();
+        for _ in 0..count {
+            ring.put(Arc::new(Event::new(Timestamp::UNIX_EPOCH, Level::Info, Name::RunStarted)));
+        }
+        ring
+    }
+
+    fn numbers(behind: &Behind) -> Vec<u64> {
+        behind.events.iter().map(|told| told.number).collect()
+    }
+
+    #[test]
+    fn who_comes_back_goes_on_behind_what_it_saw() {
+        let ring = ring(5);
+        let behind = ring.behind(3, 10);
+        assert_eq!((numbers(&behind), behind.gap), (vec![4, 5], false));
+        assert_eq!(numbers(&ring.behind(5, 10)), [0; 0]);
+        assert_eq!(numbers(&ring.behind(0, 2)), [1, 2]);
+        assert_eq!(ring.number(&ring.id(3)), Some(3));
+    }
+
+    #[test]
+    fn what_is_no_longer_known_is_a_gap() {
+        let ring = ring(REMEMBERED as u64 + 5);
+        assert!(ring.behind(4, 10).gap);
+        let behind = ring.behind(5, 10);
+        assert_eq!((behind.gap, numbers(&behind)[0]), (false, 6));
+        ring.lost(7);
+        assert!(ring.behind(REMEMBERED as u64 + 5, 10).gap, "what was never heard of, too");
+        assert!(!ring.behind(ring.last(), 10).gap);
+    }
+
+    #[test]
+    fn an_id_of_another_life_means_nothing() {
+        let (one, other) = (ring(5), ring(5));
+        for id in [
+            other.id(3),
+            one.id(6),
+            "garbage".into(),
+            String::new(),
+            "-3".into(),
+            "zz-99999999999999999999".into(),
+        ] {
+            assert_eq!(one.number(&id), None, "{id}");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What is done with a schedule, whoever owns it: run, pause, resume, backfill.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Extension, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use belfry::api::Run;
+use belfry::event::Name;
+use belfry::{Backfill, Resumed, RunRequest};
+use belfry_core::RunId;
+use belfry_core::check::Status;
+use belfry_store::{ScheduleRecord, Store};
+use belfry_time::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+use utoipa_axum::routes;
+
+use super::schedules::{ScheduleDetail, answer};
+use super::{Routes, json};
+use crate::extract::{self, Key, MaybeObject, Named, Object};
+use crate::problem::{Problem, ProblemBody};
+use crate::state::Shared;
+use crate::trace::Trace;
+
+/// Nobody waits longer for a run in one request.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// How often a run that is waited for is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Runs of one backfill, so that its answer comes soon; `more` says what is left.
+const BACKFILL_MAX: u32 = 1000;
+/// Longer reasons are essays.
+const REASON_MAX: usize = 1000;
+
+pub fn router() -> Routes {
+    Routes::new()
+        .routes(routes!(run))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(backfill))
+}
+
+/// A run by hand.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct RunBody {
+    /// Instead of the schedule's.
+    prompt: Option<String>,
+    /// Over the schedule's, key by key.
+    payload: Map<String, Value>,
+    /// Answer when it has ended, or when this many milliseconds have passed.
+    #[schema(minimum = 0, maximum = 60000)]
+    wait_ms: Option<u64>,
+}
+
+/// Run a schedule now, beside its ticks
+///
+/// It counts for limits and moves no schedule. A repeat with the same `Idempotency-Key` within 24 hours answers with the
+/// first run.
+#[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/run", operation_id = "run_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first run", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),
+    request_body(content = Option<RunBody>), security(("token" = ["trigger"])),
+    responses(
+        (status = 201, description = "The run, made now", body = Run, headers(("Location" = String))),
+        (status = 200, description = "The run that the first request with this key made", body = Run, headers(("Location" = String))),
+        (status = 409, description = "The key was used for something else", body = ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn run(
+    State(shared): State<Arc<Shared>>,
+    Extension(trace): Extension<Trace>,
+    named: Named,
+    Key(key): Key,
+    body: MaybeObject,
+) -> Result<Response, Problem> {
+    let body: RunBody = body.read()?;
+    let wait = wait_of(body.wait_ms)?;
+    shared.refuse_draining()?;
+    let (name, now) = (named.full(), shared.now());
+    let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
+    let made = belfry::request_run(shared.store(), &shared.options, now, &name, request).await?;
+    if made.is_new {
+        shared.tell_run(Name::RunCreated, &named, made.run, trace);
+        shared.engine.hint().await;
+    }
+    let status = if made.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    answer_run(&shared, status, made.run, wait).await
+}
+
+/// How long to wait for a run.
+pub fn wait_of(wait_ms: Option<u64>) -> Result<Duration, Problem> {
+    match Duration::from_millis(wait_ms.unwrap_or(0)) {
+        wait if wait <= WAIT_MAX => Ok(wait),
+        _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
+    }
+}
+
+/// Answers with a run, once it has ended or the time is up.
+pub async fn answer_run(
+    shared: &Shared,
+    status: StatusCode,
+    id: RunId,
+    wait: Duration,
+) -> Result<Response, Problem> {
+    let gone = || Problem::not_found(format!("run {id} is no longer kept"));
+    let until = tokio::time::Instant::now() + wait;
+    let mut run = shared.store().run(id).await?.ok_or_else(gone)?;
+    while run.state.is_live() && tokio::time::Instant::now() < until {
+        tokio::time::sleep(LOOK_EVERY).await;
+        run = shared.store().run(id).await?.ok_or_else(gone)?;
+    }
+    let mut response = json(status, &Run::of(&run));
+    if let Ok(place) = HeaderValue::from_str(&format!("/api/v1/runs/{id}")) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response)
+}
+
+/// A pause.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct PauseBody {
+    /// Why, for whoever asks.
+    #[schema(max_length = 1000)]
+    reason: Option<String>,
+    /// Until then; else until it is resumed.
+    until: Option<Timestamp>,
+}
+
+/// Pause a schedule: no tick makes a run until it is resumed
+///
+/// What runs goes on. Another pause takes the place of the first.
+#[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/pause", operation_id = "pause_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
+    request_body(content = Option<PauseBody>), security(("token" = ["manage"])),
+    responses(
+        (status = 200, description = "It is paused", body = ScheduleDetail),
+        (status = 409, description = "It cannot be paused", body = ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn pause(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    body: MaybeObject,
+) -> Result<Response, Problem> {
+    let body: PauseBody = body.read()?;
+    if body.reason.as_ref().is_some_and(|reason| reason.len() > REASON_MAX) {
+        return Err(
+            Problem::bad("bad_field", format!("a reason is at most {REASON_MAX} bytes")).field("reason")
+        );
+    }
+    let now = shared.now();
+    let until = body.until.map(|until| Timestamp::from_microsecond(until.as_microsecond()).unwrap_or(until));
+    if until.is_some_and(|until| until <= now) {
+        let detail = format!("a pause must end in the future, and it is {now}");
+        return Err(Problem::meaningless("past", detail).field("until"));
+    }
+    let record = shared.schedule(&named.full()).await?;
+    if shared.store().pause(now, record.id, body.reason.as_deref(), until).await? {
+        shared.tell(Name::SchedulePaused, &named);
+        shared.engine.hint().await;
+    }
+    let record = shared.schedule(&named.full()).await?;
+    match why_not_paused(&record) {
+        None => answer(&shared, StatusCode::OK, &record).await,
+        Some(why) => {
+            Err(Problem::conflict("cannot_pause", format!("{} cannot be paused: {why}", record.name)))
+        }
+    }
+}
+
+fn why_not_paused(record: &ScheduleRecord) -> Option<&'static str> {
+    match record.status {
+        Status::Paused { .. } => None,
+        Status::Active => Some("it has changed meanwhile"),
+        Status::Disabled => Some("it is disabled, `enabled: false`"),
+        Status::Invalid { .. } => Some("it is invalid and does not tick"),
+        Status::Exhausted => Some("it has fired for the last time"),
+    }
+}
+
+/// The end of a pause.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct ResumeBody {
+    /// Go on from where the pause began, as after downtime.
+    catch_up: bool,
+}
+
+/// Resume a schedule that was paused: it ticks from now on
+///
+/// What the pause left out is recorded as skipped; with `catch_up` it counts as missed. One that is not paused is left as it
+/// is.
+#[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/resume", operation_id = "resume_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
+    request_body(content = Option<ResumeBody>), security(("token" = ["manage"])),
+    responses((status = 200, description = "It is not paused", body = ScheduleDetail)))]
+async fn resume(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    body: MaybeObject,
+) -> Result<Response, Problem> {
+    let body: ResumeBody = body.read()?;
+    let record = shared.schedule(&named.full()).await?;
+    if let Resumed::Now { .. } = belfry::resume(shared.store(), shared.now(), &record, body.catch_up).await? {
+        shared.tell(Name::ScheduleResumed, &named);
+        shared.engine.hint().await;
+    }
+    let record = shared.schedule(&named.full()).await?;
+    answer(&shared, StatusCode::OK, &record).await
+}
+
+/// Which ticks are made up for.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct BackfillBody {
+    /// The first instant.
+    from: Timestamp,
+    /// The end, itself not included.
+    to: Timestamp,
+    /// Only ticks that made no run.
+    #[serde(default)]
+    missing: bool,
+    /// Make nothing, and say what would be made.
+    #[serde(default)]
+    dry_run: bool,
+    /// At most so many, the earliest; 1000 where nothing is said.
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+}
+
+/// What was made.
+#[derive(Serialize, ToSchema)]
+struct BackfillAnswer {
+    /// Whether nothing was made.
+    dry_run: bool,
+    /// Ticks with their runs.
+    runs: Vec<BackfilledRun>,
+    /// Ticks whose run lives, or with `missing` has ended.
+    left_out: u64,
+    /// Ticks beyond the limit.
+    more: u64,
+}
+
+/// A tick with its run.
+#[derive(Serialize, ToSchema)]
+struct BackfilledRun {
+    tick_at: Timestamp,
+    run_id: Option<RunId>,
+}
+
+/// Make runs for ticks of the past
+///
+/// They wait in the order of their ticks, and count for limits and overlap.
+#[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/backfill", operation_id = "backfill_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first runs", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),
+    request_body = BackfillBody, security(("token" = ["trigger"])),
+    responses((status = 200, description = "What was made, or would be", body = BackfillAnswer)))]
+async fn backfill(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    Key(key): Key,
+    Object(body): Object,
+) -> Result<Response, Problem> {
+    let body: BackfillBody = extract::read(body)?;
+    let limit = body.limit.unwrap_or(1000);
+    if !(1..=BACKFILL_MAX).contains(&limit) {
+        return Err(Problem::bad("bad_limit", format!("limit must be 1-{BACKFILL_MAX}")).field("limit"));
+    }
+    if !body.dry_run {
+        shared.refuse_draining()?;
+    }
+    let record = shared.schedule(&named.full()).await?;
+    let request = Backfill {
+        from: body.from,
+        to: body.to,
+        missing: body.missing,
+        dry_run: body.dry_run,
+        limit: limit as usize,
+        key,
+    };
+    let done = belfry::backfill(shared.store(), &shared.options, shared.now(), &record, &request).await?;
+    shared.engine.hint().await;
+    let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
+    let answer = BackfillAnswer { dry_run: body.dry_run, runs, left_out: done.left_out, more: done.more };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+impl Shared {
+    /// Tells listeners of a run.
+    pub fn tell_run(&self, name: Name, named: &Named, run: RunId, trace: Trace) {
+        let event = belfry::Event::new(self.now(), belfry::event::Level::Info, name);
+        self.engine.tell(belfry::Event {
+            agent: Some(named.agent.clone()),
+            schedule: Some(named.schedule.clone()),
+            run_id: Some(run),
+            trace_id: Some(trace.id.simple().to_string()),
+            ..event
+        });
+    }
+}

@@ -1,0 +1,67 @@
+//! Breakers: which have counted or opened, how they came there, and closing them by hand.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use belfry::AgentDefinition;
+use belfry::api::{Breaker, List};
+use belfry::event::{Event, Level, Name};
+use belfry_store::Store;
+use utoipa_axum::routes;
+
+use super::{Routes, json};
+use crate::extract::Named;
+use crate::problem::Problem;
+use crate::state::Shared;
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(list)).routes(routes!(reset))
+}
+
+/// List the breakers that have counted a failure or changed
+#[utoipa::path(get, path = "/api/v1/breakers", operation_id = "list_breakers", tag = "breakers", security(("token" = ["read"])),
+    responses((status = 200, description = "All of them", body = List<Breaker>)))]
+async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    Ok(json(StatusCode::OK, &List::whole(shown(&shared).await?)))
+}
+
+async fn shown(shared: &Shared) -> Result<Vec<Breaker>, Problem> {
+    let agents = shared.store().agents().await?;
+    let agents: HashMap<i64, AgentDefinition> =
+        agents.into_iter().map(|agent| (agent.id, agent.definition)).collect();
+    let mut breakers = Vec::new();
+    for entry in shared.store().breakers().await? {
+        let record = shared.store().breaker(entry.agent, &entry.command).await?;
+        breakers.push(Breaker::of(&entry, &record, agents.get(&entry.agent)));
+    }
+    Ok(breakers)
+}
+
+/// Close a breaker
+#[utoipa::path(post, path = "/api/v1/breakers/{agent}/{command}/reset", operation_id = "reset_breaker", tag = "breakers",
+    security(("token" = ["manage"])),
+    params(("agent" = String, Path, description = "Whose"), ("command" = String, Path, description = "Of which command")),
+    responses((status = 200, description = "It is closed", body = Breaker)))]
+async fn reset(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
+    let (agent, command) = (named.agent, named.schedule);
+    let entries = shared.store().breakers().await?;
+    let entry = entries.iter().find(|entry| entry.agent_name == agent && entry.command == command);
+    let entry = entry.ok_or_else(|| {
+        Problem::not_found(format!("no breaker of {agent}/{command} has counted a failure"))
+            .way_out("GET /api/v1/breakers lists those that have")
+    })?;
+    if shared.store().reset_breaker(shared.now(), entry.agent, &entry.command).await? {
+        let event = Event::new(shared.now(), Level::Info, Name::BreakerChanged);
+        let reason = Some("manual_reset".to_owned());
+        shared.engine.tell(Event { agent: Some(agent.clone()), state: Some("closed"), reason, ..event });
+        shared.engine.hint().await;
+    }
+    let breakers = shown(&shared).await?;
+    let breaker = breakers.into_iter().find(|breaker| breaker.agent == agent && breaker.command == command);
+    breaker
+        .map(|breaker| json(StatusCode::OK, &breaker))
+        .ok_or_else(|| Problem::not_found("the agent is gone"))
+}

@@ -1,0 +1,447 @@
+//! Schedules that no file owns: made, replaced, changed, removed. The keys, the checks and the words are those of files.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use belfry::event::{Event, Level, Name};
+use belfry_config::{About, Errors, Input, is_reference, parse_schedule};
+use belfry_core::definition::When;
+use belfry_core::{AgentDefinition, ScheduleDefinition};
+use belfry_store::{API, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+use utoipa_axum::routes;
+
+use super::schedules::{self, ScheduleDetail, answer, tag};
+use super::{Routes, json};
+use crate::extract::{self, Key, Named, Object};
+use crate::problem::Problem;
+use crate::state::Shared;
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(create)).routes(routes!(schedules::show, replace, change, remove))
+}
+
+/// The keys of a schedule, as in a file. Exactly one of `every`, `cron`, `at`, `after`, `webhook` and `chat` makes it run.
+#[derive(ToSchema)]
+#[schema(as = ScheduleKeys)]
+#[allow(dead_code, reason = "the parser of files reads it; this describes it")]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleKeys {
+    /// A distance: `20m`, `1h30m`, `hourly`, `daily`.
+    every: Option<String>,
+    /// Five fields: `0 9 * * 1-5`.
+    cron: Option<String>,
+    /// RFC 3339.
+    at: Option<String>,
+    /// A delay.
+    after: Option<String>,
+    /// Requests to `/hooks/AGENT/SCHEDULE`.
+    webhook: Option<Webhook>,
+    /// Messages.
+    chat: Option<Map<String, Value>>,
+    enabled: Option<bool>,
+    /// An IANA name.
+    timezone: Option<String>,
+    anchor: Option<Anchor>,
+    phase: Option<String>,
+    jitter: Option<String>,
+    only_between: Option<String>,
+    /// A day, or a list of days.
+    not_on: Option<Vec<String>>,
+    dst_gap: Option<DstGap>,
+    dst_fold: Option<DstFold>,
+    catch_up: Option<CatchUp>,
+    #[schema(minimum = 0, maximum = 1_000_000)]
+    catch_up_limit: Option<u32>,
+    late_after: Option<String>,
+    if_running: Option<IfRunning>,
+    overlap: Option<Overlap>,
+    #[schema(minimum = 0, maximum = 1_000_000)]
+    max_pending: Option<u32>,
+    command: Option<String>,
+    prompt: Option<String>,
+    payload: Option<Map<String, Value>>,
+    lane: Option<String>,
+    priority: Option<i16>,
+    delete_after_run: Option<bool>,
+}
+
+/// How requests are signed.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "the parser of files reads it; this describes it")]
+#[serde(deny_unknown_fields)]
+struct Webhook {
+    /// A reference, `${NAME}`.
+    secret: Option<String>,
+    /// The same, several: for changing it.
+    secrets: Option<Vec<String>>,
+    /// Also takes GitHub's signature.
+    github: Option<bool>,
+}
+
+macro_rules! words {
+    ($($name:ident: $($word:ident)*;)*) => {
+        $(
+            #[derive(ToSchema)]
+            #[serde(rename_all = "snake_case")]
+            #[allow(dead_code, reason = "the parser of files reads it; this describes it")]
+            enum $name { $($word,)* }
+        )*
+    };
+}
+
+words! {
+    Anchor: Completion Start Slot;
+    DstGap: Run Skip;
+    DstFold: First Both;
+    CatchUp: Skip RunOnce RunAll;
+    IfRunning: Skip Queue Cancel Allow;
+    Overlap: Schedule Command Agent;
+}
+
+/// A schedule to be made.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewSchedule {
+    /// Whose.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", min_length = 1, max_length = 63)]
+    agent: String,
+    /// Its name.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", min_length = 1, max_length = 63)]
+    schedule: String,
+    /// Its keys.
+    #[schema(value_type = ScheduleKeys)]
+    definition: Map<String, Value>,
+}
+
+/// Make a schedule
+///
+/// With an `Idempotency-Key`, a repeat of the same request answers with the schedule that the first one made.
+#[utoipa::path(post, path = "/api/v1/schedules", operation_id = "create_schedule", tag = "schedules",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first result", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),
+    request_body = NewSchedule, security(("token" = ["manage"])),
+    responses(
+        (status = 201, description = "It is made", body = ScheduleDetail, headers(("ETag" = String), ("Location" = String))),
+        (status = 200, description = "It was made before, with the same key", body = ScheduleDetail, headers(("ETag" = String))),
+        (status = 404, description = "There is no such agent", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "There is one of this name", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn create(
+    State(shared): State<Arc<Shared>>,
+    Key(key): Key,
+    Object(body): Object,
+) -> Result<Response, Problem> {
+    let new: NewSchedule = extract::read(body)?;
+    let named = Named { agent: new.agent, schedule: new.schedule };
+    if !extract::is_name(&named.agent) || !extract::is_name(&named.schedule) {
+        return Err(Problem::bad("bad_name", "agent and schedule must be names").field("schedule"));
+    }
+    let _turn = shared.edits.lock().await;
+    let name = named.full();
+    let definition = read(&shared, &named, &new.definition, None).await?;
+    if let Some(record) = shared.store().schedule(&name).await? {
+        if key.is_some() && record.source == API && record.definition == definition {
+            return answer(&shared, StatusCode::OK, &record).await;
+        }
+        return Err(Problem::conflict("exists", format!("there is a schedule {name} already"))
+            .field("schedule")
+            .way_out("PUT replaces it, PATCH changes it, DELETE removes it"));
+    }
+    refuse_lookalike(&shared, &named).await?;
+    put(&shared, &named, &definition, None).await
+}
+
+/// Make a schedule, or replace one
+#[utoipa::path(put, path = "/api/v1/schedules/{agent}/{name}", operation_id = "replace_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("If-Match" = Option<String>, Header, description = "Only where its ETag is this", nullable = false),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only where there is none", nullable = false)),
+    request_body = ScheduleKeys, security(("token" = ["manage"])),
+    responses(
+        (status = 200, description = "It is so now", body = ScheduleDetail, headers(("ETag" = String))),
+        (status = 201, description = "It is made", body = ScheduleDetail, headers(("ETag" = String), ("Location" = String))),
+        (status = 409, description = "A file owns it", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+        (status = 412, description = "It has changed meanwhile", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn replace(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    headers: HeaderMap,
+    Object(keys): Object,
+) -> Result<Response, Problem> {
+    let _turn = shared.edits.lock().await;
+    let record = shared.store().schedule(&named.full()).await?;
+    let definition = read(&shared, &named, &keys, None).await?;
+    preconditions(&headers, record.as_ref())?;
+    if let Some(record) = &record {
+        refuse_owned(&shared, record)?;
+    }
+    if record.is_none() {
+        refuse_lookalike(&shared, &named).await?;
+    }
+    put(&shared, &named, &definition, record.as_ref()).await
+}
+
+/// Change keys of a schedule
+///
+/// Keys that are not written stay as they are, the zone too; a key that is `null` goes back to its default.
+#[utoipa::path(patch, path = "/api/v1/schedules/{agent}/{name}", operation_id = "change_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("If-Match" = Option<String>, Header, description = "Only where its ETag is this", nullable = false)),
+    request_body = ScheduleKeys, security(("token" = ["manage"])),
+    responses(
+        (status = 200, description = "It is so now", body = ScheduleDetail, headers(("ETag" = String))),
+        (status = 409, description = "A file owns it", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+        (status = 412, description = "It has changed meanwhile", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn change(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    headers: HeaderMap,
+    Object(keys): Object,
+) -> Result<Response, Problem> {
+    let _turn = shared.edits.lock().await;
+    let record = shared.schedule(&named.full()).await?;
+    let definition = match keys.is_empty() {
+        true => record.definition.clone(),
+        false => read(&shared, &named, &keys, Some(&record.definition)).await?,
+    };
+    preconditions(&headers, Some(&record))?;
+    refuse_owned(&shared, &record)?;
+    put(&shared, &named, &definition, Some(&record)).await
+}
+
+/// What was removed.
+#[derive(Serialize, ToSchema)]
+struct RemovedSchedule {
+    /// So many of its runs were waiting, and have ended.
+    cancelled: u32,
+}
+
+/// Remove a schedule
+///
+/// Its runs that wait end cancelled, those that run go on, and its history stays.
+#[utoipa::path(delete, path = "/api/v1/schedules/{agent}/{name}", operation_id = "remove_schedule", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("If-Match" = Option<String>, Header, description = "Only where its ETag is this", nullable = false)),
+    security(("token" = ["manage"])),
+    responses(
+        (status = 200, description = "It is gone", body = RemovedSchedule),
+        (status = 409, description = "A file owns it", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+        (status = 412, description = "It has changed meanwhile", body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn remove(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let _turn = shared.edits.lock().await;
+    let record = shared.schedule(&named.full()).await?;
+    preconditions(&headers, Some(&record))?;
+    match shared.store().remove_schedule(shared.now(), record.id).await? {
+        Removed::Gone { cancelled } => {
+            shared.tell(Name::ScheduleDeleted, &named);
+            Ok(json(StatusCode::OK, &RemovedSchedule { cancelled }))
+        }
+        Removed::OwnedBy(source) => Err(shared.owned(&record.name, &source)),
+        Removed::NotFound => Err(Problem::not_found(format!("{} is gone already", record.name))),
+    }
+}
+
+/// Reads keys to a definition that works.
+async fn read(
+    shared: &Shared,
+    named: &Named,
+    keys: &Map<String, Value>,
+    base: Option<&ScheduleDefinition>,
+) -> Result<ScheduleDefinition, Problem> {
+    let agent = agent(shared, &named.agent).await?;
+    // One key a line, so that an error's line tells the key.
+    let keys = extract::whole(keys.clone());
+    let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let (settings, name) = (shared.settings(), named.full());
+    let about = About {
+        name: &name,
+        origin: "request",
+        inherited: Shared::inherited(&settings),
+        agent: Some(&agent),
+    };
+    let parsed =
+        parse_schedule(Input::Text(&text), base, &about).map_err(|errors| refusal(&errors, &text))?;
+    let definition = parsed.definition;
+    if base.is_none_or(|base| base.timing_key() != definition.timing_key())
+        && let Some(words) = belfry::past_words(&name, &definition, shared.now())
+    {
+        return Err(Problem::meaningless("past", words)
+            .field("at")
+            .way_out("use a later time, or run it now"));
+    }
+    refuse_written_secrets(&definition)?;
+    Ok(definition)
+}
+
+/// A store holds references to secrets, never secrets.
+fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
+    let When::Webhook(webhook) = &definition.when else { return Ok(()) };
+    let secrets = ["secret", "secrets"].into_iter().filter_map(|key| webhook.get(key));
+    let written = secrets.flat_map(|secret| match secret {
+        Value::Array(several) => several.iter().collect::<Vec<_>>(),
+        one => vec![one],
+    });
+    match written.filter_map(Value::as_str).all(is_reference) {
+        true => Ok(()),
+        false => Err(Problem::meaningless(
+            "secret_written_out",
+            "a secret is written out, and would be stored as it is",
+        )
+        .field("webhook.secret")
+        .way_out("use a reference such as ${HOOK_SECRET}; it is filled in from the server's environment")),
+    }
+}
+
+fn refusal(errors: &Errors, text: &str) -> Problem {
+    let Some(first) = errors.problems.first() else {
+        return Problem::meaningless("invalid", "the schedule cannot be read");
+    };
+    let more = match errors.problems.len() {
+        1 => String::new(),
+        n => format!("; and {} more", n - 1),
+    };
+    let mut problem = Problem::meaningless("invalid", format!("{}{more}", first.message()));
+    if let Some(field) = first.place().and_then(|place| field_at(text, place.line)) {
+        problem = problem.field(field);
+    }
+    match first.way_out() {
+        Some(way_out) => problem.way_out(way_out),
+        None => problem,
+    }
+}
+
+/// The key that a line of pretty JSON belongs to.
+fn field_at(text: &str, line: usize) -> Option<String> {
+    let above = text.lines().take(line).filter(|line| line.starts_with("  \""));
+    let key = above.last()?.trim_start().split("\":").next()?;
+    Some(key.trim_matches('"').to_owned())
+}
+
+async fn agent(shared: &Shared, name: &str) -> Result<AgentDefinition, Problem> {
+    let agents = shared.store().agents().await?;
+    let found = agents.into_iter().find(|agent| agent.name == name);
+    found.map(|agent| agent.definition).ok_or_else(|| {
+        Problem::not_found(format!("there is no agent {name}"))
+            .field("agent")
+            .way_out("GET /api/v1/agents lists them")
+    })
+}
+
+/// Two names that differ only by case are one to many who read them.
+async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Problem> {
+    let filter = ScheduleFilter { agent: Some(named.agent.clone()), ..ScheduleFilter::default() };
+    let (name, mut after) = (named.full(), None::<String>);
+    loop {
+        let page = shared.store().schedules(&filter, after.as_deref(), 1000).await?;
+        let alike =
+            page.items.iter().find(|record| record.name != name && record.name.eq_ignore_ascii_case(&name));
+        if let Some(record) = alike {
+            let detail = format!("{name} and {} differ only by case", record.name);
+            return Err(Problem::conflict("exists", detail).field("schedule"));
+        }
+        after = page.next;
+        if after.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem> {
+    match record.source.as_str() {
+        API => Ok(()),
+        source => Err(shared.owned(&record.name, source)),
+    }
+}
+
+async fn put(
+    shared: &Shared,
+    named: &Named,
+    definition: &ScheduleDefinition,
+    before: Option<&ScheduleRecord>,
+) -> Result<Response, Problem> {
+    let name = named.full();
+    let put = shared.store().put_schedule(shared.now(), &named.agent, &named.schedule, definition).await?;
+    let status = match put {
+        Put::Added(_) => {
+            shared.tell(Name::ScheduleCreated, named);
+            StatusCode::CREATED
+        }
+        Put::Changed(_) => {
+            shared.tell(Name::ScheduleUpdated, named);
+            StatusCode::OK
+        }
+        Put::Unchanged(_) => StatusCode::OK,
+        Put::NoAgent => {
+            return Err(Problem::not_found(format!("agent {} is gone", named.agent)).field("agent"));
+        }
+        Put::OwnedBy(source) => return Err(shared.owned(&name, &source)),
+    };
+    let status = if before.is_some() { StatusCode::OK } else { status };
+    let record = shared.schedule(&name).await?;
+    let mut response = answer(shared, status, &record).await?;
+    if status == StatusCode::CREATED
+        && let Ok(place) = HeaderValue::from_str(&format!("/api/v1/schedules/{name}"))
+    {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response.into_response())
+}
+
+/// `If-Match` and `If-None-Match`.
+fn preconditions(headers: &HeaderMap, record: Option<&ScheduleRecord>) -> Result<(), Problem> {
+    let failed = |field: &str, detail: &str| {
+        Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
+            .field(field)
+            .way_out("GET it, and decide anew")
+    };
+    let tag = record.map(|record| tag(record.revision, &record.definition));
+    let matches = |value: &HeaderValue| {
+        let text = value.to_str().unwrap_or_default();
+        text.split(',').map(str::trim).any(|one| tag.as_ref().is_some_and(|tag| one == "*" || one == tag))
+    };
+    let given: Vec<_> = headers.get_all(header::IF_MATCH).iter().collect();
+    if !given.is_empty() && !given.into_iter().any(matches) {
+        return Err(failed("If-Match", "the schedule is not what it was"));
+    }
+    if headers.get_all(header::IF_NONE_MATCH).iter().any(matches) {
+        return Err(failed("If-None-Match", "there is a schedule like that already"));
+    }
+    Ok(())
+}
+
+impl Shared {
+    /// Tells listeners what was done to a schedule.
+    pub fn tell(&self, name: Name, named: &Named) {
+        let event = Event::new(self.now(), Level::Info, name);
+        self.engine.tell(Event {
+            agent: Some(named.agent.clone()),
+            schedule: Some(named.schedule.clone()),
+            ..event
+        });
+    }
+
+    /// Why a schedule of somebody else is not touched.
+    pub fn owned(&self, name: &str, source: &str) -> Problem {
+        match source {
+            "files" => Problem::conflict(
+                "owned_by_file",
+                format!("{name} belongs to {}; it can only be paused and run here", self.file),
+            )
+            .way_out(format!("edit it in {}", self.file)),
+            other => {
+                Problem::conflict("owned", format!("{name} belongs to {other:?}, which alone changes it"))
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What happens, as it happens.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use belfry::Event;
+use serde::Deserialize;
+use tokio::sync::OwnedSemaphorePermit;
+use utoipa::IntoParams;
+use utoipa_axum::routes;
+
+use super::Routes;
+use crate::extract::Params;
+use crate::problem::Problem;
+use crate::ring::Told;
+use crate::state::{Shared, ended};
+use crate::stream::{self, BREATH, Left, Sink};
+
+/// Events that are taken from the ring at once.
+const BATCH: usize = 256;
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(events))
+}
+
+/// Which events.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventParams {
+    /// About this agent.
+    #[param(nullable = false)]
+    agent: Option<String>,
+    /// About this schedule.
+    #[param(nullable = false)]
+    schedule: Option<String>,
+    /// With one of these names, with commas between them: `run_started,run_finished`.
+    #[param(nullable = false)]
+    event: Option<String>,
+    /// About this run.
+    #[param(nullable = false)]
+    run: Option<belfry_core::RunId>,
+}
+
+impl EventParams {
+    fn takes(&self, event: &Event) -> bool {
+        let name = event.event.as_str();
+        self.agent.as_ref().is_none_or(|agent| event.agent.as_ref() == Some(agent))
+            && self.schedule.as_ref().is_none_or(|schedule| event.schedule.as_ref() == Some(schedule))
+            && self.run.is_none_or(|run| event.run_id == Some(run))
+            && self.event.as_ref().is_none_or(|names| names.split(',').any(|one| one.trim() == name))
+    }
+}
+
+/// Listen to what happens on this node
+///
+/// Server-sent events with the names and keys of the log. `Last-Event-ID` goes on behind an event; where some of what
+/// follows it is no longer known, the first event is `gap`. A reader that is too slow is left, and may come back.
+#[utoipa::path(get, path = "/api/v1/events", operation_id = "events", tag = "events", security(("token" = ["read"])),
+    params(EventParams, ("Last-Event-ID" = Option<String>, Header, description = "Go on behind this one", nullable = false)),
+    responses((status = 200, description = "Events, until somebody leaves", body = String, content_type = "text/event-stream")))]
+async fn events(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    Params(params): Params<EventParams>,
+) -> Result<Response, Problem> {
+    let permit = shared.listeners.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| Problem::unavailable("too_many_readers", "too many listen already"))?;
+    let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
+    let from = match last {
+        None => From::Now,
+        Some(id) => shared.ring.number(id).map_or(From::Unknown, From::Behind),
+    };
+    let (sink, response) = stream::events();
+    tokio::spawn(async move {
+        // Whoever leaves has left.
+        let _ = pass_on(shared, from, params, sink, permit).await;
+    });
+    Ok(response)
+}
+
+/// Where a reader begins.
+enum From {
+    Now,
+    Behind(u64),
+    /// It has seen what we know nothing of.
+    Unknown,
+}
+
+async fn pass_on(
+    shared: Arc<Shared>,
+    from: From,
+    params: EventParams,
+    sink: Sink,
+    permit: OwnedSemaphorePermit,
+) -> Result<(), Left> {
+    let (mut news, mut ending) = (shared.ring.watch(), shared.ending.subscribe());
+    let (mut at, unknown) = match from {
+        From::Now => (shared.ring.last(), false),
+        From::Behind(number) => (number, false),
+        From::Unknown => (shared.ring.last(), true),
+    };
+    // Its first bytes tell a reader that it listens.
+    sink.breathe().await?;
+    if unknown {
+        gap(&shared, &sink, at).await?;
+    }
+    loop {
+        news.borrow_and_update();
+        let behind = shared.ring.behind(at, BATCH);
+        if behind.gap {
+            gap(&shared, &sink, behind.events.first().map_or(shared.ring.last(), |told| told.number - 1))
+                .await?;
+        }
+        at =
+            behind.events.last().map_or(if behind.gap { shared.ring.last() } else { at }, |told| told.number);
+        for told in behind.events.iter().filter(|told| params.takes(&told.event)) {
+            tell(&shared, &sink, told).await?;
+        }
+        if !behind.events.is_empty() {
+            continue;
+        }
+        tokio::select! {
+            _ = news.changed() => {}
+            () = tokio::time::sleep(BREATH) => sink.breathe().await?,
+            () = sink.left() => break,
+            () = ended(&mut ending) => break,
+        }
+    }
+    drop(permit);
+    Ok(())
+}
+
+async fn tell(shared: &Shared, sink: &Sink, told: &Told) -> Result<(), Left> {
+    sink.send(Some(&shared.ring.id(told.number)), told.event.event.as_str(), &told.json).await
+}
+
+/// Something between is no longer known: whoever needs it looks at the lists.
+async fn gap(shared: &Shared, sink: &Sink, number: u64) -> Result<(), Left> {
+    sink.send(Some(&shared.ring.id(number)), "gap", "{}").await
+}

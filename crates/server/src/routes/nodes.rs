@@ -1,0 +1,63 @@
+//! Nodes: who runs from this store; and reading the files again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use belfry::api::{List, Node};
+use belfry_store::Store;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+use utoipa_axum::routes;
+
+use super::{Routes, json};
+use crate::problem::{Problem, ProblemBody};
+use crate::state::Shared;
+
+/// Files are read sooner than this.
+const RELOAD_WITHIN: Duration = Duration::from_secs(60);
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(list)).routes(routes!(reload))
+}
+
+/// List the nodes that run from the store
+#[utoipa::path(get, path = "/api/v1/nodes", operation_id = "list_nodes", tag = "nodes", security(("token" = ["read"])),
+    responses((status = 200, description = "All of them", body = List<Node>)))]
+async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
+    let now = shared.now();
+    Ok(json(StatusCode::OK, &List::whole(nodes.iter().map(|node| Node::of(node, &live, now)).collect())))
+}
+
+/// What reading the files again changed.
+#[derive(Serialize, ToSchema)]
+struct ReloadAnswer {
+    /// In words.
+    detail: String,
+}
+
+/// Read the files again
+///
+/// A file that is wrong changes nothing, and the answer says what is wrong.
+#[utoipa::path(post, path = "/api/v1/reload", operation_id = "reload", tag = "nodes", security(("token" = ["admin"])),
+    responses(
+        (status = 200, description = "They were read", body = ReloadAnswer),
+        (status = 409, description = "They are wrong, and changed nothing", body = ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn reload(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let (tell, told) = oneshot::channel();
+    let gone = || Problem::unavailable("draining", "this node is ending, and reads no files");
+    shared.reload.try_send(tell).map_err(|_| gone())?;
+    match tokio::time::timeout(RELOAD_WITHIN, told).await {
+        Ok(Ok(Ok(detail))) => Ok(json(StatusCode::OK, &ReloadAnswer { detail })),
+        Ok(Ok(Err(detail))) => {
+            Err(Problem::conflict("config_rejected", detail).way_out(format!("correct {}", shared.file)))
+        }
+        Ok(Err(_)) => Err(gone()),
+        Err(_) => Err(Problem::unavailable("too_slow", "the files took too long to read")),
+    }
+}

@@ -1,0 +1,122 @@
+//! Schedules as they stand.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use belfry::AgentDefinition;
+use belfry::api::{List, Schedule, ScheduleStatus};
+use belfry_core::ScheduleDefinition;
+use belfry_store::{ScheduleFilter, ScheduleRecord, StatusKind, Store};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::routes;
+
+use super::{Routes, json};
+use crate::extract::{Named, Params};
+use crate::page::{self, Cursor, hex};
+use crate::problem::Problem;
+use crate::state::Shared;
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(list))
+}
+
+/// Which schedules to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ListParams {
+    /// Those of this agent.
+    #[param(nullable = false)]
+    agent: Option<String>,
+    /// Those that stand like this.
+    #[param(nullable = false)]
+    status: Option<ScheduleStatus>,
+    /// How many; 100 where nothing is said.
+    #[param(nullable = false, minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(nullable = false)]
+    cursor: Option<String>,
+}
+
+/// List schedules, in the order of their names
+#[utoipa::path(get, path = "/api/v1/schedules", operation_id = "list_schedules", tag = "schedules", params(ListParams),
+    security(("token" = ["read"])), responses((status = 200, description = "A page", body = List<Schedule>)))]
+async fn list(
+    State(shared): State<Arc<Shared>>,
+    Params(params): Params<ListParams>,
+) -> Result<Response, Problem> {
+    let limit = page::limit(params.limit)?;
+    let after = Cursor::schedule(params.cursor.as_deref())?;
+    let status = match params.status {
+        None => vec![],
+        Some(ScheduleStatus::Active) => vec![StatusKind::Active],
+        Some(ScheduleStatus::Paused) => vec![StatusKind::Paused, StatusKind::Disabled],
+        Some(ScheduleStatus::Invalid) => vec![StatusKind::Invalid],
+        Some(ScheduleStatus::Exhausted) => vec![StatusKind::Exhausted],
+    };
+    let filter = ScheduleFilter { agent: params.agent, status, source: None };
+    let found = shared.store().schedules(&filter, after.as_deref(), limit).await?;
+    let items = shown(&shared, &found.items).await?;
+    let next = found.next.map(|name| Cursor::Schedule(name).write());
+    Ok(json(StatusCode::OK, &List { items, next }))
+}
+
+/// Schedules as they are shown, with their agents read at once.
+async fn shown(shared: &Shared, records: &[ScheduleRecord]) -> Result<Vec<Schedule>, Problem> {
+    let ids: Vec<_> = records.iter().map(|record| record.id).collect();
+    let agents = shared.store().definitions(&ids).await?;
+    let (now, fallback) = (shared.now(), AgentDefinition::default());
+    let shown = records.iter().zip(&agents).map(|(record, found)| {
+        let agent = found.as_ref().map_or(&fallback, |found| &*found.agent_definition);
+        Schedule::of(record, agent, now)
+    });
+    Ok(shown.collect())
+}
+
+/// A schedule as it stands, with what it is.
+#[derive(Serialize, ToSchema)]
+pub struct ScheduleDetail {
+    #[serde(flatten)]
+    schedule: Schedule,
+    /// The keys that differ from the defaults, as they could be written.
+    definition: Map<String, Value>,
+}
+
+/// The version of a schedule's definition, for `ETag` and `If-Match`.
+pub fn tag(revision: i64, definition: &ScheduleDefinition) -> String {
+    let text = serde_json::to_string(definition).unwrap_or_default();
+    format!("\"{revision}-{}\"", hex(&Sha256::digest(text.as_bytes())[..8]))
+}
+
+/// Answers with a schedule, and the version of its definition.
+pub async fn answer(
+    shared: &Shared,
+    status: StatusCode,
+    record: &ScheduleRecord,
+) -> Result<Response, Problem> {
+    let agent = shared.agent_of(record).await?;
+    let detail = ScheduleDetail {
+        schedule: Schedule::of(record, &agent, shared.now()),
+        definition: belfry_config::schedule_keys(&record.definition),
+    };
+    let mut response = json(status, &detail);
+    if let Ok(tag) = HeaderValue::from_str(&tag(record.revision, &record.definition)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
+/// Show a schedule
+#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}", operation_id = "show_schedule", tag = "schedules",
+    security(("token" = ["read"])), params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
+    responses((status = 200, description = "As it stands", body = ScheduleDetail, headers(("ETag" = String, description = "For If-Match")))))]
+pub async fn show(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
+    let record = shared.schedule(&named.full()).await?;
+    answer(&shared, StatusCode::OK, &record).await
+}

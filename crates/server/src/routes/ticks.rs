@@ -1,0 +1,217 @@
+//! The ticks of a schedule: those to come, what became of those of the past, and why.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use belfry::Decision;
+use belfry::api::{List, Why, upcoming};
+use belfry_core::{RunId, SkipRange};
+use belfry_store::{RunFilter, ScheduleRecord, Store};
+use belfry_time::{SignedDuration, Timestamp, Zone};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::routes;
+
+use super::{Routes, json};
+use crate::extract::{Named, Params};
+use crate::page::{self, Cursor};
+use crate::problem::Problem;
+use crate::state::Shared;
+
+/// How far back is looked where nothing is said.
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+/// Runs of one schedule that are looked at; by default far fewer are kept.
+const RUNS_MAX: usize = 10_000;
+
+pub fn router() -> Routes {
+    Routes::new().routes(routes!(next)).routes(routes!(why)).routes(routes!(ticks))
+}
+
+/// How many.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct NextParams {
+    /// How many; 5 where nothing is said.
+    #[param(nullable = false, minimum = 1, maximum = 1000)]
+    n: Option<u32>,
+}
+
+/// Ticks to come.
+#[derive(Serialize, ToSchema)]
+struct NextTicks {
+    /// The schedule's zone.
+    tz: String,
+    /// In order.
+    ticks: Vec<LocalTick>,
+}
+
+/// A tick in the schedule's zone.
+#[derive(Serialize, ToSchema)]
+struct LocalTick {
+    /// The nominal instant.
+    #[schema(format = DateTime)]
+    tick_at: String,
+    /// With jitter.
+    #[schema(format = DateTime)]
+    due_at: String,
+}
+
+/// The next ticks of a schedule, as the planner will find them
+#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}/next", operation_id = "next_ticks", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"), NextParams),
+    security(("token" = ["read"])), responses((status = 200, description = "In order; none where nothing arms it", body = NextTicks)))]
+async fn next(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    Params(params): Params<NextParams>,
+) -> Result<Response, Problem> {
+    let n = params.n.unwrap_or(5);
+    if !(1..=page::LIMIT_MAX).contains(&n) {
+        return Err(Problem::bad("bad_limit", format!("n must be 1-{}, got {n}", page::LIMIT_MAX)).field("n"));
+    }
+    let record = shared.schedule(&named.full()).await?;
+    let zone = record.definition.options.timezone.as_deref().and_then(|name| Zone::get(name).ok());
+    let zone = zone.unwrap_or_else(Zone::utc);
+    let local = |at: Timestamp| zone.rfc3339(at);
+    let ticks = upcoming(&record, n as usize);
+    let ticks = ticks
+        .iter()
+        .map(|tick| LocalTick { tick_at: local(tick.tick_at), due_at: local(tick.due_at) })
+        .collect();
+    Ok(json(StatusCode::OK, &NextTicks { tz: zone.name().to_owned(), ticks }))
+}
+
+/// When.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct WhyParams {
+    /// At this instant instead of now.
+    #[param(nullable = false)]
+    at: Option<Timestamp>,
+}
+
+/// Why a schedule runs or does not, now or at an instant
+#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}/why", operation_id = "why", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"), WhyParams),
+    security(("token" = ["read"])), responses((status = 200, description = "Every check with its words", body = Why)))]
+async fn why(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    Params(params): Params<WhyParams>,
+) -> Result<Response, Problem> {
+    let (name, now) = (named.full(), shared.now());
+    shared.schedule(&name).await?;
+    let answer = match params.at {
+        Some(at) => belfry::why_at(shared.store(), &name, at, now).await?,
+        None => belfry::why(shared.store(), &name, now).await?,
+    };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// Since when, and how many.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct TicksParams {
+    /// From this instant on; the last day where nothing is said.
+    #[param(nullable = false)]
+    from: Option<Timestamp>,
+    /// How many; 100 where nothing is said.
+    #[param(nullable = false, minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(nullable = false)]
+    cursor: Option<String>,
+}
+
+/// What became of a tick, or of several in a row that fared alike.
+#[derive(Serialize, ToSchema)]
+struct TickResult {
+    /// The first.
+    from: Timestamp,
+    /// The last.
+    to: Timestamp,
+    /// How many.
+    count: u64,
+    /// `fired`, `skipped` or `missed`.
+    decision: Decision,
+    /// Why it made no run.
+    reason: Option<String>,
+    /// The run it made.
+    run_id: Option<RunId>,
+}
+
+impl TickResult {
+    fn skipped(range: SkipRange) -> TickResult {
+        let reason = range.reason.as_str();
+        let decision = if reason == "missed" { Decision::Missed } else { Decision::Skipped };
+        TickResult {
+            from: range.from,
+            to: range.to,
+            count: range.count,
+            decision,
+            reason: Some(reason.to_owned()),
+            run_id: None,
+        }
+    }
+}
+
+/// What became of the ticks of a schedule, the oldest first
+#[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}/ticks", operation_id = "list_ticks", tag = "schedules",
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"), TicksParams),
+    security(("token" = ["read"])), responses((status = 200, description = "A page", body = List<TickResult>)))]
+async fn ticks(
+    State(shared): State<Arc<Shared>>,
+    named: Named,
+    Params(params): Params<TicksParams>,
+) -> Result<Response, Problem> {
+    let limit = page::limit(params.limit)? as usize;
+    let after = Cursor::tick(params.cursor.as_deref())?;
+    let record = shared.schedule(&named.full()).await?;
+    let default = || shared.now().checked_sub(DAY).unwrap_or(Timestamp::MIN);
+    let from = params.from.unwrap_or_else(default);
+    let is_wanted = |at: Timestamp| at >= from && after.is_none_or(|after| at > after);
+    let skips_after =
+        after.unwrap_or_else(|| from.checked_sub(SignedDuration::from_micros(1)).unwrap_or(from));
+    let skips = shared.store().skips(record.id, Some(skips_after), limit as u32 + 1).await?;
+    let mut items: Vec<TickResult> =
+        skips.into_iter().chain(record.open_skip).map(TickResult::skipped).collect();
+    items.extend(fired(&shared, &record, from).await?);
+    items.retain(|item| is_wanted(item.from));
+    items.sort_by_key(|item| item.from);
+    let more = items.len() > limit;
+    items.truncate(limit);
+    let next = items.last().filter(|_| more).map(|item| Cursor::Tick(item.from).write());
+    Ok(json(StatusCode::OK, &List { items, next }))
+}
+
+/// Ticks since an instant that made runs.
+async fn fired(
+    shared: &Shared,
+    record: &ScheduleRecord,
+    from: Timestamp,
+) -> Result<Vec<TickResult>, Problem> {
+    let filter = RunFilter { schedule: Some(record.name.clone()), since: Some(from), ..RunFilter::default() };
+    let (mut fired, mut after) = (Vec::new(), None);
+    loop {
+        let page = shared.store().runs(&filter, after, page::LIMIT_MAX).await?;
+        fired.extend(page.items.into_iter().filter_map(|run| {
+            run.tick_at.map(|tick| TickResult {
+                from: tick,
+                to: tick,
+                count: 1,
+                decision: Decision::Fired,
+                reason: None,
+                run_id: Some(run.id),
+            })
+        }));
+        after = page.next;
+        if after.is_none() || fired.len() >= RUNS_MAX {
+            return Ok(fired);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What every request finds: the engine, its store, and what the server was told about itself.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use belfry::{AnyStore, Engine, Timestamp};
+use belfry_config::{Api, Inherited, Settings};
+use belfry_core::AgentDefinition;
+use belfry_store::{ScheduleRecord, Store};
+use parking_lot::RwLock;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+use crate::limiter::Limiter;
+use crate::meters::Meters;
+use crate::problem::Problem;
+use crate::ring::Ring;
+use crate::tokens::Remembered;
+
+/// Readers that follow what runs write.
+const FOLLOWERS_MAX: usize = 512;
+/// Readers of events.
+pub const LISTENERS_MAX: usize = 4096;
+
+/// How the files were read again.
+pub type Reloaded = Result<String, String>;
+/// Asks for that, and is told.
+pub type Reload = oneshot::Sender<Reloaded>;
+
+/// What a server is told at its start.
+pub struct Told {
+    /// What it speaks for.
+    pub engine: Engine,
+    /// What the files say.
+    pub settings: Settings,
+    /// How runs are made: which lanes there are.
+    pub options: belfry::Options,
+    /// The file that owns what came from files, as people name it.
+    pub file: String,
+    /// Reads the files again.
+    pub reload: mpsc::Sender<Reload>,
+    /// The environment, for the secrets of webhooks.
+    pub env: fn(&str) -> Option<String>,
+    /// The version of the binary.
+    pub version: &'static str,
+}
+
+/// What every request finds.
+pub struct Shared {
+    pub engine: Engine,
+    pub options: belfry::Options,
+    pub file: String,
+    pub env: fn(&str) -> Option<String>,
+    pub version: &'static str,
+    pub listen: SocketAddr,
+    pub reload: mpsc::Sender<Reload>,
+    /// Edits of schedules, one after the other: what an edit was decided on is then still so.
+    pub edits: tokio::sync::Mutex<()>,
+    /// Whether the server is about to end: what streams, ends.
+    pub ending: watch::Sender<bool>,
+    pub meters: Meters,
+    /// Lets commands of the server's owner in.
+    pub local_token: String,
+    pub tokens: Remembered,
+    pub limiter: Limiter,
+    /// Who follows what runs write; each looks four times a second.
+    pub followers: Arc<Semaphore>,
+    /// Who listens to events.
+    pub listeners: Arc<Semaphore>,
+    pub ring: Ring,
+    /// What describes the API.
+    pub document: OnceLock<String>,
+    settings: RwLock<Arc<Settings>>,
+}
+
+/// Waits until the server is about to end.
+pub async fn ended(ending: &mut watch::Receiver<bool>) {
+    // Where nobody can say so any more, it has.
+    let _ = ending.wait_for(|ending| *ending).await;
+}
+
+impl Shared {
+    pub fn new(told: Told, listen: SocketAddr) -> Shared {
+        Shared {
+            engine: told.engine,
+            options: told.options,
+            file: told.file,
+            env: told.env,
+            version: told.version,
+            listen,
+            reload: told.reload,
+            edits: tokio::sync::Mutex::default(),
+            ending: watch::Sender::new(false),
+            meters: Meters::new(),
+            local_token: crate::secret::random(),
+            tokens: Remembered::default(),
+            limiter: Limiter::default(),
+            followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
+            listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            ring: Ring::new(),
+            document: OnceLock::new(),
+            settings: RwLock::new(Arc::new(told.settings)),
+        }
+    }
+
+    pub fn store(&self) -> &AnyStore {
+        self.engine.store()
+    }
+
+    /// What time it is for the store, which keeps microseconds.
+    pub fn now(&self) -> Timestamp {
+        let now = self.engine.now();
+        Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now)
+    }
+
+    pub fn settings(&self) -> Arc<Settings> {
+        self.settings.read().clone()
+    }
+
+    /// The files say something else now. Where it listens stays as it is.
+    pub fn set_settings(&self, settings: Settings) {
+        *self.settings.write() = Arc::new(settings);
+    }
+
+    pub fn api(&self) -> Api {
+        self.settings.read().api.clone()
+    }
+
+    /// A schedule, or what there is instead.
+    pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Problem> {
+        self.store().schedule(name).await?.ok_or_else(|| {
+            Problem::not_found(format!("there is no schedule {name}"))
+                .way_out("GET /api/v1/schedules lists them")
+        })
+    }
+
+    /// What a schedule's agent is.
+    pub async fn agent_of(&self, record: &ScheduleRecord) -> Result<AgentDefinition, Problem> {
+        let found = self.store().definitions(&[record.id]).await?.into_iter().next().flatten();
+        Ok(found.map(|found| (*found.agent_definition).clone()).unwrap_or_default())
+    }
+
+    /// What a schedule takes over where it is silent.
+    pub fn inherited(settings: &Settings) -> Inherited<'_> {
+        Inherited {
+            timezone: settings.timezone_is_named.then_some(settings.timezone.as_str()),
+            host_timezone: &settings.timezone,
+            late_after_ms: settings.engine.late_after_ms,
+        }
+    }
+
+    /// Refuses new work while the node lets its work end.
+    pub fn refuse_draining(&self) -> Result<(), Problem> {
+        match self.engine.status() {
+            belfry::Status::Stopping => {
+                Err(Problem::unavailable("draining", "this node is ending: it takes no new work"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Answers that go on: server-sent events. What is to be sent waits in a short queue; whoever does not take it in time is
+//! left, so that nobody here waits for a reader.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::Frame;
+use tokio::sync::mpsc;
+
+/// Events that may wait for a reader; behind it are the buffers of the connection.
+const WAITING_MAX: usize = 64;
+/// A reader that takes nothing for so long has left.
+const TAKE_WITHIN: Duration = Duration::from_secs(10);
+/// How often something is sent although nothing happens, so that both ends know that the other lives.
+pub const BREATH: Duration = Duration::from_secs(15);
+
+/// Where events go.
+pub struct Sink(mpsc::Sender<Bytes>);
+
+/// The reader has left.
+pub struct Left;
+
+impl Sink {
+    /// Sends an event.
+    pub async fn send(&self, id: Option<&str>, event: &str, data: &str) -> Result<(), Left> {
+        let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
+        // JSON on one line: it holds no line ends.
+        self.put(format!("{id}event: {event}\ndata: {data}\n\n")).await
+    }
+
+    /// Says that nothing happens.
+    pub async fn breathe(&self) -> Result<(), Left> {
+        self.put(": \n\n".to_owned()).await
+    }
+
+    async fn put(&self, text: String) -> Result<(), Left> {
+        self.0.send_timeout(text.into(), TAKE_WITHIN).await.map_err(|_| Left)
+    }
+
+    /// Waits until the reader has left.
+    pub async fn left(&self) {
+        self.0.closed().await;
+    }
+}
+
+struct Events(mpsc::Receiver<Bytes>);
+
+impl http_body::Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    }
+}
+
+/// An answer that goes on, and where its events go.
+pub fn events() -> (Sink, Response) {
+    let (send, receive) = mpsc::channel(WAITING_MAX);
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    (Sink(send), (headers, Body::new(Events(receive))).into_response())
+}

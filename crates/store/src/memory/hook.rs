@@ -1,0 +1,71 @@
+//! Requests from outside.
+
+use belfry_core::RunId;
+use belfry_core::breaker::Admits;
+use belfry_core::definition::IfRunning;
+use belfry_core::{Facts, budget, hook};
+use belfry_time::Timestamp;
+
+use super::{Memory, State};
+use crate::hook::{Hooks, Knock, Knocked, made};
+use crate::shapes::*;
+use crate::store::Answer;
+
+impl Hooks for Memory {
+    async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
+        let knocked = self.state.lock().knock(now, knock);
+        self.hint.after(Ok(knocked), made)
+    }
+}
+
+impl State {
+    fn knock(&mut self, now: Timestamp, knock: &Knock) -> Knocked {
+        let (run, options) = (&knock.enqueue.run, &knock.options);
+        let Some(row) = self.schedules.get(&run.schedule).filter(|row| !row.retired) else {
+            return Knocked::NotFound;
+        };
+        if let Some(key) = &knock.enqueue.key
+            && let Some((first, kept)) = self.keys.get(&(run.schedule, key.key.clone()))
+            && kept.expires_at > now
+        {
+            return Knocked::Repeat(*first);
+        }
+        let scope: Vec<(RunId, bool)> = self
+            .in_scope(options.overlap, run.agent, run.schedule, &options.command)
+            .map(|(run, live)| (run, live.running.is_some()))
+            .collect();
+        let definition =
+            self.agents.get(&run.agent).map(|agent| agent.definition.clone()).unwrap_or_default();
+        let place = (run.agent, run.command.clone());
+        let breaker = self.breakers.get(&place).map(|record| record.breaker).unwrap_or_default();
+        let used = self.budgets.get(&run.agent).copied();
+        let facts = Facts {
+            live: scope.len() as u32,
+            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
+            budget_exhausted: definition
+                .budget
+                .as_ref()
+                .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
+        };
+        if let Some(reason) = hook::refusal(options, &row.record.status, &facts) {
+            return Knocked::Refused(reason);
+        }
+        let probe = facts.breaker == Admits::Probe;
+        let mut request = knock.enqueue.clone();
+        request.run.probe = probe;
+        match self.enqueue(now, &request) {
+            Enqueued::Made => {}
+            Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Knocked::Repeat(first),
+            Enqueued::NotFound => return Knocked::NotFound,
+        }
+        if probe {
+            let record = self.breakers.entry(place).or_default();
+            let (next, transition) = record.breaker.probing(run.id, now);
+            record.breaker = next;
+            record.history.extend(transition);
+        }
+        let cancels = options.if_running == IfRunning::Cancel;
+        Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() }
+    }
+}

@@ -1,0 +1,93 @@
+//! Requests from outside.
+
+use belfry_core::breaker::Admits;
+use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::{Facts, RunId, budget, hook};
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::{Done, Sqlite, Verb, micros, run_id};
+use crate::hook::{Hooks, Knock, Knocked, made};
+use crate::shapes::*;
+use crate::store::Answer;
+
+impl Hooks for Sqlite {
+    async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
+        let knock = knock.clone();
+        let answer = self.write(move |verb| verb.knock(now, &knock)).await;
+        self.shared.hint.after(answer, made)
+    }
+}
+
+impl Verb<'_> {
+    fn knock(&self, now: Timestamp, knock: &Knock) -> Done<Knocked> {
+        let (run, options) = (&knock.enqueue.run, &knock.options);
+        if let Some(key) = &knock.enqueue.key {
+            let first = self.row(
+                "select run_id from idempotency where schedule_id = ? and key = ? and expires_at > ?",
+                params![run.schedule, key.key, micros(now)],
+                |row| row.get(0).map(run_id),
+            )?;
+            if let Some(first) = first {
+                return Ok(Knocked::Repeat(first));
+            }
+        }
+        let (Some((status, _)), Some(definition)) =
+            (self.status(run.schedule)?, self.agent_definition(run.agent)?)
+        else {
+            return Ok(Knocked::NotFound);
+        };
+        let scope = self.live_in_scope(knock)?;
+        let breaker = self.breaker_of(run.agent, &run.command)?;
+        let used = self.budget_of(run.agent)?;
+        let facts = Facts {
+            live: scope.len() as u32,
+            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
+            budget_exhausted: definition
+                .budget
+                .as_ref()
+                .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
+        };
+        if let Some(reason) = hook::refusal(options, &status, &facts) {
+            return Ok(Knocked::Refused(reason));
+        }
+        let mut request = knock.enqueue.clone();
+        request.run.probe = facts.breaker == Admits::Probe;
+        match self.enqueue(now, &request)? {
+            Enqueued::Made => {}
+            Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Ok(Knocked::Repeat(first)),
+            Enqueued::NotFound => return Ok(Knocked::NotFound),
+        }
+        if request.run.probe {
+            let (next, transition) = breaker.probing(run.id, now);
+            self.put_breaker(run.agent, &run.command, &next, transition)?;
+        }
+        let cancels = options.if_running == IfRunning::Cancel;
+        Ok(Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() })
+    }
+
+    /// Live runs that the overlap policy looks at, and whether each is running.
+    fn live_in_scope(&self, knock: &Knock) -> Done<Vec<(RunId, bool)>> {
+        let (run, options) = (&knock.enqueue.run, &knock.options);
+        let map = |row: &rusqlite::Row<'_>| Ok((run_id(row.get(0)?), row.get::<_, i64>(1)? == 2));
+        match options.overlap {
+            Scope::Schedule => {
+                let sql = "select id, state from live where schedule_id = ? order by id";
+                self.rows(sql, [run.schedule], map)
+            }
+            Scope::Command => self.rows(
+                "select id, state from live
+                 where schedule_id in (select id from schedules where agent_id = ?) and command = ? order by id",
+                params![run.agent, options.command],
+                map,
+            ),
+            Scope::Agent => self.rows(
+                "select id, state from live
+                 where schedule_id in (select id from schedules where agent_id = ?) order by id",
+                [run.agent],
+                map,
+            ),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Sentences about requests from outside: they keep the rules of ticks.
+
+use belfry_core::definition::{Breaker, Budget, IfRunning, Options, Retry, Scope, When};
+use belfry_core::{AgentDefinition, RunId, ScheduleDefinition, SkipReason, Trigger};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+use serde_json::json;
+
+use super::world::*;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store + Hooks>(fresh: impl AsyncFn() -> S) {
+    one_lives_at_a_time_where_others_are_skipped(&fresh().await).await;
+    a_queue_takes_as_many_as_it_may(&fresh().await).await;
+    what_is_to_be_cancelled_is_named(&fresh().await).await;
+    the_scope_may_be_the_whole_agent(&fresh().await).await;
+    the_same_request_makes_one_run(&fresh().await).await;
+    who_was_refused_may_come_again(&fresh().await).await;
+    an_open_breaker_lets_one_probe_through(&fresh().await).await;
+    a_budget_that_is_used_up_refuses(&fresh().await).await;
+    many_at_once_make_one_run(&fresh().await).await;
+}
+
+fn hook(if_running: IfRunning, overlap: Scope) -> ScheduleDefinition {
+    let options = Options { if_running, overlap, max_pending: 2, ..Options::default() };
+    schedule(When::Webhook(json!({})), options)
+}
+
+async fn knock_of<S: Store>(world: &mut World<'_, S>, name: &str, key: Option<&str>) -> Knock {
+    let record = world.schedule(name).await;
+    let definitions = world.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
+    let compiled = record.definition.compile(name).unwrap();
+    let agent = &definitions.agent_definition;
+    let run = NewRun::of(world.run_id(), record.agent, record.id, &compiled, agent, world.now);
+    let expires_at = world.now + SignedDuration::from_hours(1);
+    let key = key.map(|key| Key { key: key.into(), body_hash: vec![1], expires_at });
+    Knock {
+        enqueue: Enqueue { run: NewRun { trigger: Trigger::Webhook, ..run }, key },
+        options: record.definition.options,
+    }
+}
+
+async fn knock<S: Store + Hooks>(
+    world: &mut World<'_, S>,
+    name: &str,
+    key: Option<&str>,
+) -> (RunId, Knocked) {
+    let knock = knock_of(world, name, key).await;
+    (knock.enqueue.run.id, world.store.knock(world.now, &knock).await.unwrap())
+}
+
+fn made() -> Knocked {
+    Knocked::Made { cancel: vec![] }
+}
+
+async fn one_lives_at_a_time_where_others_are_skipped<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Skip, Scope::Schedule))])]).await;
+    let (first, answer) = knock(&mut world, "a/h", None).await;
+    assert_eq!(answer, made());
+    assert_eq!(store.run(first).await.unwrap().unwrap().trigger, Trigger::Webhook);
+    let busy = Knocked::Refused(SkipReason::AlreadyRunning);
+    assert_eq!(knock(&mut world, "a/h", None).await.1, busy, "while it waits");
+    let claimed = world.claim(node, 1).await.remove(0);
+    assert_eq!(knock(&mut world, "a/h", None).await.1, busy, "while it runs");
+    world.complete(&claimed).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, made(), "and no longer");
+    assert_eq!(store.live_runs().await.unwrap().len(), 1, "those that were refused made nothing");
+    world.assert_whole().await;
+}
+
+async fn a_queue_takes_as_many_as_it_may<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Queue, Scope::Schedule))])]).await;
+    for _ in 0..2 {
+        assert_eq!(knock(&mut world, "a/h", None).await.1, made());
+    }
+    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Refused(SkipReason::QueueFull));
+}
+
+async fn what_is_to_be_cancelled_is_named<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Cancel, Scope::Schedule))])]).await;
+    let (first, answer) = knock(&mut world, "a/h", None).await;
+    assert_eq!(answer, made());
+    world.claim(node, 1).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Made { cancel: vec![first] });
+    assert!(world.claim(node, 1).await.is_empty(), "it waits until that is gone");
+}
+
+async fn the_scope_may_be_the_whole_agent<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let hooks =
+        [("h", hook(IfRunning::Skip, Scope::Agent)), ("other", hook(IfRunning::Allow, Scope::Schedule))];
+    world.apply(&[agent("a", unlimited(), &hooks)]).await;
+    world.enqueue("a/other", None).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Refused(SkipReason::AlreadyRunning));
+    assert_eq!(knock(&mut world, "a/other", None).await.1, made(), "who allows others looks at none");
+}
+
+async fn the_same_request_makes_one_run<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Skip, Scope::Schedule))])]).await;
+    let (first, answer) = knock(&mut world, "a/h", Some("k")).await;
+    assert_eq!(answer, made());
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Repeat(first), "while it lives");
+    let claimed = world.claim(node, 1).await.remove(0);
+    world.complete(&claimed).await;
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Repeat(first), "and after");
+    world.advance(2 * 3_600_000);
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, made(), "until the key has expired");
+}
+
+async fn who_was_refused_may_come_again<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Skip, Scope::Schedule))])]).await;
+    let id = world.schedule("a/h").await.id;
+    assert!(store.pause(world.now, id, None, None).await.unwrap());
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Refused(SkipReason::Disabled));
+    assert!(store.resume(world.now, id, false, None).await.unwrap());
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, made());
+    world.apply(&[]).await;
+    let record = store.definitions(&[id]).await.unwrap().remove(0).unwrap();
+    let compiled = record.compiled.unwrap();
+    let run = NewRun::of(world.run_id(), record.agent, id, &compiled, &record.agent_definition, world.now);
+    let late = Knock { enqueue: Enqueue { run, key: None }, options: compiled.options().clone() };
+    assert_eq!(store.knock(world.now, &late).await.unwrap(), Knocked::NotFound, "what is gone is gone");
+}
+
+async fn an_open_breaker_lets_one_probe_through<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let fragile = AgentDefinition {
+        breaker: Some(Breaker { threshold: 1, reset_after_ms: 60_000 }),
+        retry: Retry { max: 0, ..Retry::default() },
+        ..unlimited()
+    };
+    world.apply(&[agent("a", fragile, &[("h", hook(IfRunning::Allow, Scope::Schedule))])]).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, made());
+    let claimed = world.claim(node, 1).await.remove(0);
+    world.fail(&claimed).await;
+    let open = Knocked::Refused(SkipReason::CircuitOpen);
+    assert_eq!(knock(&mut world, "a/h", None).await.1, open);
+    world.advance(60_000);
+    let (probe, answer) = knock(&mut world, "a/h", None).await;
+    assert_eq!(answer, made(), "the probe");
+    assert_eq!(knock(&mut world, "a/h", None).await.1, open, "and nobody else");
+    let agent = world.schedule("a/h").await.agent;
+    assert_eq!(store.breaker(agent, "poll").await.unwrap().breaker.probe, Some(probe));
+    let claimed = world.claim(node, 1).await.remove(0);
+    assert_eq!(claimed.run, probe);
+    world.complete(&claimed).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, made(), "its success closes the breaker");
+    world.assert_whole().await;
+}
+
+async fn a_budget_that_is_used_up_refuses<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let thrifty = AgentDefinition {
+        budget: Some(Budget { max: 1, period_ms: 60_000 }),
+        retry: Retry { max: 0, ..Retry::default() },
+        ..unlimited()
+    };
+    world.apply(&[agent("a", thrifty, &[("h", hook(IfRunning::Allow, Scope::Schedule))])]).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, made());
+    let claimed = world.claim(node, 1).await.remove(0);
+    world.fail(&claimed).await;
+    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Refused(SkipReason::BudgetExhausted));
+    world.advance(60_000);
+    assert_eq!(knock(&mut world, "a/h", None).await.1, made(), "until the period is over");
+}
+
+async fn many_at_once_make_one_run<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Skip, Scope::Schedule))])]).await;
+    let mut knocks = Vec::new();
+    for _ in 0..8 {
+        knocks.push(knock_of(&mut world, "a/h", None).await);
+    }
+    let now = world.now;
+    let [a, b, c, d, e, f, g, h] = knocks.try_into().unwrap();
+    let answers = tokio::join!(
+        store.knock(now, &a),
+        store.knock(now, &b),
+        store.knock(now, &c),
+        store.knock(now, &d),
+        store.knock(now, &e),
+        store.knock(now, &f),
+        store.knock(now, &g),
+        store.knock(now, &h),
+    );
+    let answers: [_; 8] = answers.into();
+    let answers = answers.map(Result::unwrap);
+    assert_eq!(answers.iter().filter(|answer| **answer == made()).count(), 1, "{answers:?}");
+    assert_eq!(store.live_runs().await.unwrap().len(), 1);
+}
