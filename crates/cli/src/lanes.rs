@@ -158,7 +158,7 @@ impl Set {
                 })
             }
         };
-        if !is_name(&self.lane) {
+        if !belfry::is_lane_name(&self.lane) {
             let words = "the name of a lane has letters, digits, `-` and `_`, and at most 64 of them";
             return Err(Failure::Usage(words.into()));
         }
@@ -187,9 +187,4 @@ async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure
     let ended = reach.store.clear_lane(reach.now().await?, lane).await?;
     let words = format!("{} cancelled", words::count(ended.len(), "waiting run"));
     answer(output, &json!({"lane": lane, "ended": ended}), &words)
-}
-
-fn is_name(name: &str) -> bool {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    !name.is_empty() && name.len() <= 64 && name.chars().all(fits)
 }

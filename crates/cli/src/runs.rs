@@ -31,6 +31,14 @@ pub struct Runs {
     #[arg(long, value_name = "STATE", value_enum, value_delimiter = ',')]
     state: Vec<StateArg>,
 
+    /// Only those in this lane
+    #[arg(long, value_name = "LANE")]
+    lane: Option<String>,
+
+    /// Only those of a session with this key
+    #[arg(long, value_name = "KEY")]
+    session: Option<String>,
+
     /// Only those that were made then or later: RFC 3339, or a local date and time
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
@@ -91,6 +99,8 @@ impl Runs {
             query.push_str(&format!("&agent={}", encoded(agent)));
             query.extend(schedule.map(|schedule| format!("&schedule={}", encoded(schedule))));
         }
+        query.extend(self.lane.as_ref().map(|lane| format!("&lane={}", encoded(lane))));
+        query.extend(self.session.as_ref().map(|session| format!("&session={}", encoded(session))));
         query.extend(since.map(|since| format!("&since={since}")));
         let count = self.count as usize;
         // A server takes one state a list; ids are in the order of their making.
@@ -114,7 +124,8 @@ impl Runs {
             agent: self.name.clone().filter(|_| !is_schedule),
             schedule: self.name.clone().filter(|_| is_schedule),
             states: self.state.iter().copied().map(RunState::from).collect(),
-            lane: None,
+            lane: self.lane.clone(),
+            session: self.session.clone(),
             since,
         }
     }

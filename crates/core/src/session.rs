@@ -18,6 +18,7 @@ const THROTTLE_PERCENT: u128 = 60;
 /// What a message does while a run lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Mode {
     /// It waits its turn.
     Queue,
@@ -30,6 +31,7 @@ pub enum Mode {
 /// Which run goes when too many wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum DropPolicy {
     /// The one that has waited longest.
     Old,

@@ -4,10 +4,11 @@ use belfry_core::definition::When;
 use belfry_core::session::{DropPolicy, Mode, Policy};
 use belfry_store::{LaneRecord, ScheduleRecord, SessionRecord};
 use belfry_time::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A pool of slots.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lane {
     /// Its name.
     pub name: String,
@@ -46,7 +47,8 @@ impl Lane {
 }
 
 /// A session of a chat.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Session {
     /// Whose.
     pub agent: String,

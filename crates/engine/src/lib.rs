@@ -43,6 +43,8 @@ pub use engine::{
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
-pub use session::{Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, lanes, send};
+pub use session::{
+    Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
+};
 pub use standing::{Resumed, past_words, resume};
 pub use why::{Decision, skip_words, why, why_at};

@@ -56,7 +56,8 @@ pub enum Reply {
 }
 
 /// A message that is in a run.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Taken {
     /// The run: its own, or one that was open.
     #[serde(rename = "run_id")]
@@ -74,7 +75,7 @@ pub struct Taken {
     /// The lane of a run that it opened.
     pub lane: String,
     /// The lane that was asked for, where nobody has made it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown_lane: Option<String>,
     /// Runs that waited and have ended for it.
     pub ended: Vec<RunId>,
@@ -225,6 +226,12 @@ pub async fn lanes(store: &AnyStore, options: &Options, now: Timestamp) -> Resul
     }
     lanes.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(lanes)
+}
+
+/// Whether a text may be the name of a lane.
+pub fn is_lane_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !name.is_empty() && name.len() <= 64 && name.chars().all(fits)
 }
 
 /// Stops, resets or measures a session.

@@ -62,6 +62,7 @@ async fn run(runner: &Runner) {
         schedule: "s".into(),
         command: "poll".into(),
         tick_at: None,
+        session: None,
         prompt: None,
         payload: serde_json::Value::Null,
         trace_id: Uuid::nil(),

@@ -90,6 +90,42 @@ impl FromRequestParts<Arc<Shared>> for Named {
     }
 }
 
+/// `{agent}/{schedule}/{key}` of the path.
+pub struct SessionPath {
+    named: Named,
+    pub key: String,
+}
+
+impl SessionPath {
+    /// `agent/schedule`.
+    pub fn name(&self) -> String {
+        self.named.full()
+    }
+
+    /// `agent/schedule:key`.
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.named.full(), self.key)
+    }
+}
+
+impl FromRequestParts<Arc<Shared>> for SessionPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<SessionPath, Problem> {
+        let (agent, schedule, key): (String, String, String) = segments(parts).await?;
+        let is_key = !key.is_empty() && key.len() <= NAME_MAX && !key.chars().any(char::is_control);
+        // The first colon ends the name of a schedule.
+        if !is_name(&agent)
+            || !is_name(&schedule)
+            || [&agent, &schedule].iter().any(|name| name.contains(':'))
+            || !is_key
+        {
+            return Err(Problem::not_found("there is no such session: the path holds no name and key"));
+        }
+        Ok(SessionPath { named: Named { agent, schedule }, key })
+    }
+}
+
 /// The one segment of the path that varies.
 pub struct Segment(pub String);
 

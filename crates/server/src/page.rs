@@ -22,6 +22,7 @@ pub enum Cursor {
     Tick(Timestamp),
     /// A row of the audit.
     Audit(i64),
+    Session(i64),
 }
 
 /// The number of items that is asked for.
@@ -42,6 +43,7 @@ impl Cursor {
             Cursor::Run(run) => (b'r', run.0.as_bytes().to_vec()),
             Cursor::Tick(at) => (b't', at.as_microsecond().to_be_bytes().to_vec()),
             Cursor::Audit(id) => (b'a', id.to_be_bytes().to_vec()),
+            Cursor::Session(id) => (b'c', id.to_be_bytes().to_vec()),
         };
         let mut all = vec![kind];
         all.extend(bytes);
@@ -86,6 +88,14 @@ impl Cursor {
         }
     }
 
+    pub fn session(text: Option<&str>) -> Result<Option<i64>, Problem> {
+        match text.map(Cursor::read).transpose()? {
+            None => Ok(None),
+            Some(Cursor::Session(id)) => Ok(Some(id)),
+            Some(_) => Err(Cursor::wrong_list()),
+        }
+    }
+
     pub fn audit(text: Option<&str>) -> Result<Option<i64>, Problem> {
         match text.map(Cursor::read).transpose()? {
             None => Ok(None),
@@ -108,6 +118,7 @@ fn read(text: &str) -> Option<Cursor> {
         b'r' => Cursor::Run(RunId(Uuid::from_slice(rest).ok()?)),
         b't' => Cursor::Tick(Timestamp::from_microsecond(number()?).ok()?),
         b'a' => Cursor::Audit(number()?),
+        b'c' => Cursor::Session(number()?),
         _ => return None,
     })
 }
@@ -151,6 +162,7 @@ mod tests {
             Cursor::Run(run),
             Cursor::Tick(Timestamp::UNIX_EPOCH),
             Cursor::Audit(-3),
+            Cursor::Session(4),
         ];
         for cursor in all {
             assert_eq!(Cursor::read(&cursor.write()), Ok(cursor));

@@ -143,6 +143,12 @@ impl From<belfry::Error> for Problem {
             belfry::Error::KeyReused { .. } => Problem::conflict("key_reused", error.to_string())
                 .field("Idempotency-Key")
                 .way_out("use a new key for another request"),
+            belfry::Error::NoChat { .. } => Problem::not_found(error.to_string()),
+            belfry::Error::QueueFull { .. } => Problem::conflict("queue_full", error.to_string())
+                .way_out("send it again when the session has caught up, or stop the session"),
+            belfry::Error::Stale { .. } => Problem::conflict("stale", error.to_string())
+                .way_out("GET the session for its generation, and send it as a new message"),
+            belfry::Error::Draining => Problem::unavailable("draining", error.to_string()),
             belfry::Error::Status { .. } => Problem::unavailable("draining", error.to_string()),
             other => Problem::meaningless("invalid", other.to_string()),
         }

@@ -203,6 +203,8 @@ pub struct RunFilter {
     pub states: Vec<RunState>,
     /// Those in this lane.
     pub lane: Option<String>,
+    /// Those of a session with this key.
+    pub session: Option<String>,
     /// Those that were made then or later.
     pub since: Option<Timestamp>,
 }
@@ -220,6 +222,7 @@ impl RunFilter {
             && self.schedule.as_ref().is_none_or(|schedule| *schedule == run.name)
             && (self.states.is_empty() || self.states.contains(&run.state))
             && self.lane.as_ref().is_none_or(|lane| *lane == run.lane)
+            && self.session.as_ref().is_none_or(|session| run.session() == Some(session))
             && self.since.is_none_or(|since| run.created_at >= since)
     }
 

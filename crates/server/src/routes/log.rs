@@ -99,11 +99,27 @@ async fn log(
         let next = chunks.last().map(|chunk| chunk.seq.to_string());
         return Ok(json(StatusCode::OK, &List { items: chunks.iter().map(LogPiece::of).collect(), next }));
     }
-    let permit = shared.followers.clone().try_acquire_owned();
-    let permit =
-        permit.map_err(|_| Problem::unavailable("too_many_readers", "too many follow what runs write"))?;
+    let permit = permit(&shared)?;
     let (sink, response) = stream::events();
     tokio::spawn(follow(shared, id, after, sink, permit));
+    Ok(response)
+}
+
+fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
+    let permit = shared.followers.clone().try_acquire_owned();
+    permit.map_err(|_| Problem::unavailable("too_many_readers", "too many follow what runs write"))
+}
+
+/// Sends a first word, then what a run writes from its beginning to its end.
+pub fn stream_run(shared: Arc<Shared>, id: RunId, first: &impl Serialize) -> Result<Response, Problem> {
+    let permit = permit(&shared)?;
+    let text = serde_json::to_string(first).unwrap_or_default();
+    let (sink, response) = stream::events();
+    tokio::spawn(async move {
+        if sink.send(None, "taken", &text).await.is_ok() {
+            follow(shared, id, None, sink, permit).await;
+        }
+    });
     Ok(response)
 }
 

@@ -9,10 +9,12 @@ mod edit;
 mod events;
 pub mod health;
 mod hooks;
+mod lanes;
 mod log;
 mod nodes;
 mod runs;
 mod schedules;
+mod sessions;
 mod ticks;
 mod tokens;
 
@@ -61,6 +63,8 @@ pub fn all() -> Routes {
         .merge(runs::router())
         .merge(log::router())
         .merge(breakers::router())
+        .merge(sessions::router())
+        .merge(lanes::router())
         .merge(nodes::router())
         .merge(tokens::router())
         .merge(events::router())

@@ -44,6 +44,9 @@ struct ListParams {
     /// Those in this lane.
     #[param(nullable = false)]
     lane: Option<String>,
+    /// Those of a session with this key.
+    #[param(nullable = false)]
+    session: Option<String>,
     /// Those that were made then or later.
     #[param(nullable = false)]
     since: Option<Timestamp>,
@@ -77,6 +80,7 @@ impl ListParams {
             schedule,
             states: self.state.into_iter().collect(),
             lane: self.lane.clone(),
+            session: self.session.clone(),
             since: self.since,
         })
     }

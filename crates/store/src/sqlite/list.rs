@@ -178,7 +178,16 @@ impl Verb<'_> {
         let scan = |table: &str, sql: Cow<'static, str>| -> Done<(Vec<RunRecord>, Scanned)> {
             let found = self.rows(
                 sql,
-                params![before, agent, filter.lane, since, filter.mask(), limit, RUNS_SCANNED_MAX],
+                params![
+                    before,
+                    agent,
+                    filter.lane,
+                    since,
+                    filter.mask(),
+                    limit,
+                    RUNS_SCANNED_MAX,
+                    filter.session
+                ],
                 record,
             )?;
             let last =
@@ -190,6 +199,7 @@ impl Verb<'_> {
         };
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
+               and (?8 is null or l.trigger = 4 and l.payload ->> 'session' = ?8)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
         let live = if filter.wants_live() {
             scan("live", live_query(condition).into())?
@@ -199,6 +209,7 @@ impl Verb<'_> {
         let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
                join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
              where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
+               and (?8 is null or h.trigger = 4 and h.payload ->> 'session' = ?8)
                and (?5 >> h.state) & 1 order by h.id desc limit ?6";
         let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))

@@ -182,6 +182,12 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     };
     store.finish(world.now, &[report(&claimed[0], &world)]).await.unwrap();
     assert_eq!(end_of(&world, old).await, (RunState::Completed, None));
+    let of = |key: &str| RunFilter { session: Some(key.into()), ..RunFilter::default() };
+    let listed = store.runs(&of("a"), None, 10).await.unwrap().items;
+    assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [new, queued, old], "live and ended");
+    assert_eq!(store.runs(&of("b"), None, 10).await.unwrap().items, []);
+    let named = RunFilter { schedule: Some("bot/talk".into()), ..of("a") };
+    assert_eq!(store.runs(&named, None, 10).await.unwrap().items, listed);
     let page = store.sessions(&SessionFilter::default(), None, 10).await.unwrap();
     assert_eq!((page.items[0].session.usage, page.items[0].active), (None, 1));
     store.finish(world.now, &[report(&next[0], &world)]).await.unwrap();
