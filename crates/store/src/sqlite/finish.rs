@@ -207,6 +207,7 @@ impl Verb<'_> {
     /// Ends a live run that no attempt reports on; what its last attempt left behind stays.
     pub(super) fn end(&self, now: Timestamp, run: RunId, state: RunState, reason: Reason) -> Done<()> {
         let Some(ending) = self.ending(run, None)? else { return Ok(()) };
+        self.made_room.set(true);
         let result =
             Result { exit_code: ending.exit_code, error: ending.error.as_deref(), summary: None, arm: None };
         self.end_with(now, &ending, state, Some(reason), &result)

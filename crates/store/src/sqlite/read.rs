@@ -193,7 +193,26 @@ impl Verb<'_> {
                 "active schedules that nothing arms",
                 "select count(*) from schedule_state st join schedules s on s.id = st.schedule_id
                  where s.retired_at is null and st.status = 0 and waits_for is null and s.definition not like '{\"webhook\"%' and s.definition not like '{\"chat\"%'
-                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id)",
+                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id)
+                   and not exists (select 1 from deferred d where d.schedule_id = st.schedule_id)",
+            ),
+            (
+                "deferred schedules that wait for something else as well, or are no longer active",
+                "select count(*) from deferred d join schedule_state st on st.schedule_id = d.schedule_id
+                   join schedules s on s.id = d.schedule_id left join timers t on t.schedule_id = d.schedule_id
+                 where s.retired_at is not null or st.status <> 0 or st.waits_for is not null
+                   or t.kind is not case d.armed when 1 then 4 end",
+            ),
+            (
+                "tokens of deferred ticks that nobody deferred",
+                "select count(*) from timers where kind = 4 and schedule_id not in (select schedule_id from deferred)",
+            ),
+            (
+                "schedules that are deferred in a lane with room",
+                "select count(*) from deferred d where armed = 0 and coalesce(
+                   (select queue_limit from lanes l where l.name = d.lane order by origin desc limit 1)
+                     <= (select count(*) from deferred r where r.lane = d.lane and armed = 1)
+                      + (select count(*) from live l join queues q on q.id = l.queue_id where q.lane = d.lane and l.state <> 2), 0) = 0",
             ),
             (
                 "running runs without a node that holds its lease",

@@ -1,11 +1,12 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `editing`, `listing`, `nodes`, `pausing`, `pruning`, `sessions` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `deferring`, `editing`, `listing`, `nodes`, `pausing`, `pruning`, `sessions` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` lets many clients loose on one store and judges their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
 
 pub mod cases;
+pub mod deferring;
 pub mod editing;
 pub mod listing;
 pub mod many;
