@@ -8,7 +8,7 @@ use belfry_core::check::{self, Check, Status};
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::plan::Standing;
 use belfry_core::{
-    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, TokenKind, Trigger,
+    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
 };
 use belfry_store::{AnyStore, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_duration};
@@ -135,6 +135,8 @@ struct Known {
     facts: Facts,
     live: Vec<RunRecord>,
     nodes: Vec<belfry_store::Node>,
+    /// The lane that its tick was deferred in, or that it runs in, with how many may wait there.
+    lane: (String, Option<u32>),
     zone: Zone,
 }
 
@@ -163,9 +165,13 @@ impl Known {
         // A guest is there for one run alone.
         let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
         nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
+        let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
+        let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
+        let settings = store.lanes(now).await?.into_iter().find(|known| known.name == lane);
+        let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
-        Ok(Known { now, schedule, agent, facts, live, nodes, zone, record })
+        Ok(Known { now, schedule, agent, facts, live, nodes, lane, zone, record })
     }
 
     /// The planner's checks, and what a run would have to wait for.
@@ -178,13 +184,18 @@ impl Known {
             }
         };
         let record = &self.record;
-        let standing =
-            record.token.map(|token| Standing { token, origin: record.origin, open_skip: record.open_skip });
+        let deferred = record.deferred.as_ref().map(|it| Token::deferred(it.tick_at, it.since));
+        let standing = record.token.or(deferred).map(|token| Standing {
+            token,
+            origin: record.origin,
+            open_skip: record.open_skip,
+        });
         let mut checks = check::checks(schedule, &record.status, standing.as_ref(), &self.facts, self.now);
         if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
             not_due.detail = self.due_words();
         }
-        for (check, waits) in [("at_capacity", self.at_capacity()), ("no_node", self.no_node())] {
+        let waits = [("at_capacity", self.at_capacity()), ("no_node", self.no_node())];
+        for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
             let (ok, detail) = match waits {
                 Ok(detail) => (true, detail),
                 Err(detail) => (false, detail),
@@ -195,13 +206,16 @@ impl Known {
     }
 
     fn due_words(&self) -> String {
+        let next = api::upcoming(&self.record, 1).first().copied();
         let Some(token) = self.record.token else {
+            if let (Some(tick), Some(_)) = (next, &self.record.deferred) {
+                return format!("due since {}", self.time(tick.due_at));
+            }
             return match self.record.waits_for {
                 Some(run) => format!("the next tick counts from the end of run {run}"),
                 None => "nothing arms it".into(),
             };
         };
-        let next = api::upcoming(&self.record, 1).first().copied();
         match (token.kind, next) {
             (TokenKind::Resume, _) => format!("the pause ends at {}", self.time(token.due_at)),
             (_, Some(tick)) if tick.due_at > self.now => format!(
@@ -211,6 +225,35 @@ impl Known {
             ),
             (_, Some(tick)) => format!("due since {}", self.time(tick.due_at)),
             (_, None) => "there is no tick to come".into(),
+        }
+    }
+
+    /// Whether the lane has no room for a tick; nothing where it is not limited in what may wait.
+    fn lane_full(&self) -> Option<Result<String, String>> {
+        let (lane, limit) = &self.lane;
+        let in_lane = |run: &&RunRecord| run.lane == *lane && run.state == RunState::Pending;
+        let waiting = self.live.iter().filter(in_lane).count();
+        let runs = if waiting == 1 { "1 run".to_owned() } else { format!("{waiting} runs") };
+        match (&self.record.deferred, limit) {
+            (None, None) => None,
+            (None, Some(limit)) if waiting < *limit as usize => {
+                Some(Ok(format!("{waiting} of {limit} runs wait in the lane {lane}")))
+            }
+            (None, Some(_)) => Some(Err(format!("the lane {lane} has {runs} waiting, its queue_limit"))),
+            (Some(deferred), limit) => {
+                let since = self.time(deferred.since);
+                Some(match limit.is_some_and(|limit| waiting >= limit as usize) {
+                    _ if self.record.token.is_some() => {
+                        Ok(format!("the lane {lane} was full since {since}, and has room now"))
+                    }
+                    true => Err(format!(
+                        "the lane {lane} has {runs} waiting, its queue_limit; deferred since {since}"
+                    )),
+                    false => {
+                        Err(format!("others that wait for the lane {lane} go first; deferred since {since}"))
+                    }
+                })
+            }
         }
     }
 
@@ -369,6 +412,22 @@ impl Known {
     /// A tick that has passed, and of which the store says nothing.
     fn of_unknown(&self, tick_at: Timestamp) -> Why {
         let time = self.time(tick_at);
+        if let Some(deferred) = self.record.deferred.as_ref().filter(|it| it.tick_at <= tick_at) {
+            if tick_at > deferred.since {
+                let words = format!(
+                    "The tick at {time} is left out: the one at {} waits for its lane.",
+                    self.time(deferred.tick_at)
+                );
+                let checks = passed(Some(SkipReason::QueueFull));
+                let reason = Some(SkipReason::QueueFull.as_str().to_owned());
+                return Why { reason, words, ..self.answer(tick_at, Decision::Skipped, checks) };
+            }
+            let detail = match self.lane_full() {
+                Some(Ok(detail) | Err(detail)) => detail,
+                None => "it is about to be planned".into(),
+            };
+            return self.nothing(tick_at, "lane_full", format!("The tick at {time} waits: {detail}."));
+        }
         if let Some(token) = self.record.token.filter(|token| token.tick_at <= tick_at) {
             let (reason, words) = match (token.due_at > self.now, self.no_node()) {
                 (true, _) => ("not_due", format!("it is due at {}", self.time(token.due_at))),
@@ -636,7 +695,9 @@ pub fn skip_words(reason: SkipReason) -> &'static str {
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
         SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
-        SkipReason::QueueFull => "max_pending runs were waiting already",
+        SkipReason::QueueFull => {
+            "max_pending runs were waiting already, or an earlier tick was waiting for its lane"
+        }
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
         SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",
