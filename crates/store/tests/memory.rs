@@ -21,7 +21,8 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
     let seconds = std::time::Duration::from_secs(1);
-    suite::deferring::many(Memory::new().into(), suite::seed(), seconds).await;
+    suite::many_deferred::bursts(Memory::new().into()).await;
+    suite::many_deferred::many(Memory::new().into(), suite::seed(), seconds).await;
 }
 
 #[test]

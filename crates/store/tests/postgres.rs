@@ -41,7 +41,8 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
     let Some(store) = fresh().await else { return };
-    suite::deferring::many(store.into(), suite::seed(), suite::many::duration() / 2).await;
+    suite::many_deferred::bursts(fresh().await.unwrap().into()).await;
+    suite::many_deferred::many(store.into(), suite::seed(), suite::many::duration() / 2).await;
 }
 
 #[tokio::test]

@@ -41,7 +41,8 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
 async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let seconds = std::time::Duration::from_secs(2);
-    suite::deferring::many(fresh(&folder).into(), suite::seed(), seconds).await;
+    suite::many_deferred::bursts(fresh(&folder).into()).await;
+    suite::many_deferred::many(fresh(&folder).into(), suite::seed(), seconds).await;
 }
 
 #[tokio::test]

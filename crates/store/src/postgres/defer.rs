@@ -202,6 +202,21 @@ async fn commit_queued(
     Ok(answers)
 }
 
+/// Whether a lane of commits is limited in what may wait.
+pub(super) async fn is_limited(tx: &mut Tx<'_>, commits: &[Commit]) -> Result<bool, Fault> {
+    let lanes: BTreeSet<&str> = commits.iter().filter_map(Commit::lane).collect();
+    let lanes: Vec<&str> = lanes.into_iter().collect();
+    let sql =
+        "select 1 from gates where kind = 4 and key = 0 and command = any($1) and queue_limit is not null";
+    Ok(!lanes.is_empty() && !tx.query(sql, &[&lanes]).await?.is_empty())
+}
+
+/// Whether commits look at nothing but their own schedules, each at another.
+pub(super) fn are_plain(commits: &[Commit]) -> bool {
+    let mut seen = HashSet::new();
+    commits.iter().all(|commit| is_plain(commit) && seen.insert(commit.schedule))
+}
+
 /// Lanes with a limit on what waits.
 async fn limited_lanes(tx: &mut Tx<'_>) -> Result<HashSet<String>, Fault> {
     let sql = "select command from gates where kind = 4 and key = 0 and queue_limit is not null";

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::books::{self, Books};
 use super::connection::{Fault, Param, Tx};
+use super::defer::{are_plain, is_limited};
 use super::enqueue::{Columns, Places, insert_runs};
 use super::finish::{self, mark};
 use super::rows::{self, big, get, small};
@@ -297,21 +298,6 @@ pub(super) async fn commit_plain(
         write_states(tx, now, &held).await?;
     }
     Ok(Some(answers))
-}
-
-/// Whether a lane of commits is limited in what may wait.
-async fn is_limited(tx: &mut Tx<'_>, commits: &[Commit]) -> Result<bool, Fault> {
-    let lanes: BTreeSet<&str> = commits.iter().filter_map(Commit::lane).collect();
-    let lanes: Vec<&str> = lanes.into_iter().collect();
-    let sql =
-        "select 1 from gates where kind = 4 and key = 0 and command = any($1) and queue_limit is not null";
-    Ok(!lanes.is_empty() && !tx.query(sql, &[&lanes]).await?.is_empty())
-}
-
-/// Whether commits look at nothing but their own schedules, each at another.
-fn are_plain(commits: &[Commit]) -> bool {
-    let mut seen = HashSet::new();
-    commits.iter().all(|commit| is_plain(commit) && seen.insert(commit.schedule))
 }
 
 /// Whether a commit looks at nothing but its own schedule.

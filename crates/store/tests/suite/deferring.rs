@@ -1,17 +1,11 @@
 //! Sentences about lanes that are full: whose ticks wait, and who goes first.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
 use belfry_core::definition::{AnchorName, Breaker, CatchUp, IfRunning, Options, When};
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, SkipRange, SkipReason, TokenKind};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 
-use super::Random;
 use super::world::*;
 
 /// All of them, each on a store of its own.
@@ -37,7 +31,7 @@ fn queue_full(from: i64, to: i64, count: u64) -> SkipRange {
     SkipRange { reason: SkipReason::QueueFull, from: minute(from), to: minute(to), count }
 }
 
-fn lane(queue_limit: Option<u32>) -> Option<LaneSettings> {
+pub fn lane(queue_limit: Option<u32>) -> Option<LaneSettings> {
     Some(LaneSettings { slots: 30, limit: None, queue_limit })
 }
 
@@ -61,7 +55,7 @@ async fn minutely(store: &impl Store, count: usize, queue_limit: u32) -> World<'
 }
 
 /// Names of the schedules that are deferred, and whether they are armed, the oldest first.
-async fn deferred<S: Store>(world: &World<'_, S>) -> Vec<(String, bool)> {
+pub async fn deferred<S: Store>(world: &World<'_, S>) -> Vec<(String, bool)> {
     let all = world.store.schedules(&ScheduleFilter::default(), None, 100).await.unwrap().items;
     let mut found: Vec<_> = all
         .into_iter()
@@ -402,114 +396,5 @@ async fn plans_of_many_kinds_share_one_limit(store: &impl Store) {
         }
         world.assert_whole().await;
         world.advance(20_000);
-    }
-}
-
-/// So many may wait, at most.
-const MOST: u32 = 4;
-
-/// Many planners, claimers and others at once on a lane with a limit that changes: never more wait than may, and when they
-/// have gone nobody is forgotten.
-pub async fn many<S: Store>(store: Arc<S>, seed: u64, duration: Duration) {
-    let slot =
-        || schedule(When::Every("100ms".into()), Options { anchor: AnchorName::Slot, ..Options::default() });
-    let names: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
-    let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), slot())).collect();
-    store.apply(clock(), "files", "digest", &[agent("a", unlimited(), &schedules)]).await.unwrap();
-    store.set_lane(clock(), "cron", lane(Some(MOST))).await.unwrap();
-    let over = Arc::new(AtomicBool::new(false));
-    let runs = Arc::new(AtomicU64::new(0));
-    let clients: Vec<_> = (0..8_u64)
-        .map(|n| {
-            let random = Random(seed.wrapping_add(n * 7919));
-            tokio::spawn(client(store.clone(), n, random, over.clone(), runs.clone()))
-        })
-        .collect();
-    let end = Instant::now() + duration;
-    while Instant::now() < end {
-        let waiting = store.counts().await.unwrap().pending;
-        assert!(waiting <= u64::from(MOST), "{waiting} wait");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    over.store(true, Ordering::SeqCst);
-    for client in clients {
-        client.await.unwrap();
-    }
-    assert!(runs.load(Ordering::SeqCst) > 50, "{runs:?}");
-    let mut world = World::new(&*store);
-    world.assert_whole().await;
-    // Whoever was deferred still comes to his turn.
-    world.ids_from(99 << 40);
-    world.now = clock();
-    let node = world.join(99).await;
-    let waited: Vec<String> = deferred(&world).await.into_iter().map(|(name, _)| name).collect();
-    let mut ran = HashSet::new();
-    for _ in 0..1000 {
-        let due: Vec<Due> = store.due(world.now, 100).await.unwrap();
-        let due = due.iter().filter(|due| due.standing.token.kind == TokenKind::Deferred);
-        let commits: Vec<Commit> = due.map(|due| world.decide(due)).collect();
-        store.commit(world.now, &commits).await.unwrap();
-        for claimed in world.claim(node, 1).await {
-            ran.insert(claimed.schedule);
-            world.complete(&claimed).await;
-        }
-        if deferred(&world).await.is_empty() && store.counts().await.unwrap().pending == 0 {
-            break;
-        }
-    }
-    for name in waited {
-        assert!(ran.contains(&world.schedule(&name).await.id), "{name} never ran");
-    }
-    world.assert_whole().await;
-}
-
-fn clock() -> Timestamp {
-    Timestamp::from_millisecond(Timestamp::now().as_millisecond()).unwrap()
-}
-
-async fn client<S: Store>(
-    store: Arc<S>,
-    n: u64,
-    mut random: Random,
-    over: Arc<AtomicBool>,
-    runs: Arc<AtomicU64>,
-) {
-    let mut world = World::new(&*store);
-    world.ids_from(u128::from(n + 1) << 40);
-    world.now = clock();
-    let node = world.join(u128::from(n)).await;
-    while !over.load(Ordering::SeqCst) {
-        world.now = clock();
-        match (n, random.below(20)) {
-            (0..=3, _) => {
-                let due = store.due(world.now, 1 + random.below(20) as u32).await.unwrap();
-                let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
-                store.commit(world.now, &commits).await.unwrap();
-            }
-            (4, 0) => {
-                let less = [None, Some(1), Some(2), Some(MOST)][random.below(4)];
-                let most = less.or(Some(MOST - 1));
-                store.set_lane(world.now, "cron", lane(most)).await.unwrap();
-            }
-            (4, 1) => {
-                let name = format!("a/s{}", random.below(40));
-                let id = world.schedule(&name).await.id;
-                store.pause(world.now, id, None, None).await.unwrap();
-                store.resume(world.now, id, false, None).await.unwrap();
-            }
-            (4, 2..=6) => {
-                for run in store.live_runs().await.unwrap().iter().take(2) {
-                    store.cancel(world.now, run.id, Reason::Requested).await.unwrap();
-                }
-            }
-            (4, 7) => drop(store.clear_lane(world.now, "cron").await.unwrap()),
-            _ => {
-                for claimed in world.claim(node, 1 + random.below(3) as u32).await {
-                    runs.fetch_add(1, Ordering::SeqCst);
-                    world.complete(&claimed).await;
-                }
-            }
-        }
-        tokio::task::yield_now().await;
     }
 }

@@ -1,7 +1,7 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
 //! `scenarios`, `cases`, `deferring`, `editing`, `listing`, `nodes`, `pausing`, `pruning`, `sessions` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
-//! `many` lets many clients loose on one store and judges their answers afterwards.
+//! `many` and `many_deferred` let many clients loose on one store and judge their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
 
@@ -10,6 +10,7 @@ pub mod deferring;
 pub mod editing;
 pub mod listing;
 pub mod many;
+pub mod many_deferred;
 pub mod nodes;
 pub mod pausing;
 pub mod pruning;
