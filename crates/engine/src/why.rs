@@ -2,6 +2,8 @@
 //!
 //! `why` takes the planner's checks; `why_at` finds the tick that is meant, and what the store says became of it.
 
+mod lane;
+
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
@@ -228,35 +230,6 @@ impl Known {
         }
     }
 
-    /// Whether the lane has no room for a tick; nothing where it is not limited in what may wait.
-    fn lane_full(&self) -> Option<Result<String, String>> {
-        let (lane, limit) = &self.lane;
-        let in_lane = |run: &&RunRecord| run.lane == *lane && run.state == RunState::Pending;
-        let waiting = self.live.iter().filter(in_lane).count();
-        let runs = if waiting == 1 { "1 run".to_owned() } else { format!("{waiting} runs") };
-        match (&self.record.deferred, limit) {
-            (None, None) => None,
-            (None, Some(limit)) if waiting < *limit as usize => {
-                Some(Ok(format!("{waiting} of {limit} runs wait in the lane {lane}")))
-            }
-            (None, Some(_)) => Some(Err(format!("the lane {lane} has {runs} waiting, its queue_limit"))),
-            (Some(deferred), limit) => {
-                let since = self.time(deferred.since);
-                Some(match limit.is_some_and(|limit| waiting >= limit as usize) {
-                    _ if self.record.token.is_some() => {
-                        Ok(format!("the lane {lane} was full since {since}, and has room now"))
-                    }
-                    true => Err(format!(
-                        "the lane {lane} has {runs} waiting, its queue_limit; deferred since {since}"
-                    )),
-                    false => {
-                        Err(format!("others that wait for the lane {lane} go first; deferred since {since}"))
-                    }
-                })
-            }
-        }
-    }
-
     fn at_capacity(&self) -> Result<String, String> {
         let of_agent = |run: &&RunRecord| run.agent == self.record.agent && run.state == RunState::Running;
         let running = self.live.iter().filter(of_agent).count();
@@ -413,20 +386,7 @@ impl Known {
     fn of_unknown(&self, tick_at: Timestamp) -> Why {
         let time = self.time(tick_at);
         if let Some(deferred) = self.record.deferred.as_ref().filter(|it| it.tick_at <= tick_at) {
-            if tick_at > deferred.since {
-                let words = format!(
-                    "The tick at {time} is left out: the one at {} waits for its lane.",
-                    self.time(deferred.tick_at)
-                );
-                let checks = passed(Some(SkipReason::QueueFull));
-                let reason = Some(SkipReason::QueueFull.as_str().to_owned());
-                return Why { reason, words, ..self.answer(tick_at, Decision::Skipped, checks) };
-            }
-            let detail = match self.lane_full() {
-                Some(Ok(detail) | Err(detail)) => detail,
-                None => "it is about to be planned".into(),
-            };
-            return self.nothing(tick_at, "lane_full", format!("The tick at {time} waits: {detail}."));
+            return self.of_deferred(tick_at, deferred);
         }
         if let Some(token) = self.record.token.filter(|token| token.tick_at <= tick_at) {
             let (reason, words) = match (token.due_at > self.now, self.no_node()) {

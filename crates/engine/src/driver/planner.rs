@@ -103,7 +103,7 @@ impl Driver {
             }
         }
         if let Some(open) = commit.open_skip
-            && open.to == commit.token.tick_at
+            && open.to >= commit.token.tick_at
         {
             let level = if open.count == 1 { Level::Info } else { Level::Debug };
             let event = Event::new(now, level, Name::TickSkipped).of(name);
