@@ -141,7 +141,7 @@ named! {
         SpendExhausted = 7 "spend_exhausted",
         /// A run lives, and `if_running` is `skip`.
         AlreadyRunning = 8 "already_running",
-        /// `max_pending` runs wait already.
+        /// `max_pending` runs wait already, or it came while one before it waited for its lane.
         QueueFull = 9 "queue_full",
         /// The work source had nothing.
         NoWork = 10 "no_work",
@@ -208,6 +208,9 @@ named! {
         Next = 2 "next",
         /// A pause that began at `tick_at` ends at `due_at`: record what it left out, and find the tick after it.
         Resume = 3 "resume",
+        /// The tick at `tick_at` was deferred at `due_at`, because its lane was full, and has a place there now: plan it as if it
+        /// were `due_at`.
+        Deferred = 4 "deferred",
     }
 }
 
@@ -219,7 +222,7 @@ pub struct Token {
     pub kind: TokenKind,
     /// The nominal instant; for `First` and `Next` the same as `due_at`, for `Resume` the begin of the pause.
     pub tick_at: Timestamp,
-    /// When the planner looks at it.
+    /// When the planner looks at it; for `Deferred` since when it waits.
     pub due_at: Timestamp,
 }
 
@@ -237,6 +240,11 @@ impl Token {
     /// A token that ends a pause.
     pub fn resume(since: Timestamp, until: Timestamp) -> Token {
         Token { kind: TokenKind::Resume, tick_at: since, due_at: until }
+    }
+
+    /// A token for a tick that was deferred.
+    pub fn deferred(tick_at: Timestamp, since: Timestamp) -> Token {
+        Token { kind: TokenKind::Deferred, tick_at, due_at: since }
     }
 }
 

@@ -109,7 +109,21 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
                 facts: *facts,
                 plan: Plan { open_skip: standing.open_skip, ..Plan::default() },
             }
-            .run(token)
+            .run(Tick { tick_at: token.tick_at, due_at: token.due_at })
+        }
+        TokenKind::Deferred => {
+            let timing = with_origin(timing, standing.origin);
+            let first = timing.tick(token.tick_at);
+            let plan = Plan { open_skip: standing.open_skip, ..Plan::default() };
+            let since = token.due_at.max(first.due_at);
+            let plan = Pass { schedule, timing: &timing, now: since, facts: *facts, plan }.run(first);
+            match plan.next {
+                Next::Token(next) if next.due_at <= now => {
+                    Pass { schedule, timing: &timing, now, facts: *facts, plan }
+                        .leave_out(Tick { tick_at: next.tick_at, due_at: next.due_at })
+                }
+                _ => plan,
+            }
         }
     }
 }
@@ -134,6 +148,20 @@ pub fn left_out(
     let last = timing.newest_between(since, until, 1).pop()?;
     let count = timing.count_between(since, until);
     Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count })
+}
+
+/// What a schedule leaves out whose tick was deferred and will not be planned: that tick, and those that have come since.
+pub fn given_up(
+    schedule: &Schedule,
+    origin: Option<Timestamp>,
+    tick_at: Timestamp,
+    now: Timestamp,
+) -> SkipRange {
+    let one = SkipRange::one(SkipReason::QueueFull, tick_at);
+    let Some(timing) = schedule.timing.as_ref().filter(|_| !schedule.waits_for_runs()) else { return one };
+    let timing = with_origin(timing, origin);
+    let count = 1 + timing.count_between(tick_at, now);
+    timing.newest_between(tick_at, now, 1).pop().map_or(one, |to| SkipRange { to: to.tick_at, count, ..one })
 }
 
 fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
@@ -163,8 +191,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn run(mut self, token: Token) -> Plan {
-        let first = Tick { tick_at: token.tick_at, due_at: token.due_at };
+    fn run(mut self, first: Tick) -> Plan {
         let (older, walked) = self.due_ticks(first);
         let late = walked.iter().take_while(|(tick, next)| self.is_late(tick, *next)).count();
         let (missed, on_time): (Vec<_>, Vec<_>) =
@@ -175,6 +202,16 @@ impl Pass<'_> {
             self.offer(tick, tick.due_at, Trigger::Schedule);
         }
         let last = walked.last().map_or(first, |(tick, _)| *tick);
+        self.plan.next = self.next_after(last);
+        self.plan
+    }
+
+    /// Ticks from `first` on that have come while one before them was deferred.
+    fn leave_out(mut self, first: Tick) -> Plan {
+        let (older, walked) = self.due_ticks(first);
+        let last = walked.last().map_or(first, |(tick, _)| *tick);
+        let count = older + walked.len() as u64;
+        self.skip(SkipRange { reason: SkipReason::QueueFull, from: first.tick_at, to: last.tick_at, count });
         self.plan.next = self.next_after(last);
         self.plan
     }
@@ -243,7 +280,7 @@ impl Pass<'_> {
     /// A tick that could make a run: the first failing check names the reason why it does not.
     fn offer(&mut self, tick: Tick, not_before: Timestamp, trigger: Trigger) {
         if let Some(reason) = self.refusal(trigger) {
-            return self.skip(reason, tick.tick_at);
+            return self.skip(SkipRange::one(reason, tick.tick_at));
         }
         self.close_skip();
         self.plan.cancel_live |=
@@ -289,15 +326,15 @@ impl Pass<'_> {
         }
     }
 
-    fn skip(&mut self, reason: SkipReason, tick_at: Timestamp) {
+    fn skip(&mut self, range: SkipRange) {
         match &mut self.plan.open_skip {
-            Some(open) if open.reason == reason => {
-                open.to = tick_at;
-                open.count += 1;
+            Some(open) if open.reason == range.reason => {
+                open.to = range.to;
+                open.count += range.count;
             }
             _ => {
                 self.close_skip();
-                self.plan.open_skip = Some(SkipRange::one(reason, tick_at));
+                self.plan.open_skip = Some(range);
             }
         }
     }

@@ -362,13 +362,16 @@ fn leave(change: &mut Change, place: &Place, reason: Reason) {
     }
 }
 
-/// Who of a line has its turn, in order. Nobody overtakes: behind one that waits for its turn all wait.
+/// Who of a line has its turn, in order. Nobody overtakes: behind one that waits for its turn all wait. Who returns for its
+/// next attempt may find others running behind it, which count as well: fewer may be allowed by now.
 pub fn turns(session: &Session, line: &[Place], policy: &Policy) -> Vec<bool> {
     let at_once = session.concurrency(policy) as usize;
+    let mut running_behind = line.iter().filter(|place| !place.waits()).count();
     let mut blocked = false;
     let turn = |(before, place): (usize, &Place)| {
+        running_behind -= usize::from(!place.waits());
         let limit = if place.alone { 1 } else { at_once };
-        let turn = !place.waits() || (!blocked && before < limit);
+        let turn = !place.waits() || (!blocked && before + running_behind < limit);
         blocked |= !turn;
         turn
     };

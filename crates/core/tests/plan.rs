@@ -424,3 +424,79 @@ fn a_grid_counts_from_its_phase() {
         assert_eq!(tick.tick_at.as_millisecond(), next, "{interval} at {now}");
     }
 }
+
+fn deferred(tick: &str, since: &str) -> Standing {
+    Standing { token: Token::deferred(at(tick), at(since)), origin: None, open_skip: None }
+}
+
+#[test]
+fn a_deferred_tick_is_planned_as_if_it_were_then() {
+    let schedule = cron("*/5 * * * *", CatchUp::Skip);
+    // Hours later: it is not late, and what came meanwhile is left out.
+    let plan = plan(&schedule, &deferred("02T12:00:00", "02T12:00:01"), &Facts::CLEAR, at("02T14:02:00"));
+    let run = PlannedRun {
+        tick_at: at("02T12:00:00"),
+        not_before: at("02T12:00:00"),
+        trigger: Trigger::Schedule,
+        probe: false,
+    };
+    assert_eq!((plan.runs.as_slice(), next_tick(&plan)), (&[run][..], at("02T14:05:00")));
+    let skipped = SkipRange {
+        reason: SkipReason::QueueFull,
+        from: at("02T12:05:00"),
+        to: at("02T14:00:00"),
+        count: 24,
+    };
+    assert_eq!((plan.closed.as_slice(), plan.open_skip), (&[][..], Some(skipped)));
+}
+
+#[test]
+fn a_deferred_batch_is_the_batch_it_was() {
+    let schedule = cron("*/5 * * * *", CatchUp::RunAll);
+    let then = plan(&schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T12:32:00"));
+    let later = plan(&schedule, &deferred("02T12:00:00", "02T12:32:00"), &Facts::CLEAR, at("02T12:34:59"));
+    assert_eq!((later.runs.len(), &later), (6, &then), "nothing has come since");
+    let later = plan(&schedule, &deferred("02T12:00:00", "02T12:32:00"), &Facts::CLEAR, at("02T12:35:00"));
+    assert_eq!((later.runs, later.closed), (then.runs, Vec::from_iter(then.open_skip)));
+    assert_eq!(later.open_skip, Some(SkipRange::one(SkipReason::QueueFull, at("02T12:35:00"))));
+}
+
+#[test]
+fn a_deferred_interval_waits_for_its_run_and_leaves_out_nothing() {
+    let schedule = every("5m", AnchorName::Completion, None);
+    let standing = deferred("02T12:00:00", "02T12:00:00");
+    let plan_of = |facts: &Facts| plan(&schedule, &standing, facts, at("02T12:31:00"));
+    let made = plan_of(&Facts::CLEAR);
+    assert_eq!((made.runs.len(), made.next, made.open_skip), (1, Next::Wait, None));
+    // One that makes no run after all goes on from here.
+    let refused = plan_of(&Facts { breaker: Admits::No, ..Facts::CLEAR });
+    assert_eq!((refused.runs.len(), next_tick(&refused)), (0, at("02T12:35:00")));
+    let open = SkipRange::one(SkipReason::CircuitOpen, at("02T12:00:00"));
+    let left_out =
+        SkipRange { reason: SkipReason::QueueFull, from: at("02T12:05:00"), to: at("02T12:30:00"), count: 6 };
+    assert_eq!((refused.closed.as_slice(), refused.open_skip), (&[open][..], Some(left_out)));
+}
+
+#[test]
+fn a_deferred_tick_keeps_its_jitter() {
+    let options = Options { jitter: Some("4m".into()), catch_up: Some(CatchUp::Skip), ..Options::default() };
+    let schedule = schedule(When::Cron("*/5 * * * *".into()), options);
+    let first = schedule.timing.as_ref().unwrap().next(at("02T11:59:00")).unwrap();
+    let standing =
+        Standing { token: Token::deferred(first.tick_at, first.due_at), origin: None, open_skip: None };
+    let next = schedule.timing.as_ref().unwrap().next(first.tick_at).unwrap();
+    assert!(next.due_at > next.tick_at, "the next one has come, but is not due");
+    let plan = plan(&schedule, &standing, &Facts::CLEAR, next.tick_at);
+    assert_eq!(plan.runs[0].not_before, first.due_at);
+    assert_eq!((plan.next, plan.open_skip), (Next::Token(next.into()), None));
+}
+
+#[test]
+fn a_deferred_tick_that_is_given_up_is_left_out_with_those_since() {
+    let cron = cron("*/5 * * * *", CatchUp::Skip);
+    let range = belfry_core::plan::given_up(&cron, None, at("02T12:00:00"), at("02T12:12:00"));
+    assert_eq!((range.from, range.to, range.count), (at("02T12:00:00"), at("02T12:10:00"), 3));
+    let interval = every("5m", AnchorName::Completion, None);
+    let range = belfry_core::plan::given_up(&interval, None, at("02T12:00:00"), at("02T12:12:00"));
+    assert_eq!(range, SkipRange::one(SkipReason::QueueFull, at("02T12:00:00")));
+}

@@ -7,8 +7,8 @@ pub use crate::api_sessions::{Lane, Session};
 use belfry_core::check::Status;
 use belfry_core::definition::When;
 use belfry_core::work::Action;
-use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, TokenKind, Trigger};
-use belfry_store::{AgentRecord, BreakerEntry, BreakerRecord, RunRecord, ScheduleRecord};
+use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, Token, TokenKind, Trigger};
+use belfry_store::{AgentRecord, BreakerEntry, BreakerRecord, Deferred, RunRecord, ScheduleRecord};
 use belfry_time::{SignedDuration, Tick, Timestamp, Timing};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -172,7 +172,7 @@ impl Schedule {
     pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, now: Timestamp) -> Schedule {
         let definition = &record.definition;
         let (status, reason, paused_until) = match &record.status {
-            Status::Active => (ScheduleStatus::Active, None, None),
+            Status::Active => (ScheduleStatus::Active, record.deferred.as_ref().map(lane_full), None),
             Status::Paused { reason, until } => (ScheduleStatus::Paused, reason.clone(), *until),
             Status::Disabled => (ScheduleStatus::Paused, Some("enabled is false".into()), None),
             Status::Invalid { reason } => (ScheduleStatus::Invalid, Some(reason.clone()), None),
@@ -218,17 +218,25 @@ impl Schedule {
     }
 }
 
+/// Why a schedule does not run whose tick is due.
+fn lane_full(deferred: &Deferred) -> String {
+    format!("the lane {} is full, deferred since {}", deferred.lane, deferred.since)
+}
+
 /// The next ticks of a schedule as the planner will find them, at most `count`. None where nothing arms it, or where the
 /// next one counts from the end of a run that lives. Where ticks count from the ends of runs, those behind the first are the
 /// earliest that are possible.
 pub fn upcoming(record: &ScheduleRecord, count: usize) -> Vec<Tick> {
-    let Some(token) = record.token else { return Vec::new() };
+    let deferred = record.deferred.as_ref().map(|it| Token::deferred(it.tick_at, it.since));
+    let Some(token) = record.token.or(deferred) else { return Vec::new() };
     let Some(timing) = timing_of(record) else { return Vec::new() };
     let first = match token.kind {
         TokenKind::Tick => Some(Tick { tick_at: token.tick_at, due_at: token.due_at }),
         TokenKind::First => timing.first(token.tick_at),
         TokenKind::Next => timing.next(token.tick_at),
         TokenKind::Resume => timing.next(token.due_at),
+        // What comes after it depends on how long it waits.
+        TokenKind::Deferred => return vec![timing.tick(token.tick_at)].into_iter().take(count).collect(),
     };
     let Some(first) = first else { return Vec::new() };
     let timing = if record.origin.is_none() { timing.with_origin(first.tick_at) } else { timing };

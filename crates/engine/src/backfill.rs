@@ -171,9 +171,13 @@ fn planned_until(record: &ScheduleRecord, now: Timestamp) -> Timestamp {
     let planned = match (&record.status, record.token) {
         (Status::Paused { .. }, _) => after(record.status_since),
         // The first tick of an interval is the instant at which it was first seen.
-        (_, Some(token)) if matches!(token.kind, TokenKind::Tick | TokenKind::First) => token.tick_at,
+        (_, Some(token))
+            if matches!(token.kind, TokenKind::Tick | TokenKind::First | TokenKind::Deferred) =>
+        {
+            token.tick_at
+        }
         (_, Some(token)) => after(token.tick_at),
-        (_, None) => now,
+        (_, None) => record.deferred.as_ref().map_or(now, |deferred| deferred.tick_at),
     };
     planned.min(now)
 }

@@ -2,13 +2,15 @@
 //!
 //! `why` takes the planner's checks; `why_at` finds the tick that is meant, and what the store says became of it.
 
+mod lane;
+
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::plan::Standing;
 use belfry_core::{
-    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, TokenKind, Trigger,
+    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
 };
 use belfry_store::{AnyStore, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_duration};
@@ -136,6 +138,8 @@ struct Known {
     facts: Facts,
     live: Vec<RunRecord>,
     nodes: Vec<belfry_store::Node>,
+    /// The lane that its tick was deferred in, or that it runs in, with how many may wait there.
+    lane: (String, Option<u32>),
     zone: Zone,
 }
 
@@ -164,9 +168,13 @@ impl Known {
         // A guest is there for one run alone.
         let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
         nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
+        let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
+        let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
+        let settings = store.lanes(now).await?.into_iter().find(|known| known.name == lane);
+        let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
-        Ok(Known { now, schedule, agent, facts, live, nodes, zone, record })
+        Ok(Known { now, schedule, agent, facts, live, nodes, lane, zone, record })
     }
 
     /// The planner's checks, and what a run would have to wait for.
@@ -179,13 +187,18 @@ impl Known {
             }
         };
         let record = &self.record;
-        let standing =
-            record.token.map(|token| Standing { token, origin: record.origin, open_skip: record.open_skip });
+        let deferred = record.deferred.as_ref().map(|it| Token::deferred(it.tick_at, it.since));
+        let standing = record.token.or(deferred).map(|token| Standing {
+            token,
+            origin: record.origin,
+            open_skip: record.open_skip,
+        });
         let mut checks = check::checks(schedule, &record.status, standing.as_ref(), &self.facts, self.now);
         if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
             not_due.detail = self.due_words();
         }
-        for (check, waits) in [("at_capacity", self.at_capacity()), ("no_node", self.no_node())] {
+        let waits = [("at_capacity", self.at_capacity()), ("no_node", self.no_node())];
+        for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
             let (ok, detail) = match waits {
                 Ok(detail) => (true, detail),
                 Err(detail) => (false, detail),
@@ -196,13 +209,16 @@ impl Known {
     }
 
     fn due_words(&self) -> String {
+        let next = api::upcoming(&self.record, 1).first().copied();
         let Some(token) = self.record.token else {
+            if let (Some(tick), Some(_)) = (next, &self.record.deferred) {
+                return format!("due since {}", self.time(tick.due_at));
+            }
             return match self.record.waits_for {
                 Some(run) => format!("the next tick counts from the end of run {run}"),
                 None => "nothing arms it".into(),
             };
         };
-        let next = api::upcoming(&self.record, 1).first().copied();
         match (token.kind, next) {
             (TokenKind::Resume, _) => format!("the pause ends at {}", self.time(token.due_at)),
             (_, Some(tick)) if tick.due_at > self.now => format!(
@@ -370,6 +386,9 @@ impl Known {
     /// A tick that has passed, and of which the store says nothing.
     fn of_unknown(&self, tick_at: Timestamp) -> Why {
         let time = self.time(tick_at);
+        if let Some(deferred) = self.record.deferred.as_ref().filter(|it| it.tick_at <= tick_at) {
+            return self.of_deferred(tick_at, deferred);
+        }
         if let Some(token) = self.record.token.filter(|token| token.tick_at <= tick_at) {
             let (reason, words) = match (token.due_at > self.now, self.no_node()) {
                 (true, _) => ("not_due", format!("it is due at {}", self.time(token.due_at))),
@@ -637,7 +656,9 @@ pub fn skip_words(reason: SkipReason) -> &'static str {
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
         SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
-        SkipReason::QueueFull => "max_pending runs were waiting already",
+        SkipReason::QueueFull => {
+            "max_pending runs were waiting already, or an earlier tick was waiting for its lane"
+        }
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
         SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",

@@ -180,8 +180,13 @@ async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize 
                 })
             })
             .collect();
-        planned +=
-            store.commit(now, &commits).await.unwrap().into_iter().filter(|committed| *committed).count();
+        planned += store
+            .commit(now, &commits)
+            .await
+            .unwrap()
+            .into_iter()
+            .filter(|committed| *committed == Committed::Held)
+            .count();
     }
 }
 

@@ -133,7 +133,7 @@ impl Store for AnyStore {
         each!(self, store => store.next_due().await)
     }
 
-    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         each!(self, store => store.commit(now, commits).await)
     }
 

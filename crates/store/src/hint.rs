@@ -3,7 +3,7 @@
 use tokio::sync::Notify;
 
 use crate::sessions::Sent;
-use crate::shapes::{Cancelled, Commit, Enqueued, Finished};
+use crate::shapes::{Cancelled, Commit, Committed, Enqueued, Finished};
 use crate::store::Answer;
 
 /// Wakes whoever waits in this process. A hint that nobody waits for is kept for who comes next; many are one.
@@ -29,8 +29,9 @@ impl Hint {
 }
 
 /// Whether plans that were committed made runs.
-pub(crate) fn made_runs(commits: &[Commit], held: &[bool]) -> bool {
-    commits.iter().zip(held).any(|(commit, held)| *held && !commit.runs.is_empty())
+pub(crate) fn made_runs(commits: &[Commit], committed: &[Committed]) -> bool {
+    let held = |committed: &Committed| *committed == Committed::Held;
+    commits.iter().zip(committed).any(|(commit, committed)| held(committed) && !commit.runs.is_empty())
 }
 
 /// Whether an end or a retry changed anything.

@@ -11,7 +11,7 @@ use belfry_core::retry::Verdict;
 use belfry_core::session::Usage;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
-    ScheduleDefinition, ScheduleId, SkipRange, Token, Trigger,
+    ScheduleDefinition, ScheduleId, SkipRange, Token, TokenKind, Trigger,
 };
 use belfry_time::Timestamp;
 use serde_json::{Map, Value};
@@ -169,6 +169,35 @@ pub struct Commit {
     pub next: Arm,
     /// The schedule cannot be read, for this reason.
     pub invalid: Option<String>,
+}
+
+impl Commit {
+    /// The lane that its runs wait in, where it makes some.
+    pub(crate) fn lane(&self) -> Option<&str> {
+        self.runs.first().map(|run| run.lane.as_str())
+    }
+
+    /// Whether its tick was deferred before.
+    pub(crate) fn was_deferred(&self) -> bool {
+        self.token.kind == TokenKind::Deferred
+    }
+
+    /// What is kept of it where its lane is full. It waits since it was deferred first.
+    pub(crate) fn deferred(&self, lane: &str, now: Timestamp) -> Deferred {
+        let since = if self.was_deferred() { self.token.due_at } else { now.max(self.token.due_at) };
+        Deferred { lane: lane.to_owned(), tick_at: self.token.tick_at, since }
+    }
+}
+
+/// What became of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Committed {
+    /// It holds.
+    Held,
+    /// Somebody else was faster: nothing of it was done.
+    Lost,
+    /// Its lane is full: nothing of it was done, and the schedule waits until there is room.
+    Deferred,
 }
 
 /// What arms a schedule next.
@@ -528,6 +557,8 @@ pub struct ScheduleRecord {
     pub token: Option<Token>,
     /// The run whose end arms it.
     pub waits_for: Option<RunId>,
+    /// The lane that has no room for its tick, or has had none until a moment ago.
+    pub deferred: Option<Deferred>,
     /// Its first tick.
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
@@ -550,6 +581,29 @@ pub struct ScheduleRecord {
     pub next_retry_at: Option<Timestamp>,
     /// What is used of its agent's failure budget.
     pub budget: Option<Budget>,
+}
+
+/// A tick that waits for room in its lane. Its schedule has no token, or one of that kind once there is room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deferred {
+    /// Where.
+    pub lane: String,
+    /// The tick.
+    pub tick_at: Timestamp,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+impl Deferred {
+    /// The token of a schedule that is to be planned now that there is room.
+    pub(crate) fn token(&self) -> Token {
+        Token::deferred(self.tick_at, self.since)
+    }
+
+    /// The oldest goes first.
+    pub(crate) fn place(&self, schedule: ScheduleId) -> (Timestamp, Timestamp, ScheduleId) {
+        (self.since, self.tick_at, schedule)
+    }
 }
 
 /// How a run of a schedule ended.

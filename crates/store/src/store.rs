@@ -84,9 +84,15 @@ pub trait Store: Send + Sync + 'static {
     fn next_due(&self) -> impl Future<Output = Answer<Option<Timestamp>>> + Send;
 
     /// Commits plans whose token is still there and unchanged, and for each says whether it was. A token that is gone
-    /// means that somebody else has planned the tick. Crash: of each plan everything (token consumed, runs, skips, next
-    /// token), or nothing.
-    fn commit(&self, now: Timestamp, commits: &[Commit]) -> impl Future<Output = Answer<Vec<bool>>> + Send;
+    /// means that somebody else has planned the tick. A plan that makes runs in a lane where `queue_limit` runs wait already,
+    /// or where others have waited longer for a place, is deferred: its token leaves the due index. Whatever verb makes
+    /// room there arms those that wait, the oldest first, as many as there is room for. Crash: of each plan everything
+    /// (token consumed, runs, skips, next token), or nothing.
+    fn commit(
+        &self,
+        now: Timestamp,
+        commits: &[Commit],
+    ) -> impl Future<Output = Answer<Vec<Committed>>> + Send;
 
     /// Makes a run outside a plan. It moves no schedule, but a plan that did not know of it is not committed. Crash: a run
     /// that was answered for exists.

@@ -28,6 +28,13 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
+    let seconds = std::time::Duration::from_secs(1);
+    suite::many_deferred::bursts(Memory::new().into()).await;
+    suite::many_deferred::many(Memory::new().into(), suite::seed(), seconds).await;
+}
+
 #[test]
 fn the_suite_notices_what_is_broken_on_purpose() {
     use belfry_store::sabotage::Sabotage;

@@ -52,6 +52,13 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
+    let Some(store) = fresh().await else { return };
+    suite::many_deferred::bursts(fresh().await.unwrap().into()).await;
+    suite::many_deferred::many(store.into(), suite::seed(), suite::many::duration() / 2).await;
+}
+
 #[tokio::test]
 async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
     use suite::nodes::{drain, hears};

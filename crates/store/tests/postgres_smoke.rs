@@ -125,10 +125,10 @@ async fn a_tick_is_planned_claimed_and_finished() {
             let schedule = due.compiled.clone().unwrap();
             let plan = belfry_core::plan(&schedule, &due.standing, &due.facts(now), now);
             let commit = due.commit(&schedule, plan, || RunId(Uuid::now_v7()));
-            assert_eq!(store.commit(now, std::slice::from_ref(&commit)).await.unwrap(), [true]);
+            assert_eq!(store.commit(now, std::slice::from_ref(&commit)).await.unwrap(), [Committed::Held]);
             assert_eq!(
                 store.commit(now, std::slice::from_ref(&commit)).await.unwrap(),
-                [false],
+                [Committed::Lost],
                 "its token is gone"
             );
             planned.extend(commit.runs);

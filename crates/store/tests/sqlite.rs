@@ -49,6 +49,14 @@ async fn many_clients_break_no_limit_and_forget_nobody() {
     assert!(found.is_clean() && found.claims > 100, "{found:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let seconds = std::time::Duration::from_secs(2);
+    suite::many_deferred::bursts(fresh(&folder).into()).await;
+    suite::many_deferred::many(fresh(&folder).into(), suite::seed(), seconds).await;
+}
+
 #[tokio::test]
 async fn what_another_process_writes_is_noticed_within_a_second() {
     let folder = tempfile::tempdir().unwrap();

@@ -387,7 +387,8 @@ impl Timing {
         }
     }
 
-    fn tick(&self, tick_at: Timestamp) -> Tick {
+    /// One of its ticks, with its jitter.
+    pub fn tick(&self, tick_at: Timestamp) -> Tick {
         let due_at = self.jitter.and_then(|jitter| self.delayed(jitter, tick_at)).unwrap_or(tick_at);
         Tick { tick_at, due_at }
     }

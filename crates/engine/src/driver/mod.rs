@@ -14,8 +14,8 @@ use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
-    Claim, Claimed, Commit, Definitions, Due, Error, Finish, Finished, LaneRecord, Node, Pruned, Renewed,
-    Rescued, Retention,
+    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Node, Pruned,
+    Renewed, Rescued, Retention,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -57,7 +57,7 @@ pub enum Input {
         next: Option<Timestamp>,
     },
     /// Answer to [`Effect::Commit`].
-    Committed(Result<Vec<bool>, Error>),
+    Committed(Result<Vec<Committed>, Error>),
     /// Answer to [`Effect::Claim`].
     Claimed {
         /// What was claimed.

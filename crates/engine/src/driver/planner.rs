@@ -61,7 +61,7 @@ impl Driver {
         commits
     }
 
-    pub(super) fn committed(&mut self, now: Now, committed: Result<Vec<bool>, Error>) {
+    pub(super) fn committed(&mut self, now: Now, committed: Result<Vec<Committed>, Error>) {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
         let committing = self.committing.take();
@@ -70,11 +70,12 @@ impl Driver {
             return;
         };
         let Some((commits, names)) = committing else { return };
-        if !committed.contains(&true) {
+        if committed.iter().all(|committed| *committed == Committed::Lost) {
             // Others plan the same: let them.
             self.planner.at = now.mono + Duration::from_millis(5);
         }
-        for ((commit, name), _) in commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done) {
+        let held = commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done == Committed::Held);
+        for ((commit, name), _) in held {
             self.note_plan(now.wall, commit, name);
             if commit.cancel_live {
                 self.canceller.wake(now);
@@ -102,7 +103,7 @@ impl Driver {
             }
         }
         if let Some(open) = commit.open_skip
-            && open.to == commit.token.tick_at
+            && open.to >= commit.token.tick_at
         {
             let level = if open.count == 1 { Level::Info } else { Level::Debug };
             let event = Event::new(now, level, Name::TickSkipped).of(name);

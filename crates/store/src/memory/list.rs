@@ -56,6 +56,7 @@ impl State {
             agent_name: self.agents.get(&record.agent).map_or(String::new(), |agent| agent.name.clone()),
             last_fired_at: ticks.into_iter().flatten().max(),
             running: running as u32,
+            deferred: self.deferred.get(&record.id).cloned(),
             pending: (live.len() - running) as u32,
             next_retry_at: retries.map(|live| live.not_before).min(),
             budget: self.budgets.get(&record.agent).copied(),

@@ -2,6 +2,7 @@
 //! no parking: a claim looks at every run that waits.
 
 mod claim;
+mod defer;
 mod edit;
 mod finish;
 mod hook;
@@ -68,6 +69,7 @@ struct State {
     budgets: BTreeMap<AgentId, Budget>,
     sessions: BTreeMap<i64, session::SessionRow>,
     lanes: BTreeMap<String, lane::LaneRow>,
+    deferred: BTreeMap<ScheduleId, Deferred>,
     keys: BTreeMap<(ScheduleId, String), (RunId, Key)>,
     output: BTreeMap<(RunId, u64), OutputChunk>,
     /// The last number given out, for ids and versions.
@@ -123,18 +125,38 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Carries out a verb, and arms those for whom it has made room.
+    fn change<T>(&self, verb: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let done = verb(&mut state);
+        if state.arm_deferred() {
+            self.hint.give();
+        }
+        done
+    }
+}
+
 impl State {
     fn number(&mut self) -> i64 {
         self.last_number += 1;
         self.last_number
     }
 
-    /// Replaces a schedule's token. Whoever planned on the old one has lost.
+    /// Replaces a schedule's token. Whoever planned on the old one has lost, and what was deferred no longer is.
     fn set_token(&mut self, schedule: ScheduleId, token: Option<Token>) {
+        self.touch(schedule);
+        if let Some(row) = self.schedules.get_mut(&schedule) {
+            row.record.token = token;
+        }
+        self.deferred.remove(&schedule);
+    }
+
+    /// Whoever has planned on a schedule's token has lost.
+    fn touch(&mut self, schedule: ScheduleId) {
         let version = self.number();
         if let Some(row) = self.schedules.get_mut(&schedule) {
             row.version = version;
-            row.record.token = token;
         }
     }
 
@@ -145,10 +167,17 @@ impl State {
         }
     }
 
-    fn close_open_skip(&mut self, schedule: ScheduleId) {
-        if let Some(open) = self.schedules.get_mut(&schedule).and_then(|row| row.record.open_skip.take()) {
-            self.skips.entry(schedule).or_default().push(open);
-        }
+    /// Records the skips that are still being counted, and a tick that was deferred and will not be planned.
+    fn close_open_skip(
+        &mut self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        compiled: &Result<Arc<Schedule>, Arc<str>>,
+    ) {
+        let Some(row) = self.schedules.get_mut(&schedule) else { return };
+        let open = row.record.open_skip.take();
+        let given_up = given_up(compiled, row.record.origin, self.deferred.remove(&schedule), now);
+        self.skips.entry(schedule).or_default().extend(open.into_iter().chain(given_up));
     }
 }
 
@@ -160,7 +189,7 @@ impl Store for Memory {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
-        self.hint.after(Ok(self.state.lock().apply(now, source, digest, agents)), |_| true)
+        self.hint.after(Ok(self.change(|state| state.apply(now, source, digest, agents))), |_| true)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -174,12 +203,12 @@ impl Store for Memory {
         name: &str,
         definition: &ScheduleDefinition,
     ) -> Answer<Put> {
-        let put = self.state.lock().put_by_api(now, agent, name, definition);
+        let put = self.change(|state| state.put_by_api(now, agent, name, definition));
         self.hint.after(Ok(put), Put::is_news)
     }
 
     async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        self.hint.after(Ok(self.state.lock().remove_by_api(now, schedule)), |_| true)
+        self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule))), |_| true)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
@@ -194,7 +223,7 @@ impl Store for Memory {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        self.hint.after(Ok(self.state.lock().pause(now, schedule, reason, until)), |paused| *paused)
+        self.hint.after(Ok(self.change(|state| state.pause(now, schedule, reason, until))), |paused| *paused)
     }
 
     async fn resume(
@@ -217,10 +246,10 @@ impl Store for Memory {
         Ok(state.schedules.values().filter_map(|row| row.record.token).map(|token| token.due_at).min())
     }
 
-    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
-        let mut state = self.state.lock();
-        let held = commits.iter().map(|commit| state.commit(now, commit, &self.sabotage)).collect();
-        self.hint.after(Ok(held), |held: &Vec<bool>| hint::made_runs(commits, held))
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
+        let commit = |commit| self.change(|state| state.commit(now, commit, &self.sabotage));
+        let committed: Vec<Committed> = commits.iter().map(commit).collect();
+        self.hint.after(Ok(committed), |committed| hint::made_runs(commits, committed))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
@@ -228,7 +257,7 @@ impl Store for Memory {
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
-        self.hint.after(Ok(self.state.lock().send(now, message)), hint::taken)
+        self.hint.after(Ok(self.change(|state| state.send(now, message))), hint::taken)
     }
 
     async fn session(
@@ -238,7 +267,7 @@ impl Store for Memory {
         key: &str,
         verb: SessionVerb,
     ) -> Answer<Option<SessionDone>> {
-        self.hint.after(Ok(self.state.lock().session(now, schedule, key, verb)), Option::is_some)
+        self.hint.after(Ok(self.change(|state| state.session(now, schedule, key, verb))), Option::is_some)
     }
 
     async fn sessions(
@@ -251,15 +280,13 @@ impl Store for Memory {
     }
 
     async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
-        self.state.lock().put_lanes(lanes);
-        self.hint.give();
-        Ok(())
+        self.change(|state| state.put_lanes(lanes));
+        self.hint.after(Ok(()), |()| true)
     }
 
     async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
-        self.state.lock().set_lane(lane, settings);
-        self.hint.give();
-        Ok(())
+        self.change(|state| state.set_lane(lane, settings));
+        self.hint.after(Ok(()), |()| true)
     }
 
     async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
@@ -278,11 +305,13 @@ impl Store for Memory {
     }
 
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
-        self.hint.after(Ok(self.state.lock().clear_lane(now, lane)), |ended: &Vec<RunId>| !ended.is_empty())
+        self.hint.after(Ok(self.change(|state| state.clear_lane(now, lane))), |ended: &Vec<RunId>| {
+            !ended.is_empty()
+        })
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        Ok(self.state.lock().claim(now, claim))
+        Ok(self.change(|state| state.claim(now, claim)))
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
@@ -292,7 +321,7 @@ impl Store for Memory {
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        self.hint.after(Ok(self.state.lock().cancel(now, run, reason)), hint::cancelled)
+        self.hint.after(Ok(self.change(|state| state.cancel(now, run, reason))), hint::cancelled)
     }
 
     async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
@@ -437,6 +466,16 @@ pub(crate) fn left_out(
     now: Timestamp,
 ) -> Option<SkipRange> {
     belfry_core::plan::left_out(compiled.as_ref().ok()?.timing.as_ref()?, reason, since, now)
+}
+
+/// What a schedule leaves out that was deferred and will not be planned.
+pub(crate) fn given_up(
+    compiled: &Result<Arc<Schedule>, Arc<str>>,
+    origin: Option<Timestamp>,
+    deferred: Option<Deferred>,
+    now: Timestamp,
+) -> Option<SkipRange> {
+    Some(belfry_core::plan::given_up(compiled.as_ref().ok()?, origin, deferred?.tick_at, now))
 }
 
 /// Reads a schedule's definition, keeping why it cannot be read.

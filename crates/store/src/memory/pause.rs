@@ -23,7 +23,8 @@ impl State {
             Status::Paused { .. } if row.record.status != paused => row.record.status_since,
             _ => return false,
         };
-        self.close_open_skip(id);
+        let compiled = row.compiled.clone();
+        self.close_open_skip(now, id, &compiled);
         self.set_status(id, paused, since);
         self.set_token(id, until.map(|until| Token::resume(since, until)));
         true
@@ -54,17 +55,17 @@ impl State {
     }
 
     /// The end of a pause has come: as if it had been resumed at that instant.
-    pub(super) fn commit_resume(&mut self, commit: &Commit) -> bool {
+    pub(super) fn commit_resume(&mut self, commit: &Commit) -> Committed {
         let id = commit.schedule;
         let until = commit.token.due_at;
         self.skips.entry(id).or_default().extend(&commit.closed);
-        let Some(row) = self.schedules.get_mut(&id) else { return false };
+        let Some(row) = self.schedules.get_mut(&id) else { return Committed::Lost };
         row.record.origin = commit.origin.or(row.record.origin);
         let waits = row.record.waits_for.is_some();
         let (status, token) = resumed(&row.record.definition, &row.compiled, commit);
         self.set_status(id, status, until);
         self.set_token(id, token.filter(|_| !waits));
-        true
+        Committed::Held
     }
 }
 

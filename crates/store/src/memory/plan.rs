@@ -69,24 +69,28 @@ impl State {
         })
     }
 
-    pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> bool {
+    pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> Committed {
         let id = commit.schedule;
-        let Some(row) = self.schedules.get(&id) else { return false };
+        let Some(row) = self.schedules.get(&id) else { return Committed::Lost };
         let unchanged = row.version == commit.version && row.record.token == Some(commit.token);
         if !unchanged && !sabotage.is(Sabotage::NoTokenCheck) {
-            return false;
+            return Committed::Lost;
         }
         if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
             return self.commit_resume(commit);
+        }
+        if let Some(lane) = self.full_lane(commit) {
+            self.defer(now, commit, lane);
+            return Committed::Deferred;
         }
         let in_scope: Vec<RunId> =
             self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();
         // Only a scope beyond the schedule can have grown without touching its token.
         if commit.scope != Scope::Schedule && in_scope.len() as u32 > commit.live {
-            return false;
+            return Committed::Lost;
         }
         if !self.take_probe(now, commit) {
-            return false;
+            return Committed::Lost;
         }
         if commit.cancel_live {
             for run in in_scope {
@@ -97,7 +101,7 @@ impl State {
         for run in &commit.runs {
             self.insert_run(now, run);
         }
-        let Some(row) = self.schedules.get_mut(&id) else { return false };
+        let Some(row) = self.schedules.get_mut(&id) else { return Committed::Lost };
         row.record.open_skip = commit.open_skip;
         row.record.origin = commit.origin.or(row.record.origin);
         let (token, waits_for) = match commit.next {
@@ -112,7 +116,7 @@ impl State {
             self.set_status(id, Status::Exhausted, now);
         }
         self.set_token(id, token);
-        true
+        Committed::Held
     }
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.
@@ -174,8 +178,7 @@ impl State {
         }
         self.insert_run(now, &request.run);
         // A plan that did not know of this run is not committed.
-        let token = self.schedules.get(&schedule).and_then(|row| row.record.token);
-        self.set_token(schedule, token);
+        self.touch(schedule);
         Enqueued::Made
     }
 

@@ -78,6 +78,7 @@ impl State {
                 status_since: now,
                 token,
                 waits_for: None,
+                deferred: None,
                 origin: None,
                 open_skip: None,
                 last: None,
@@ -126,7 +127,7 @@ impl State {
         definition: &ScheduleDefinition,
     ) {
         self.close_unarmed_span(now, id, old);
-        self.close_open_skip(id);
+        self.close_open_skip(now, id, old);
         let Some(row) = self.schedules.get_mut(&id) else { return };
         row.record.revision += 1;
         row.record.origin = None;
@@ -152,7 +153,7 @@ impl State {
         let compiled = row.compiled.clone();
         match (&row.record.status, enabled) {
             (Status::Active, false) => {
-                self.close_open_skip(id);
+                self.close_open_skip(now, id, &compiled);
                 self.set_status(id, Status::Disabled, now);
                 self.set_token(id, None);
             }
@@ -208,7 +209,9 @@ impl State {
 
     /// Retires a schedule, and says how many of its runs were waiting and have ended.
     pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> u32 {
-        self.close_open_skip(id);
+        let Some(row) = self.schedules.get(&id) else { return 0 };
+        let compiled = row.compiled.clone();
+        self.close_open_skip(now, id, &compiled);
         self.set_token(id, None);
         let Some(row) = self.schedules.get_mut(&id) else { return 0 };
         row.retired = true;

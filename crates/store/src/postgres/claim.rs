@@ -198,7 +198,8 @@ impl Postgres {
             window = WINDOW.max(2 * i64::from(lane.slots));
         }
         taken.busy |= busy;
-        lane.start(tx, &starts, lane.is_last && !parked_any, taken).await?;
+        let commit = lane.is_last && !parked_any && !tx.has_made_room();
+        lane.start(tx, &starts, commit, taken).await?;
         if parked_any {
             // Of what was parked, as much as there is room for after all that.
             let held: Vec<i64> = lane.held.iter().copied().collect();

@@ -2,7 +2,7 @@
 //!
 //! A connection whose transaction was not ended in order is closed, never handed on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub(super) struct Pool {
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
     pub(super) pauses: Pauses,
+    /// Deferred ticks were armed, and nobody was told.
+    pub(super) armed: AtomicBool,
 }
 
 struct Connection {
@@ -86,6 +88,7 @@ impl Pool {
             idle: Mutex::default(),
             permits: Semaphore::new(CONNECTIONS_MAX),
             pauses: Pauses::default(),
+            armed: AtomicBool::new(false),
         })
     }
 
@@ -122,12 +125,12 @@ impl Pool {
 
     /// A transaction. It begins with its first statement.
     pub(super) async fn transaction<'a>(&'a self, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
-        Ok(Tx { held: self.take().await?, step: Step::Before, committing })
+        Tx::new(self, Step::Before, committing).await
     }
 
     /// Statements that stand each for itself.
     pub(super) async fn statements<'a>(&'a self, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
-        Ok(Tx { held: self.take().await?, step: Step::Never, committing })
+        Tx::new(self, Step::Never, committing).await
     }
 }
 
@@ -168,9 +171,39 @@ pub(super) struct Tx<'a> {
     step: Step,
     /// Set while nobody can say whether it is committed.
     committing: &'a AtomicBool,
+    /// Lanes where it may have made room for those that were deferred, to be looked at once, at its end.
+    roomy: BTreeSet<String>,
+    /// Such were armed.
+    armed: bool,
 }
 
-impl Tx<'_> {
+impl<'a> Tx<'a> {
+    async fn new(pool: &'a Pool, step: Step, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
+        Ok(Tx { held: pool.take().await?, step, committing, roomy: BTreeSet::new(), armed: false })
+    }
+
+    /// There may be room in a lane when this is committed.
+    pub(super) fn makes_room(&mut self, lane: &str) {
+        if !self.roomy.contains(lane) {
+            self.roomy.insert(lane.to_owned());
+        }
+    }
+
+    /// Whether something is left to do before it is committed.
+    pub(super) fn has_made_room(&self) -> bool {
+        !self.roomy.is_empty()
+    }
+
+    /// Arms those that were deferred in lanes that have room now.
+    async fn arm_deferred(&mut self) -> Result<(), Fault> {
+        if self.step == Step::Inside && !self.roomy.is_empty() {
+            let lanes: Vec<String> = std::mem::take(&mut self.roomy).into_iter().collect();
+            let armed = self.query("select arm_deferred($1)", &[&lanes]).await?;
+            self.armed = armed.first().map_or(Ok(0), |row| row.try_get::<_, i64>(0))? > 0;
+        }
+        Ok(())
+    }
+
     /// A statement, prepared once for each connection.
     async fn prepared(&mut self, sql: &'static str) -> Result<(&Client, Statement), Fault> {
         let connection = self.held.connection()?;
@@ -263,6 +296,10 @@ impl Tx<'_> {
         outcome: Result<T, Fault>,
         tries: &mut u32,
     ) -> Result<Option<T>, Error> {
+        let outcome = match outcome {
+            Ok(answer) => self.arm_deferred().await.map(|()| answer),
+            Err(fault) => Err(fault),
+        };
         let place = self.held.pool.place.clone();
         let committing = self.committing;
         if self.step == Step::Unknown
@@ -284,6 +321,7 @@ impl Tx<'_> {
                 let committed = connection.client.batch_execute("commit").await;
                 match committed {
                     Ok(()) => {
+                        self.held.pool.armed.fetch_or(self.armed, Ordering::SeqCst);
                         self.held.give_back();
                         return Ok(Some(answer));
                     }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::Postgres;
 use super::connection::{Fault, Tx};
+use super::defer::look_again;
 use super::rows::{get, small};
 use crate::sessions::*;
 
@@ -16,7 +17,8 @@ const BY_WORD: i16 = 1;
 /// Runs that are ended in one transaction where a lane is cleared.
 const CLEARED_AT_ONCE: i64 = 500;
 
-/// The room of a lane that has a limit, for whoever gets the lock of its gate; counted in the next statement.
+/// The room of a lane that has a limit on what runs, for whoever gets the lock of its gate; counted in the next statement.
+/// The lock is also for lanes with a limit on what waits: who starts some of these makes room there.
 pub(super) enum Room {
     /// It has no limit.
     Unlimited,
@@ -27,7 +29,8 @@ pub(super) enum Room {
 }
 
 pub(super) async fn room(tx: &mut Tx<'_>, lane: &str) -> Result<Room, Fault> {
-    let sql = "select id from gates where kind = 4 and key = 0 and command = $1 and cap is not null";
+    let sql = "select id from gates where kind = 4 and key = 0 and command = $1 \
+               and coalesce(cap, queue_limit) is not null";
     if tx.query(sql, &[&lane]).await?.is_empty() {
         return Ok(Room::Unlimited);
     }
@@ -36,9 +39,13 @@ pub(super) async fn room(tx: &mut Tx<'_>, lane: &str) -> Result<Room, Fault> {
     if tx.query(sql, &[&lane]).await?.is_empty() {
         return Ok(Room::Busy);
     }
-    let sql = "select cap - (select count(*) from live where state = 2 and lane = $1) as room from gates \
-               where kind = 4 and key = 0 and command = $1";
+    let sql = "select case when cap is not null then \
+               cap - (select count(*) from live where state = 2 and lane = $1) end as room, \
+               queue_limit is not null as is_queued from gates where kind = 4 and key = 0 and command = $1";
     let found = tx.query(sql, &[&lane]).await?;
+    if found.first().map_or(Ok(false), |row| get(row, "is_queued"))? {
+        tx.makes_room(lane);
+    }
     Ok(match found.first().map(|row| get::<Option<i64>>(row, "room")).transpose()?.flatten() {
         None => Room::Unlimited,
         Some(room) => Room::Left(small(room.max(0))),
@@ -76,18 +83,22 @@ async fn put_lane(tx: &mut Tx<'_>, lane: &str, origin: i16, settings: &LaneSetti
     Ok(())
 }
 
-/// Makes the gates of lanes what the lanes say.
+/// Makes the gates of lanes what the lanes say. Where more may wait than before, those that were deferred are armed.
 async fn set_caps(tx: &mut Tx<'_>) -> Result<(), Fault> {
-    let sql = "insert into gates (kind, key, command, cap) \
-               select 4, 0, w.name, w.cap from (select distinct on (name) name, cap from lanes order by name, origin desc) w \
-               where w.cap is not null order by w.name \
-               on conflict (kind, key, command) do update set cap = excluded.cap where gates.cap is distinct from excluded.cap";
+    tx.query("select 1 from gates where kind = 4 order by id for no key update", &[]).await?;
+    let sql = "insert into gates (kind, key, command, cap, queue_limit) \
+               select 4, 0, w.name, w.cap, w.queue_limit \
+               from (select distinct on (name) name, cap, queue_limit from lanes order by name, origin desc) w \
+               where coalesce(w.cap, w.queue_limit) is not null order by w.name \
+               on conflict (kind, key, command) do update set cap = excluded.cap, queue_limit = excluded.queue_limit \
+               where (gates.cap, gates.queue_limit) is distinct from (excluded.cap, excluded.queue_limit)";
     tx.execute(sql, &[]).await?;
-    let sql = "update gates set cap = null where kind = 4 and cap is not null and command not in \
-               (select w.name from (select distinct on (name) name, cap from lanes order by name, origin desc) w \
-                where w.cap is not null)";
+    let sql = "update gates set cap = null, queue_limit = null \
+               where kind = 4 and coalesce(cap, queue_limit) is not null and command not in \
+               (select w.name from (select distinct on (name) name, cap, queue_limit from lanes order by name, origin desc) w \
+                where coalesce(w.cap, w.queue_limit) is not null)";
     tx.execute(sql, &[]).await?;
-    Ok(())
+    look_again(tx).await
 }
 
 pub(super) async fn made_lanes(tx: &mut Tx<'_>) -> Result<BTreeMap<String, LaneRecord>, Fault> {

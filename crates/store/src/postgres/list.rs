@@ -59,11 +59,12 @@ pub(super) use chain;
 macro_rules! schedules {
     () => {
         "select c.id, c.agent_id, c.name, c.definition, c.revision, c.source, s.*, \
-         t.kind, t.tick_at as token_tick_at, t.due_at, a.name as agent_name, b.period_start, b.failures, \
+         t.kind, t.tick_at as token_tick_at, t.due_at, d.lane as deferred_lane, d.tick_at as deferred_tick_at, \
+         d.since as deferred_since, a.name as agent_name, b.period_start, b.failures, \
          l.running, l.pending, l.live_tick, l.retry_at, \
          (select k.to_at from skips k where k.schedule_id = c.id order by k.from_at desc limit 1) as skipped_tick \
          from schedules c join schedule_state s on s.schedule_id = c.id join agents a on a.id = c.agent_id \
-         left join timers t on t.schedule_id = c.id left join budgets b on b.agent_id = c.agent_id \
+         left join timers t on t.schedule_id = c.id left join deferred d on d.schedule_id = c.id left join budgets b on b.agent_id = c.agent_id \
          cross join lateral (select count(*) filter (where l.state = 2) as running, \
              count(*) filter (where l.state <> 2) as pending, max(l.tick_at) as live_tick, \
              min(l.not_before) filter (where l.state <> 2 and l.attempt > 0) as retry_at \
@@ -101,6 +102,14 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         status_since: get(row, "status_since")?,
         token: rows::token(row)?,
         waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
+        deferred: match get(row, "deferred_lane")? {
+            Some(lane) => Some(Deferred {
+                lane,
+                tick_at: get(row, "deferred_tick_at")?,
+                since: get(row, "deferred_since")?,
+            }),
+            None => None,
+        },
         origin: get(row, "origin")?,
         open_skip,
         last,

@@ -16,6 +16,9 @@ macro_rules! verb {
                 let mut $tx = $store.pool.$begin(&committing).await?;
                 let outcome = $body;
                 if let Some(answer) = $tx.close(outcome, &mut tries).await? {
+                    if $store.pool.armed.swap(false, Ordering::SeqCst) {
+                        $store.nudge();
+                    }
                     break Ok(answer);
                 }
             }
@@ -48,6 +51,7 @@ mod books;
 mod claim;
 mod claim_one;
 mod connection;
+mod defer;
 mod edit;
 mod enqueue;
 mod finish;
@@ -103,6 +107,8 @@ pub struct Postgres {
     cache: Mutex<Cache>,
     /// Whether the last claim met runs behind gates.
     gates_in_the_way: AtomicBool,
+    /// Whether the last plans met lanes with a limit on what waits.
+    queues_limited: AtomicBool,
     hints: Box<Hints>,
     /// Breaks it on purpose.
     pub sabotage: Switch,
@@ -165,6 +171,7 @@ impl Postgres {
             pool,
             cache: Mutex::default(),
             gates_in_the_way: AtomicBool::new(false),
+            queues_limited: AtomicBool::new(false),
             hints: Box::default(),
             sabotage: Switch::default(),
         })
@@ -330,14 +337,14 @@ impl Store for Postgres {
         look!(self, |tx| plan::next_due(&mut tx).await)
     }
 
-    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         if commits.is_empty() {
             return Ok(Vec::new());
         }
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
-        let answer = transact!(self, |tx| self.commit_in(&mut tx, now, commits, &places).await);
-        self.hint(answer, |held| hint::made_runs(commits, held))
+        let answer = self.commit_or_defer(now, commits, &places).await;
+        self.hint(answer, |committed| hint::made_runs(commits, committed))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {

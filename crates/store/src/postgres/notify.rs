@@ -70,11 +70,15 @@ impl Postgres {
     /// Gives a hint if an answer is news, soon also to others: for what happens often.
     pub(super) fn hint<T>(&self, answer: Answer<T>, is_news: impl FnOnce(&T) -> bool) -> Answer<T> {
         if answer.as_ref().is_ok_and(is_news) {
-            self.hints.inner.here.give();
-            self.hints.inner.untold.notify_one();
-            self.start_listener();
+            self.nudge();
         }
         answer
+    }
+
+    pub(super) fn nudge(&self) {
+        self.hints.inner.here.give();
+        self.hints.inner.untold.notify_one();
+        self.start_listener();
     }
 
     /// The same, telling others before it returns, for whoever asked may be gone in a moment. Only the first of many does.

@@ -5,6 +5,7 @@ use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, Token};
 use belfry_time::Timestamp;
 
 use super::connection::{Fault, Tx};
+use super::defer::give_up;
 use super::plan::{schedule_definition, take_token};
 use super::rows::{self, get};
 use super::source::{Compiled, close_open_skip, lock_state, set_status};
@@ -41,8 +42,9 @@ pub(super) async fn pause(
     let locked = locked.ok_or(Fault::Again)?;
     let since = if locked.status == Status::Active { now } else { locked.since };
     close_open_skip(tx, id, &locked).await?;
+    give_up(tx, now, &[id]).await?;
     set_status(tx, id, &paused, since).await?;
-    // The end of a run may have armed it before we had its state.
+    // The end of a run may have armed it before we had its state, or room in its lane.
     set_token(tx, id, until.map(|until| Token::resume(since, until))).await?;
     Ok(true)
 }
@@ -73,10 +75,10 @@ pub(super) async fn resume(
 }
 
 /// The end of a pause has come: as if it had been resumed at that instant.
-pub(super) async fn commit_resume(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
+pub(super) async fn commit_resume(tx: &mut Tx<'_>, commit: &Commit) -> Result<Committed, Fault> {
     let id = commit.schedule;
     if !take_token(tx, commit).await? {
-        return Ok(false);
+        return Ok(Committed::Lost);
     }
     // Whoever ends a pause has its token.
     let locked = lock_state(tx, id).await?.filter(|locked| matches!(locked.status, Status::Paused { .. }));
@@ -89,7 +91,7 @@ pub(super) async fn commit_resume(tx: &mut Tx<'_>, commit: &Commit) -> Result<bo
     let (status, token) = resumed(&definition, &compiled, commit);
     set_status(tx, id, &status, commit.token.due_at).await?;
     set_token(tx, id, token.filter(|_| !locked.waits)).await?;
-    Ok(true)
+    Ok(Committed::Held)
 }
 
 async fn definition_of(tx: &mut Tx<'_>, id: ScheduleId) -> Result<(ScheduleDefinition, Compiled), Fault> {

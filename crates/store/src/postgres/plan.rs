@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::books::{self, Books};
 use super::connection::{Fault, Param, Tx};
+use super::defer::{are_plain, is_limited};
 use super::enqueue::{Columns, Places, insert_runs};
 use super::finish::{self, mark};
 use super::rows::{self, big, get, small};
@@ -39,7 +40,7 @@ pub(super) async fn next_due(tx: &mut Tx<'_>) -> Result<Option<Timestamp>, Fault
 
 /// Commits plans that look at nothing but their own schedules.
 const PLAN_TICKS: &str = "select held from plan_ticks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
-    $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26)";
+    $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)";
 
 impl Postgres {
     /// The tokens first, then what lives: a run that is made in between is counted, or its maker changes the token.
@@ -153,16 +154,21 @@ impl Postgres {
         Ok(found)
     }
 
+    /// Nothing is done and nothing answered where a lane is limited in what may wait.
     pub(super) async fn commit_in(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         commits: &[Commit],
         places: &Places,
-    ) -> Result<Vec<bool>, Fault> {
+    ) -> Result<Option<Vec<Committed>>, Fault> {
         let blind = self.sabotage.is(Sabotage::NoTokenCheck);
         let agents: BTreeSet<AgentId> =
             commits.iter().filter(|commit| !is_plain(commit)).map(|commit| commit.agent).collect();
+        // Where all go together that is seen on the way.
+        if !are_plain(commits) && is_limited(tx, commits).await? {
+            return Ok(None);
+        }
         let mut books = match agents.is_empty() {
             true => Books::default(),
             false => Books::of_agents(tx, &agents.into_iter().collect::<Vec<_>>()).await?,
@@ -181,25 +187,32 @@ impl Postgres {
                 [commit] if plain == 0 => {
                     answers.push(self.commit_one(tx, now, commit, places, &mut books).await?);
                 }
-                _ => answers.extend(commit_plain(tx, now, batch, places, plain == commits.len()).await?),
+                _ => {
+                    let is_all = plain == commits.len();
+                    let batch: Vec<&Commit> = batch.iter().collect();
+                    match commit_plain(tx, now, &batch, places, (is_all, !is_all)).await? {
+                        Some(committed) => answers.extend(committed),
+                        None => return Ok(None),
+                    }
+                }
             }
             rest = others;
         }
         books.close(tx).await?;
-        Ok(answers)
+        Ok(Some(answers))
     }
 
     /// Commits a plan that looks beyond its own schedule. What lives in its scope is counted once its token is ours and
     /// the agent locked: nobody who looks at the same runs can add one before we are done, and whoever was before us is
     /// seen.
-    async fn commit_one(
+    pub(super) async fn commit_one(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         commit: &Commit,
         places: &Places,
         books: &mut Books,
-    ) -> Result<bool, Fault> {
+    ) -> Result<Committed, Fault> {
         if is_resume(commit) {
             return super::pause::commit_resume(tx, commit).await;
         }
@@ -211,7 +224,7 @@ impl Postgres {
             || looks && scope_runs(tx, commit).await?.len() > commit.live as usize
             || !books.take_probe(now, commit)
         {
-            return Ok(false);
+            return Ok(Committed::Lost);
         }
         if commit.cancel_live {
             // An end may keep a breaker's books, which are open here.
@@ -223,7 +236,7 @@ impl Postgres {
         insert_runs(tx, now, &commit.runs.iter().collect::<Vec<_>>(), places).await?;
         write_states(tx, now, &[commit]).await?;
         set_token(tx, commit.schedule, commit.next.token()).await?;
-        Ok(true)
+        Ok(Committed::Held)
     }
 
     /// Cancels what lives in a commit's scope: running ones are marked, waiting ones end.
@@ -238,16 +251,16 @@ impl Postgres {
 }
 
 /// Commits plans that look at nothing but their own schedules. No runs are counted: whoever adds one to a schedule changes
-/// its token.
-async fn commit_plain(
+/// its token. `None` where a lane is limited in what may wait, and they are not admitted there.
+pub(super) async fn commit_plain(
     tx: &mut Tx<'_>,
     now: Timestamp,
-    batch: &[Commit],
+    batch: &[&Commit],
     places: &Places,
-    is_all: bool,
-) -> Result<Vec<bool>, Fault> {
+    (is_all, admitted): (bool, bool),
+) -> Result<Option<Vec<Committed>>, Fault> {
     let runs: Vec<(i32, &NewRun)> = (1..)
-        .zip(batch)
+        .zip(batch.iter().copied())
         .flat_map(|(owner, commit)| commit.runs.iter().map(move |run| (owner, run)))
         .collect();
     let columns = Columns::new(&runs, places)?;
@@ -265,28 +278,30 @@ async fn commit_plain(
     let next_dues = column!(commit => commit.next.token().map(|token| token.due_at));
     let mut params: Vec<Param<'_>> = vec![&now, &tokens, &versions, &dues, &kinds, &next_ticks, &next_dues];
     params.extend(columns.params());
+    params.push(&admitted);
     let is_last = is_all && !batch.iter().any(|commit| changes_state(commit) || !commit.closed.is_empty());
     let answer = match is_last {
         true => tx.query_and_commit(PLAN_TICKS, &params).await?,
         false => tx.query(PLAN_TICKS, &params).await?,
     };
     let row = answer.first().ok_or_else(|| Error::unexpected("no answer about plans"))?;
-    let mut answers = vec![false; batch.len()];
-    for place in get::<Vec<i32>>(row, "held")? {
+    let Some(held) = get::<Option<Vec<i32>>>(row, "held")? else { return Ok(None) };
+    let mut answers = vec![Committed::Lost; batch.len()];
+    for place in held {
         let at = usize::try_from(place - 1).ok().and_then(|at| answers.get_mut(at));
-        *at.ok_or_else(|| Error::unexpected("an answer about a plan that nobody made"))? = true;
+        *at.ok_or_else(|| Error::unexpected("an answer about a plan that nobody made"))? = Committed::Held;
     }
     if !is_last {
-        let held: Vec<&Commit> =
-            batch.iter().zip(&answers).filter(|(_, holds)| **holds).map(|(commit, _)| commit).collect();
+        let held = batch.iter().zip(&answers).filter(|(_, answer)| **answer == Committed::Held);
+        let held: Vec<&Commit> = held.map(|(commit, _)| *commit).collect();
         write_skips(tx, &held).await?;
         write_states(tx, now, &held).await?;
     }
-    Ok(answers)
+    Ok(Some(answers))
 }
 
 /// Whether a commit looks at nothing but its own schedule.
-fn is_plain(commit: &Commit) -> bool {
+pub(super) fn is_plain(commit: &Commit) -> bool {
     commit.scope == Scope::Schedule
         && !commit.cancel_live
         && !commit.runs.iter().any(|run| run.probe)

@@ -6,6 +6,7 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
+use super::defer::look_again;
 use super::list::{chain, ended_query, live_query};
 use super::rows::{self, Live, get, small};
 use super::{Postgres, books, set_tokens};
@@ -120,6 +121,8 @@ impl Postgres {
                        and not exists (select 1 from live l where l.id = o.run_id) \
                        order by o.run_id, o.seq limit $2))";
         let output = tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
+        // Should a limit have been set in the very moment in which somebody left the lane.
+        look_again(tx).await?;
         // Nobody speaks to one whose lock is ours, and one that is spoken to is left alone.
         let sql = "delete from sessions where id = any(array( \
                        select x.id from sessions x where x.used_at < $1 \
@@ -190,8 +193,10 @@ const PROMISES: &[&str] = &[
      where state = 1 and (case when parked_on is null then not exists (select 1 from session_runs r where r.run_id = live.id) \
          else parked_on is distinct from agent_gate and parked_on is distinct from turn_gate end)",
     "select format('run %s is the first of its line and has no turn', l.id) from ( \
-         select distinct on (session_id) run_id from session_runs order by session_id, seq \
-     ) f join live l on l.id = f.run_id where l.state = 1 and l.parked_on is null",
+         select distinct on (session_id) session_id, run_id from session_runs order by session_id, seq \
+     ) f join live l on l.id = f.run_id where l.state = 1 and l.parked_on is null \
+     and not exists (select 1 from session_runs o join live x on x.id = o.run_id \
+         where o.session_id = f.session_id and x.state = 2)",
     "select format('run %s has a place in a line and does not live', r.run_id) from session_runs r \
      where not exists (select 1 from live l where l.id = r.run_id)",
     "select format('run %s is not parked, but behind gate %s', id, parked_on) from live \
@@ -212,6 +217,21 @@ const PROMISES: &[&str] = &[
      and not exists (select 1 from timers t where t.schedule_id = s.schedule_id and t.due_at = s.status_until)",
     "select format('schedule %s is armed, and waits for a run', s.schedule_id) from schedule_state s \
      join timers t on t.schedule_id = s.schedule_id where s.waits_for is not null and t.kind <> 3",
+    "select format('schedule %s is active, and nothing arms it', s.schedule_id) from schedule_state s \
+     join schedules c on c.id = s.schedule_id where not s.retired and s.status = 0 and s.waits_for is null \
+     and c.definition not like '{\"webhook\"%' and c.definition not like '{\"chat\"%' \
+     and not exists (select 1 from timers t where t.schedule_id = s.schedule_id) \
+     and not exists (select 1 from deferred d where d.schedule_id = s.schedule_id)",
+    "select format('schedule %s is deferred, and waits for something else or is not active', d.schedule_id) \
+     from deferred d join schedule_state s on s.schedule_id = d.schedule_id \
+     left join timers t on t.schedule_id = d.schedule_id where s.retired or s.status <> 0 \
+     or s.waits_for is not null or t.kind is distinct from case when d.armed then 4 end",
+    "select format('schedule %s is armed as if it were deferred', t.schedule_id) from timers t \
+     where t.kind = 4 and not exists (select 1 from deferred d where d.schedule_id = t.schedule_id)",
+    "select format('schedule %s is deferred in the lane %s, which has room', d.schedule_id, d.lane) from deferred d \
+     left join gates g on g.kind = 4 and g.key = 0 and g.command = d.lane where not d.armed \
+     and (g.queue_limit is null or g.queue_limit > waiting_in(d.lane) \
+         + (select count(*) from deferred r where r.lane = d.lane and r.armed))",
     "select format('schedule %s has no state', c.id) from schedules c \
      where not exists (select 1 from schedule_state s where s.schedule_id = c.id)",
     "select format('the token of schedule %s belongs to nobody', t.schedule_id) from timers t \

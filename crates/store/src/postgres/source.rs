@@ -12,6 +12,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
+use super::defer::give_up;
 use super::plan::schedule_definition;
 use super::rows::{self, get, status_columns};
 use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
@@ -196,6 +197,7 @@ impl Postgres {
             skips.extend(rows::open_skip(&row)?.map(|skip| (id, skip)));
         }
         insert_skips(tx, &skips).await?;
+        give_up(tx, now, gone).await?;
         let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
                    skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
         tx.execute(sql, &[&gone]).await?;
@@ -380,6 +382,9 @@ async fn change(
         clear_token(tx, known.id).await?;
     }
     let locked = lock_state(tx, known.id).await?.ok_or(Fault::Again)?;
+    if new_timing || !spec.definition.options.enabled {
+        give_up(tx, now, &[known.id]).await?;
+    }
     let sql = "update schedules set definition = $2, revision = $3 where id = $1";
     tx.execute(sql, &[&known.id, &text, &revision]).await?;
     let sql = "update schedule_state set edition = nextval('numbers'), delete_after_run = $2 where schedule_id = $1";

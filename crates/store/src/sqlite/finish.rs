@@ -168,6 +168,7 @@ impl Verb<'_> {
     /// Ends a live run that no attempt reports on; what its last attempt left behind stays.
     pub(super) fn end(&self, now: Timestamp, run: RunId, state: RunState, reason: Reason) -> Done<()> {
         let Some(ending) = self.ending(run, None)? else { return Ok(()) };
+        self.made_room.set(true);
         let left = self.row("select exit_code, error from live where id = ?", [bytes(run)], |row| {
             Ok((row.get(0)?, row.get::<_, Option<String>>(1)?))
         })?;

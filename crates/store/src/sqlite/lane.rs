@@ -14,11 +14,13 @@ const BY_WORD: i64 = 1;
 
 impl Verb<'_> {
     pub(super) fn put_lanes(&self, lanes: &[(String, LaneSettings)]) -> Done<()> {
+        self.made_room.set(true);
         self.execute("delete from lanes where origin = ?", [BY_FILE])?;
         lanes.iter().try_for_each(|(name, settings)| self.put_lane(name, BY_FILE, settings))
     }
 
     pub(super) fn set_lane(&self, lane: &str, settings: Option<LaneSettings>) -> Done<()> {
+        self.made_room.set(true);
         match settings {
             Some(settings) => self.put_lane(lane, BY_WORD, &settings),
             None => self

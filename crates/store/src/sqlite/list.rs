@@ -66,14 +66,15 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
 
 /// Schedules with all that a record says.
 const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at,
-        a.name as agent_name, b.period_start, b.failures,
+        d.lane as deferred_lane, d.tick_at as deferred_tick_at, d.since as deferred_since, a.name as agent_name, b.period_start, b.failures,
         (select count(*) from live l where l.schedule_id = s.id and l.state = 2) as running,
         (select count(*) from live l where l.schedule_id = s.id and l.state <> 2) as pending,
         (select max(l.tick_at) from live l where l.schedule_id = s.id) as live_tick,
         (select min(l.not_before) from live l where l.schedule_id = s.id and l.state <> 2 and l.attempt > 0) as retry_at,
         (select k.to_tick from skips k where k.schedule_id = s.id order by k.from_tick desc limit 1) as skipped_tick
     from schedules s join schedule_state st on st.schedule_id = s.id join agents a on a.id = s.agent_id
-        left join timers t on t.schedule_id = s.id left join budgets b on b.agent_id = s.agent_id";
+        left join timers t on t.schedule_id = s.id left join deferred d on d.schedule_id = s.id
+        left join budgets b on b.agent_id = s.agent_id";
 
 /// A row of schedules as a record, whose definition is still text.
 fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, String)> {
@@ -107,6 +108,14 @@ fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, String)> 
         status_since: instant(row, "status_since")?,
         token: if armed { Some(token_of(row)?) } else { None },
         waits_for: row.get::<_, Option<[u8; 16]>>("waits_for")?.map(run_id),
+        deferred: match row.get("deferred_lane")? {
+            Some(lane) => Some(Deferred {
+                lane,
+                tick_at: instant(row, "deferred_tick_at")?,
+                since: instant(row, "deferred_since")?,
+            }),
+            None => None,
+        },
         origin: maybe_instant(row, "origin")?,
         open_skip,
         last,

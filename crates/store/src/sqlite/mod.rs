@@ -5,6 +5,7 @@
 //! without its locks: whoever writes is alone.
 
 mod claim;
+mod defer;
 mod edit;
 mod finish;
 mod hook;
@@ -228,6 +229,9 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         moved: RefCell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
+        limits: RefCell::default(),
+        made_room: Cell::default(),
+        armed: Cell::default(),
         statements: Statements::default(),
     };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
@@ -238,6 +242,7 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         }
         verb.lost.take();
         verb.alone.set(true);
+        verb.armed.take();
         let mut delivers = vec![first(Ok(&verb))];
         verb.alone.set(false);
         while verb.lost.borrow().is_none()
@@ -257,6 +262,9 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         for deliver in delivers {
             deliver(committed.clone());
         }
+        if verb.armed.take() {
+            shared.hint.give();
+        }
     }
 }
 
@@ -270,6 +278,9 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         moved: RefCell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
+        limits: RefCell::default(),
+        made_room: Cell::default(),
+        armed: Cell::default(),
         statements: Statements::default(),
     };
     loop {
@@ -296,6 +307,12 @@ struct Verb<'a> {
     policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
     /// Lanes of queues that this verb has asked for.
     lanes: RefCell<HashMap<i64, Rc<str>>>,
+    /// How many may wait in lanes that this verb has asked for.
+    limits: RefCell<HashMap<String, Option<i64>>>,
+    /// There may be room in a lane for those that were deferred, to be looked at at the end of the verb.
+    made_room: Cell<bool>,
+    /// Such were armed in this transaction.
+    armed: Cell<bool>,
     statements: Statements<'a>,
 }
 
@@ -313,9 +330,12 @@ impl Verb<'_> {
         self.moved.take();
         self.policies.take();
         self.lanes.take();
+        self.limits.take();
+        self.made_room.take();
         let done = verb(self).and_then(|done| {
             self.settle_moved()?;
             self.release_freed()?;
+            self.arm_deferred()?;
             Ok(done)
         });
         if let Err(error) = &done
@@ -505,10 +525,11 @@ impl Store for Sqlite {
         .await
     }
 
-    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<bool>> {
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let own = commits.to_vec();
-        let held = self.write(move |verb| own.iter().map(|commit| verb.commit(now, commit)).collect()).await;
-        self.shared.hint.after(held, |held: &Vec<bool>| hint::made_runs(commits, held))
+        let committed =
+            self.write(move |verb| own.iter().map(|commit| verb.commit_and_arm(now, commit)).collect()).await;
+        self.shared.hint.after(committed, |committed: &Vec<Committed>| hint::made_runs(commits, committed))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
@@ -577,7 +598,12 @@ impl Store for Sqlite {
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let claim = claim.clone();
-        self.write(move |verb| verb.claim(now, &claim)).await
+        self.write(move |verb| {
+            let claimed = verb.claim(now, &claim)?;
+            verb.made_room.set(!claimed.is_empty());
+            Ok(claimed)
+        })
+        .await
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {

@@ -24,10 +24,9 @@ impl Verb<'_> {
             Some((status @ Status::Paused { .. }, since)) if status != paused => since,
             _ => return Ok(false),
         };
-        if self.definition_of(id)?.is_none() {
-            return Ok(false);
-        }
+        let Some((_, compiled)) = self.definition_of(id)? else { return Ok(false) };
         self.close_open_skip(id)?;
+        self.give_up_deferral(now, id, &compiled)?;
         self.set_status(id, &paused, since)?;
         self.set_token(id, until.map(|until| Token::resume(since, until)))?;
         Ok(true)
@@ -54,9 +53,9 @@ impl Verb<'_> {
     }
 
     /// The end of a pause has come: as if it had been resumed at that instant.
-    pub(super) fn commit_resume(&self, commit: &Commit) -> Done<bool> {
+    pub(super) fn commit_resume(&self, commit: &Commit) -> Done<Committed> {
         let id = commit.schedule;
-        let Some((definition, compiled)) = self.definition_of(id)? else { return Ok(false) };
+        let Some((definition, compiled)) = self.definition_of(id)? else { return Ok(Committed::Lost) };
         self.add_skips(id, &commit.closed)?;
         self.execute(
             "update schedule_state set origin = coalesce(?, origin) where schedule_id = ?",
@@ -66,11 +65,11 @@ impl Verb<'_> {
         self.set_status(id, &status, commit.token.due_at)?;
         let waits = self.waits(id)?;
         self.set_token(id, token.filter(|_| !waits))?;
-        Ok(true)
+        Ok(Committed::Held)
     }
 
     /// What a schedule is that is not retired.
-    fn definition_of(&self, id: ScheduleId) -> Done<Option<(ScheduleDefinition, Compiled)>> {
+    pub(super) fn definition_of(&self, id: ScheduleId) -> Done<Option<(ScheduleDefinition, Compiled)>> {
         let known = self.row(
             "select name, definition from schedules where id = ? and retired_at is null",
             [id],

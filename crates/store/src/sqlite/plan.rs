@@ -131,7 +131,14 @@ impl Verb<'_> {
         }
     }
 
-    pub(super) fn commit(&self, now: Timestamp, commit: &Commit) -> Done<bool> {
+    /// Each plan sees the places that those before it have left.
+    pub(super) fn commit_and_arm(&self, now: Timestamp, commit: &Commit) -> Done<Committed> {
+        let committed = self.commit(now, commit)?;
+        self.arm_deferred()?;
+        Ok(committed)
+    }
+
+    fn commit(&self, now: Timestamp, commit: &Commit) -> Done<Committed> {
         let id = commit.schedule;
         let consumed = self.execute(
             "delete from timers where due_at = ? and schedule_id = ? and version = ?",
@@ -139,10 +146,14 @@ impl Verb<'_> {
         )?;
         let unchecked = self.shared.sabotage.is(Sabotage::NoTokenCheck);
         if consumed == 0 && !unchecked {
-            return Ok(false);
+            return Ok(Committed::Lost);
         }
         if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
             return self.commit_resume(commit);
+        }
+        if let Some(lane) = self.full_lane(commit)? {
+            self.defer(now, commit, lane)?;
+            return Ok(Committed::Deferred);
         }
         // Only a scope beyond the schedule can have grown without touching its token.
         let grown = commit.scope != Scope::Schedule
@@ -159,7 +170,10 @@ impl Verb<'_> {
                     commit.version
                 ],
             )?;
-            return Ok(false);
+            return Ok(Committed::Lost);
+        }
+        if commit.was_deferred() {
+            self.end_deferral(id)?;
         }
         if commit.cancel_live {
             for run in self.runs_in_scope(commit)? {
@@ -206,7 +220,7 @@ impl Verb<'_> {
                 self.set_status(id, &status, now)?;
             }
         }
-        Ok(true)
+        Ok(Committed::Held)
     }
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.

@@ -166,10 +166,11 @@ impl Verb<'_> {
                 "select count(*) from live where state = 1 and parked_on is null and id not in (select run_id from session_runs)",
             ),
             (
-                "sessions whose first in line has no turn",
+                "sessions where nobody has a turn",
                 "select count(*) from (select session_id, min(seq) as seq from session_runs group by session_id) f
                  join session_runs r on r.session_id = f.session_id and r.seq = f.seq
-                 join live l on l.id = r.run_id where l.state = 1 and l.parked_on is null",
+                 join live l on l.id = r.run_id where l.state = 1 and l.parked_on is null
+                   and not exists (select 1 from session_runs o join live x on x.id = o.run_id where o.session_id = f.session_id and x.state = 2)",
             ),
             (
                 "places in lines without a run",
@@ -199,7 +200,26 @@ impl Verb<'_> {
                 "active schedules that nothing arms",
                 "select count(*) from schedule_state st join schedules s on s.id = st.schedule_id
                  where s.retired_at is null and st.status = 0 and waits_for is null and s.definition not like '{\"webhook\"%' and s.definition not like '{\"chat\"%'
-                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id)",
+                   and not exists (select 1 from timers t where t.schedule_id = st.schedule_id)
+                   and not exists (select 1 from deferred d where d.schedule_id = st.schedule_id)",
+            ),
+            (
+                "deferred schedules that wait for something else as well, or are no longer active",
+                "select count(*) from deferred d join schedule_state st on st.schedule_id = d.schedule_id
+                   join schedules s on s.id = d.schedule_id left join timers t on t.schedule_id = d.schedule_id
+                 where s.retired_at is not null or st.status <> 0 or st.waits_for is not null
+                   or t.kind is not case d.armed when 1 then 4 end",
+            ),
+            (
+                "tokens of deferred ticks that nobody deferred",
+                "select count(*) from timers where kind = 4 and schedule_id not in (select schedule_id from deferred)",
+            ),
+            (
+                "schedules that are deferred in a lane with room",
+                "select count(*) from deferred d where armed = 0 and coalesce(
+                   (select queue_limit from lanes l where l.name = d.lane order by origin desc limit 1)
+                     <= (select count(*) from deferred r where r.lane = d.lane and armed = 1)
+                      + (select count(*) from live l join queues q on q.id = l.queue_id where q.lane = d.lane and l.state <> 2), 0) = 0",
             ),
             (
                 "running runs without a node that holds its lease",

@@ -170,6 +170,7 @@ impl Verb<'_> {
     ) -> Done<()> {
         self.close_unarmed_span(now, id, old)?;
         self.close_open_skip(id)?;
+        self.give_up_deferral(now, id, old)?;
         let revision = self.row(
             "update schedules set revision = revision + 1 where id = ? returning revision",
             [id],
@@ -201,6 +202,7 @@ impl Verb<'_> {
         match (self.status(id)?, enabled) {
             (Some((Status::Active, _)), false) => {
                 self.close_open_skip(id)?;
+                self.give_up_deferral(now, id, compiled)?;
                 self.set_status(id, &Status::Disabled, now)?;
                 self.set_token(id, None)
             }
@@ -263,6 +265,9 @@ impl Verb<'_> {
     /// Retires a schedule, and says how many of its runs were waiting and have ended.
     pub(super) fn retire(&self, now: Timestamp, id: ScheduleId, reason: Reason) -> Done<u32> {
         self.close_open_skip(id)?;
+        if let Some((_, compiled)) = self.definition_of(id)? {
+            self.give_up_deferral(now, id, &compiled)?;
+        }
         self.set_token(id, None)?;
         self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
         self.execute("update schedules set retired_at = ? where id = ?", params![micros(now), id])?;

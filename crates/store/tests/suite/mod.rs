@@ -1,15 +1,17 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `editing`, `hooks`, `listing`, `nodes`, `pausing`, `pruning`, `sessions`, `tokens` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
-//! `many` lets many clients loose on one store and judges their answers afterwards.
+//! `scenarios`, `cases`, `deferring`, `editing`, `hooks`, `listing`, `nodes`, `pausing`, `pruning`, `sessions`, `tokens` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `many` and `many_deferred` let many clients loose on one store and judge their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
 
 pub mod cases;
+pub mod deferring;
 pub mod editing;
 pub mod hooks;
 pub mod listing;
 pub mod many;
+pub mod many_deferred;
 pub mod nodes;
 pub mod pausing;
 pub mod pruning;

@@ -87,7 +87,7 @@ async fn the_last_word_about_a_pause_counts(store: &impl Store) {
     let due = store.due(world.now, 10).await.unwrap();
     let commit = world.decide(&due[0]);
     assert!(store.resume(world.now, id, false, None).await.unwrap());
-    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [false]);
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
     world.plan_all().await;
     assert_eq!(world.schedule("a/s").await.token.unwrap().tick_at, start() + SignedDuration::from_mins(35));
     assert!(!store.resume(world.now, id, false, None).await.unwrap());

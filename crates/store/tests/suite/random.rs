@@ -75,7 +75,7 @@ enum Operation {
     Append { which: usize, stale: bool },
     Send { chat: usize, session: usize, how: usize },
     Session { chat: usize, session: usize, verb: usize },
-    SetLane(usize, Option<u32>),
+    SetLane(usize, Option<(Option<u32>, Option<u32>)>),
     ClearLane(usize),
 }
 
@@ -87,7 +87,11 @@ fn operation(random: &mut Random) -> Operation {
         110..=115 => {
             Operation::Session { chat: random.below(2), session: random.below(2), verb: random.below(8) }
         }
-        116..=118 => Operation::SetLane(random.below(2), random.chance(60).then(|| random.below(4) as u32)),
+        116..=118 => {
+            let mut most = |percent| random.chance(percent).then(|| random.below(4) as u32);
+            let (limit, queue_limit) = (most(40), most(60));
+            Operation::SetLane(random.below(2), random.chance(80).then_some((limit, queue_limit)))
+        }
         119 => Operation::ClearLane(random.below(2)),
         0..=14 => Operation::Plan(1 + random.below(20) as u32),
         15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
@@ -356,7 +360,7 @@ impl<'a, S: Store> Side<'a, S> {
             }
             Operation::SetLane(which, limit) => {
                 let settings =
-                    limit.map(|limit| LaneSettings { slots: 5, limit: Some(limit), queue_limit: None });
+                    limit.map(|(limit, queue_limit)| LaneSettings { slots: 5, limit, queue_limit });
                 store.set_lane(now, ["cron", "main"][*which], settings).await.unwrap();
                 String::new()
             }

@@ -33,6 +33,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
     super::cases::all(&fresh).await;
+    super::deferring::all(&fresh).await;
     super::editing::all(&fresh).await;
     super::listing::all(&fresh).await;
     super::pausing::all(&fresh).await;
@@ -51,7 +52,7 @@ async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
         [store.due(world.now, 10).await.unwrap(), store.due(world.now, 10).await.unwrap()].concat();
     assert_eq!(seen.len(), 2, "both planners see the tick");
     let commits: Vec<Commit> = seen.iter().map(|due| world.decide(due)).collect();
-    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [true, false]);
+    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [Committed::Held, Committed::Lost]);
     assert_eq!(store.live_runs().await.unwrap().len(), 1);
     assert_eq!(world.plan_all().await, 0);
     world.assert_whole().await;
@@ -99,7 +100,7 @@ async fn a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(store: &impl Sto
         let due = due.into_iter().find(|due| &*due.name == name).unwrap();
         let commit = world.decide(&due);
         world.enqueue(if name == "limited/agentwide" { "limited/slot" } else { name }, None).await;
-        assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [false], "{name}");
+        assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost], "{name}");
         let again = store.due(world.now + SignedDuration::from_mins(3), 100).await.unwrap();
         let again = again.into_iter().find(|due| &*due.name == name).unwrap();
         assert!(again.live > due.live, "{name}: the run is counted");
@@ -519,7 +520,7 @@ async fn a_breaker_admits_one_probe(store: &impl Store) {
     // Both schedules are due and both planners have seen the open breaker.
     let due = store.due(world.now, 10).await.unwrap();
     let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
-    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [true, false]);
+    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [Committed::Held, Committed::Lost]);
     assert_eq!(world.plan_all().await, 0);
     let probe = world.claim(node, 5).await;
     assert_eq!(probe.len(), 1, "one probe cluster-wide");

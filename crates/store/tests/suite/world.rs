@@ -233,7 +233,9 @@ impl<'a, S: Store> World<'a, S> {
             }
             for due in &due {
                 let commit = self.decide(due);
-                if self.store.commit(self.now, std::slice::from_ref(&commit)).await.unwrap() == [true] {
+                if self.store.commit(self.now, std::slice::from_ref(&commit)).await.unwrap()
+                    == [Committed::Held]
+                {
                     made += commit.runs.len();
                 }
             }

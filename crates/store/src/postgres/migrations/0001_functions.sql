@@ -24,19 +24,26 @@ end $$;
 
 -- Commits plans that look at nothing but their own schedules: those hold whose tokens are still what the plans were made
 -- on, and nobody else's. Their runs are made, and the tokens moved to the next tick, or removed where there is none.
--- Says which hold, by place.
+-- Says which hold, by place. Nothing is done and nothing answered where a lane of theirs is limited in what may wait,
+-- unless they are `admitted` there.
 create function plan_ticks(
     planned_at timestamptz, tokens bigint[], versions bigint[], dues timestamptz[], next_kinds smallint[],
     next_ticks timestamptz[], next_dues timestamptz[], owners integer[], runs uuid[], kinds integer[],
     schedules bigint[], not_befores timestamptz[], tick_ats timestamptz[], trace_ids uuid[],
     queues bigint[], ranks integer[], agents bigint[], commands text[], agent_gates bigint[], turn_gates bigint[],
     max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[],
-    out held integer[]
+    admitted boolean, out held integer[]
 ) language plpgsql as $$
 declare
     places tid[];
     number bigint := nextval('numbers') << 20;
 begin
+    if not admitted and cardinality(lanes) > 0 then
+        perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = any(lanes) and g.queue_limit is not null;
+        if found then
+            return;
+        end if;
+    end if;
     select array_agg(f.nth), array_agg(f.place) into held, places from (
         select u.nth, t.ctid as place from generate_series(1, cardinality(tokens)) as u (nth)
         join timers t on t.schedule_id = tokens[u.nth] and t.version = versions[u.nth] and t.due_at = dues[u.nth]
@@ -98,7 +105,8 @@ declare
 begin
     for nth in 1 .. cardinality(lanes) loop
         -- A lane with a limit is for whoever holds its gate.
-        perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = lanes[nth] and g.cap is not null;
+        perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = lanes[nth]
+            and coalesce(g.cap, g.queue_limit) is not null;
         if found then
             return query select nth, null::uuid, 0, claimed_at, 0, slots[nth], 0::bigint, 0::bigint,
                 0::bigint, null::text, 0::smallint, null::timestamptz, null::text, null::text, null::uuid;
@@ -382,4 +390,43 @@ begin
     if hold and held is not null then
         perform release(held);
     end if;
+end $$;
+
+-- How many runs wait in a lane.
+create function waiting_in(which text) returns bigint language plpgsql as $$
+declare
+    own bigint[] := array(select q.id from queues q where q.lane = which);
+begin
+    return (select count(*) from live l where l.state = 0 and l.queue_id = any(own))
+        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own));
+end $$;
+
+-- Arms schedules that were deferred in lanes, in each the oldest first, as many as there is room for, and says how many.
+-- The locks come first, and what is counted afterwards is as it is under them. Whoever is at work on one of them takes it
+-- away; it is left alone.
+create function arm_deferred(wanted text[]) returns bigint language plpgsql as $$
+declare
+    lane record;
+    taken bigint;
+    oldest bigint[];
+    total bigint := 0;
+begin
+    perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = any(wanted) order by g.id for no key update;
+    for lane in select g.command as name, g.queue_limit as most from gates g
+        where g.kind = 4 and g.key = 0 and g.command = any(wanted)
+        and exists (select 1 from deferred d where d.lane = g.command and not d.armed) order by g.id
+    loop
+        taken := case when lane.most is null then 0 else waiting_in(lane.name)
+            + (select count(*) from deferred d where d.lane = lane.name and d.armed) end;
+        oldest := array(
+            select d.schedule_id from deferred d where d.lane = lane.name and not d.armed
+            order by d.since, d.tick_at, d.schedule_id limit case when lane.most is not null then greatest(lane.most - taken, 0) end
+            for update skip locked);
+        update deferred d set armed = true where d.schedule_id = any(oldest);
+        insert into timers (due_at, schedule_id, kind, tick_at, version)
+            select d.since, d.schedule_id, 4, d.tick_at, nextval('numbers') from deferred d
+            where d.schedule_id = any(oldest);
+        total := total + cardinality(oldest);
+    end loop;
+    return total;
 end $$;

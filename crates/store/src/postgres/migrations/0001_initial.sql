@@ -118,6 +118,8 @@ create table gates (
     key bigint not null,
     command text not null default '',
     cap bigint,
+    -- Of a lane: how many may wait before ticks are deferred.
+    queue_limit bigint,
     -- When it was changed last.
     cap_at timestamptz,
     constraint gates_place unique (kind, key, command)
@@ -310,3 +312,13 @@ create table lanes (
     queue_limit bigint,
     primary key (name, origin)
 );
+
+-- Schedules whose tick waits for room in its lane. Those that are armed have it, and a token.
+create table deferred (
+    schedule_id bigint primary key,
+    lane text not null,
+    tick_at timestamptz not null,
+    since timestamptz not null,
+    armed boolean not null
+) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+create index deferred_lane on deferred (lane, armed, since, tick_at, schedule_id);

@@ -266,3 +266,13 @@ create table lanes (
   queue_limit integer,
   primary key (name, origin)
 ) strict, without rowid;
+
+-- Schedules whose tick waits for room in its lane. Those that are armed have it, and a token.
+create table deferred (
+  schedule_id integer primary key,
+  lane text not null,
+  tick_at integer not null,
+  since integer not null,
+  armed integer not null
+) strict;
+create index deferred_lane on deferred (lane, armed, since, tick_at, schedule_id);

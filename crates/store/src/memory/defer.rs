@@ -1,0 +1,65 @@
+//! Ticks that wait for room in their lane: `queue_limit`.
+
+use std::collections::BTreeSet;
+
+use belfry_core::ScheduleId;
+use belfry_time::Timestamp;
+
+use super::State;
+use crate::shapes::*;
+
+impl State {
+    /// The lane that has no room for the runs of a plan, if it has none: as many wait there as may, or others that were
+    /// deferred there have waited longer.
+    pub(super) fn full_lane<'a>(&self, commit: &'a Commit) -> Option<&'a str> {
+        let lane = commit.lane()?;
+        let limit = self.queue_limit(lane)? as usize;
+        let before = match self.deferred_in(lane).any(|(id, _)| id == commit.schedule) {
+            true => 0,
+            false => self.deferred_in(lane).count(),
+        };
+        (self.waiting_in(lane) + before >= limit).then_some(lane)
+    }
+
+    pub(super) fn defer(&mut self, now: Timestamp, commit: &Commit, lane: &str) {
+        self.set_token(commit.schedule, None);
+        self.deferred.insert(commit.schedule, commit.deferred(lane, now));
+    }
+
+    /// Arms those that were deferred, in each lane the oldest first, as many as there is room for. Says whether there were
+    /// such.
+    pub(super) fn arm_deferred(&mut self) -> bool {
+        let lanes: BTreeSet<String> = self.deferred.values().map(|deferred| deferred.lane.clone()).collect();
+        let mut armed = false;
+        for lane in lanes {
+            let waits =
+                |id: &ScheduleId| self.schedules.get(id).is_some_and(|row| row.record.token.is_none());
+            let (mut oldest, ready): (Vec<_>, Vec<_>) =
+                self.deferred_in(&lane).map(|(id, it)| (id, it.clone())).partition(|(id, _)| waits(id));
+            oldest.sort_by_key(|(id, deferred)| deferred.place(*id));
+            let room = match self.queue_limit(&lane) {
+                Some(limit) => (limit as usize).saturating_sub(self.waiting_in(&lane) + ready.len()),
+                None => usize::MAX,
+            };
+            for (id, deferred) in oldest.into_iter().take(room) {
+                armed = true;
+                self.set_token(id, Some(deferred.token()));
+                self.deferred.insert(id, deferred);
+            }
+        }
+        armed
+    }
+
+    fn queue_limit(&self, lane: &str) -> Option<u32> {
+        let row = self.lanes.get(lane)?;
+        row.set.or(row.file)?.queue_limit
+    }
+
+    fn waiting_in(&self, lane: &str) -> usize {
+        self.live.values().filter(|live| live.running.is_none() && live.new.lane == lane).count()
+    }
+
+    fn deferred_in(&self, lane: &str) -> impl Iterator<Item = (ScheduleId, &Deferred)> {
+        self.deferred.iter().map(|(id, it)| (*id, it)).filter(move |(_, it)| it.lane == lane)
+    }
+}

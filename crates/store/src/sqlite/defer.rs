@@ -1,0 +1,122 @@
+//! Ticks that wait for room in their lane: `queue_limit`.
+
+use belfry_core::ScheduleId;
+use belfry_time::Timestamp;
+use rusqlite::params;
+
+use super::{Compiled, Done, Verb, instant, maybe_instant, micros};
+use crate::memory::given_up;
+use crate::shapes::*;
+
+impl Verb<'_> {
+    /// The lane that has no room for the runs of a plan, if it has none: as many wait there as may, or others that were
+    /// deferred there have waited longer.
+    pub(super) fn full_lane<'a>(&self, commit: &'a Commit) -> Done<Option<&'a str>> {
+        let Some(lane) = commit.lane() else { return Ok(None) };
+        let known = self.limits.borrow().get(lane).copied();
+        let limit = match known {
+            Some(limit) => limit,
+            None => {
+                let limit = self.queue_limit(lane)?;
+                self.limits.borrow_mut().insert(lane.to_owned(), limit);
+                limit
+            }
+        };
+        let Some(limit) = limit else { return Ok(None) };
+        let before: Option<i64> = self.row(
+            "select case when exists (select 1 from deferred where lane = ?1 and schedule_id = ?2) then 0
+                    else (select count(*) from deferred where lane = ?1) end",
+            params![lane, commit.schedule],
+            |row| row.get(0),
+        )?;
+        Ok((self.waiting_in(lane)? + before.unwrap_or(0) >= limit).then_some(lane))
+    }
+
+    /// Keeps a tick whose token is consumed until there is room for it.
+    pub(super) fn defer(&self, now: Timestamp, commit: &Commit, lane: &str) -> Done<()> {
+        let Deferred { lane, tick_at, since } = commit.deferred(lane, now);
+        // Where it waited in another lane, its place there is free.
+        self.made_room.set(self.made_room.get() || commit.was_deferred());
+        self.execute(
+            "insert or replace into deferred (schedule_id, lane, tick_at, since, armed) values (?, ?, ?, ?, 0)",
+            params![commit.schedule, lane, micros(tick_at), micros(since)],
+        )
+        .map(drop)
+    }
+
+    /// A tick that was deferred is planned.
+    pub(super) fn end_deferral(&self, id: ScheduleId) -> Done<()> {
+        self.made_room.set(true);
+        self.execute("delete from deferred where schedule_id = ?", [id]).map(drop)
+    }
+
+    /// A tick that was deferred will not be planned: it and those that have come since are left out.
+    pub(super) fn give_up_deferral(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
+        let deferred = self.row(
+            "select d.*, st.origin from deferred d join schedule_state st on st.schedule_id = d.schedule_id where d.schedule_id = ?",
+            [id],
+            |row| Ok((deferred_of(row)?, maybe_instant(row, "origin")?)),
+        )?;
+        let Some((deferred, origin)) = deferred else { return Ok(()) };
+        let range = given_up(compiled, origin, Some(deferred), now);
+        self.add_skips(id, range.as_slice())?;
+        self.end_deferral(id)
+    }
+
+    /// Where a verb has made room, arms those that were deferred: in each lane the oldest first, as many as there is room
+    /// for.
+    pub(super) fn arm_deferred(&self) -> Done<()> {
+        if !self.made_room.take() {
+            return Ok(());
+        }
+        let lanes: Vec<String> =
+            self.rows("select distinct lane from deferred where armed = 0", [], |row| row.get(0))?;
+        for lane in lanes {
+            let room = match self.queue_limit(&lane)? {
+                Some(limit) => {
+                    let armed: Option<i64> = self.row(
+                        "select count(*) from deferred where lane = ? and armed = 1",
+                        [&lane],
+                        |row| row.get(0),
+                    )?;
+                    (limit - self.waiting_in(&lane)? - armed.unwrap_or(0)).max(0)
+                }
+                None => i64::MAX,
+            };
+            let oldest = self.rows(
+                "select * from deferred where lane = ? and armed = 0 order by since, tick_at, schedule_id limit ?",
+                params![lane, room],
+                |row| Ok((row.get::<_, ScheduleId>("schedule_id")?, deferred_of(row)?)),
+            )?;
+            for (id, deferred) in oldest {
+                self.execute("update deferred set armed = 1 where schedule_id = ?", [id])?;
+                self.add_token(id, deferred.token())?;
+                self.armed.set(true);
+            }
+        }
+        Ok(())
+    }
+
+    fn queue_limit(&self, lane: &str) -> Done<Option<i64>> {
+        let limit = self.row(
+            "select queue_limit from lanes where name = ? order by origin desc limit 1",
+            [lane],
+            |row| row.get::<_, Option<i64>>(0),
+        )?;
+        Ok(limit.flatten())
+    }
+
+    fn waiting_in(&self, lane: &str) -> Done<i64> {
+        let waiting = self.row(
+            "select (select count(*) from live where state = 0 and queue_id in (select id from queues where lane = ?1))
+                  + (select count(*) from live where state = 1 and queue_id in (select id from queues where lane = ?1))",
+            [lane],
+            |row| row.get(0),
+        )?;
+        Ok(waiting.unwrap_or(0))
+    }
+}
+
+fn deferred_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Deferred> {
+    Ok(Deferred { lane: row.get("lane")?, tick_at: instant(row, "tick_at")?, since: instant(row, "since")? })
+}
