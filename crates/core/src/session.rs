@@ -370,8 +370,8 @@ pub fn turns(session: &Session, line: &[Place], policy: &Policy) -> Vec<bool> {
     let mut blocked = false;
     let turn = |(before, place): (usize, &Place)| {
         running_behind -= usize::from(!place.waits());
-        let limit = if place.alone { 1 } else { at_once };
-        let turn = !place.waits() || (!blocked && before + running_behind < limit);
+        let room = before + running_behind < at_once && (before == 0 || !place.alone);
+        let turn = !place.waits() || (!blocked && room);
         blocked |= !turn;
         turn
     };
