@@ -1,17 +1,18 @@
 //! `belfry lanes`: pools of slots, what they hold, and changing that at run time.
 
 use belfry::api::Lane;
-use belfry::{LaneRecord, LaneSettings};
+use belfry::{LaneRecord, LaneSettings, RunId};
 use belfry_store::Store;
 use clap::{Args, Subcommand};
 use comfy_table::Color;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach, answer};
 use crate::reading;
+use crate::remote_talk;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
@@ -84,6 +85,17 @@ impl Lanes {
     /// Lists, sets or clears.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                return match &self.verb {
+                    None | Some(Verb::Ls) => print(remote_talk::lanes(&client).await?, output),
+                    Some(Verb::Set(set)) => {
+                        told(&remote_talk::set_lane(&client, &set.lane, &set.change()?).await?, output)
+                    }
+                    Some(Verb::Clear { lane }) => {
+                        tell_cleared(lane, &remote_talk::clear_lane(&client, lane).await?, output)
+                    }
+                };
+            }
             let reach = Reach::open(place).await?;
             match &self.verb {
                 None | Some(Verb::Ls) => list(&reach, output).await,
@@ -100,7 +112,10 @@ async fn known(reach: &Reach) -> Result<Vec<LaneRecord>, Failure> {
 
 async fn list(reach: &Reach, output: &Output) -> Result<(), Failure> {
     let now = reach.now().await?;
-    let lanes: Vec<Lane> = known(reach).await?.iter().map(|lane| Lane::of(lane, now)).collect();
+    print(known(reach).await?.iter().map(|lane| Lane::of(lane, now)).collect(), output)
+}
+
+fn print(lanes: Vec<Lane>, output: &Output) -> Result<(), Failure> {
     if output.format != Format::Table {
         return reading::print_items(output.format, lanes);
     }
@@ -147,8 +162,7 @@ impl Set {
             }
             (false, before) => {
                 if self.slots.is_none() && self.limit.is_none() && self.queue_limit.is_none() {
-                    let words = "say what to change: a number of slots, --limit, --queue-limit, or --reset";
-                    return Err(Failure::Usage(words.into()));
+                    return Err(Failure::Usage(NOTHING_SAID.into()));
                 }
                 let before = before.unwrap_or(LaneSettings { slots: 1, limit: None, queue_limit: None });
                 Some(LaneSettings {
@@ -168,16 +182,42 @@ impl Set {
         let Some(lane) = lane.map(|lane| Lane::of(&lane, now)) else {
             return answer(output, &json!({"name": self.lane}), &format!("the lane {} is gone", self.lane));
         };
-        let limit = |limit: Option<u32>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
-        let words = format!(
-            "{}: {} slots on each node, limit {}, queue limit {}",
-            lane.name,
-            lane.slots.unwrap_or(0),
-            limit(lane.limit),
-            limit(lane.queue_limit)
-        );
-        answer(output, &lane, &words)
+        told(&lane, output)
     }
+
+    /// What is to be changed, as a server takes it.
+    fn change(&self) -> Result<Value, Failure> {
+        if self.reset {
+            return Ok(json!({"reset": true}));
+        }
+        let mut change = json!({});
+        if let Some(slots) = self.slots {
+            change["slots"] = slots.into();
+        }
+        for (name, number) in [("limit", self.limit), ("queue_limit", self.queue_limit)] {
+            if let Some(Number(number)) = number {
+                change[name] = json!(number);
+            }
+        }
+        match change.as_object().is_some_and(serde_json::Map::is_empty) {
+            true => Err(Failure::Usage(NOTHING_SAID.into())),
+            false => Ok(change),
+        }
+    }
+}
+
+const NOTHING_SAID: &str = "say what to change: a number of slots, --limit, --queue-limit, or --reset";
+
+fn told(lane: &Lane, output: &Output) -> Result<(), Failure> {
+    let limit = |limit: Option<u32>| limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+    let words = format!(
+        "{}: {} slots on each node, limit {}, queue limit {}",
+        lane.name,
+        lane.slots.unwrap_or(0),
+        limit(lane.limit),
+        limit(lane.queue_limit)
+    );
+    answer(output, &lane, &words)
 }
 
 async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure> {
@@ -185,6 +225,10 @@ async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure
         return Err(Failure::NotFound(format!("there is no lane {lane}; `belfry lanes` lists them")));
     }
     let ended = reach.store.clear_lane(reach.now().await?, lane).await?;
+    tell_cleared(lane, &ended, output)
+}
+
+fn tell_cleared(lane: &str, ended: &[RunId], output: &Output) -> Result<(), Failure> {
     let words = format!("{} cancelled", words::count(ended.len(), "waiting run"));
     answer(output, &json!({"lane": lane, "ended": ended}), &words)
 }

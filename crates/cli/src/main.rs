@@ -26,6 +26,7 @@ mod reach;
 mod reading;
 mod reload;
 mod remote;
+mod remote_talk;
 mod resume;
 mod retry;
 mod rm;
@@ -126,11 +127,6 @@ impl Command {
             Command::Doctor(_) => "doctor",
             Command::Store(_) => "store",
             Command::Token(_) => "token",
-            Command::Send(_) => "send",
-            Command::Stop(_) => "stop",
-            Command::Stopall(_) => "stopall",
-            Command::Sessions(_) => "sessions",
-            Command::Lanes(_) => "lanes",
             Command::Init(_)
             | Command::Check(_)
             | Command::Next(_)
@@ -145,6 +141,11 @@ impl Command {
             | Command::Ls(_)
             | Command::Why(_)
             | Command::Runs(_)
+            | Command::Send(_)
+            | Command::Stop(_)
+            | Command::Stopall(_)
+            | Command::Sessions(_)
+            | Command::Lanes(_)
             | Command::Nodes(_)
             | Command::Completions(_)
             | Command::Version(_) => return None,

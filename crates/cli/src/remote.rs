@@ -44,11 +44,12 @@ pub async fn retry(client: &Client, run: RunId, wait: Wait, output: &Output) -> 
     see_to(client, made, wait, output).await
 }
 
-fn key_header(key: Option<&str>) -> Vec<(HeaderName, &str)> {
+pub fn key_header(key: Option<&str>) -> Vec<(HeaderName, &str)> {
     key.map(|key| (HeaderName::from_static("idempotency-key"), key)).into_iter().collect()
 }
 
-async fn see_to(client: &Client, made: Run, wait: Wait, output: &Output) -> Result<(), Failure> {
+/// Tells of a run that was made, and waits for it where that is wanted.
+pub async fn see_to(client: &Client, made: Run, wait: Wait, output: &Output) -> Result<(), Failure> {
     let Wait::Until(until) = wait else {
         return reach::answer(output, &json!({"run_id": made.id}), &made.id.to_string());
     };

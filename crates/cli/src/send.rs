@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach, answer, say};
 use crate::reading;
+use crate::remote_talk::{self, Sent};
 use crate::run::{payload, trace_of};
 use crate::stop::tell_stopped;
 use crate::wait::Waiting;
@@ -104,6 +105,13 @@ impl Send {
             trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
         };
         reach::block_on(async {
+            if let Some(client) = place.client()? {
+                let (to, wait) = ((self.target.as_str(), self.key.as_str()), self.waiting.over()?);
+                return match remote_talk::send(&client, to, &text, with, wait, output).await? {
+                    Sent::Taken(taken) => self.say_taken(&taken, output),
+                    Sent::Stopped | Sent::Waited => Ok(()),
+                };
+            }
             let reach = Reach::open_to_run(place).await?;
             let (now, to) = (reach.now().await?, (self.target.as_str(), self.key.as_str()));
             match belfry::send(&reach.store, &reach.options(), now, to, &text, with).await? {
@@ -129,24 +137,34 @@ impl Send {
         place: &Place,
         output: &Output,
     ) -> Result<(), Failure> {
-        if let Some(unknown) = &taken.unknown_lane {
-            say(&format!(
-                "there is no lane {unknown}: it goes to main. `belfry lanes set {unknown} 10` makes one"
-            ));
-        }
-        if !taken.ended.is_empty() || !taken.told.is_empty() {
-            say(&format!("{} ended for it, {} told to end", taken.ended.len(), taken.told.len()));
-        }
         if self.waiting.waits() {
+            say_lane(taken);
             return self.waiting.see_to(taken.run, reach, place, output).await;
         }
-        answer(output, taken, &taken.run.to_string())?;
-        if taken.joined {
-            say("it joins the messages before it, in one run");
-        }
+        self.say_taken(taken, output)?;
         if reach.server.is_none() {
             say("no server runs: it waits for the next `belfry up`");
         }
         Ok(())
+    }
+
+    fn say_taken(&self, taken: &Taken, output: &Output) -> Result<(), Failure> {
+        say_lane(taken);
+        answer(output, taken, &taken.run.to_string())?;
+        if taken.joined {
+            say("it joins the messages before it, in one run");
+        }
+        Ok(())
+    }
+}
+
+fn say_lane(taken: &Taken) {
+    if let Some(unknown) = &taken.unknown_lane {
+        say(&format!(
+            "there is no lane {unknown}: it goes to main. `belfry lanes set {unknown} 10` makes one"
+        ));
+    }
+    if !taken.ended.is_empty() || !taken.told.is_empty() {
+        say(&format!("{} ended for it, {} told to end", taken.ended.len(), taken.told.len()));
     }
 }

@@ -14,6 +14,7 @@ use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach, answer};
 use crate::reading::{self, Reading};
+use crate::remote_talk;
 use crate::sheet::{Sheet, column};
 use crate::stop::Session;
 use crate::words;
@@ -48,6 +49,15 @@ impl Sessions {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         match &self.verb {
             Some(Verb::Reset(session)) => reach::block_on(async {
+                if let Some(client) = place.client()? {
+                    let session = remote_talk::reset(&client, session.names()).await?;
+                    let generation = session.generation;
+                    return answer(
+                        output,
+                        &json!({"generation": generation}),
+                        &format!("generation {generation}"),
+                    );
+                }
                 let reach = Reach::open(place).await?;
                 let done = session.change(&reach, SessionVerb::Reset).await?;
                 let words = format!(
@@ -64,6 +74,13 @@ impl Sessions {
     fn list(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
+            if let Some(client) = place.client()? {
+                let shown = remote_talk::sessions(&client, self.name.as_deref()).await?;
+                return match output.format {
+                    Format::Table => print(&shown, Timestamp::now(), &zone),
+                    format => reading::print_items(format, shown),
+                };
+            }
             let reading = Reading::open(place).await?;
             let is_schedule = self.name.as_ref().is_some_and(|name| name.contains('/'));
             let filter = SessionFilter {

@@ -8,6 +8,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach, answer};
+use crate::remote_talk;
 
 /// Cancel the oldest run of a session; others go on
 #[derive(Debug, Args)]
@@ -42,16 +43,25 @@ pub struct Session {
 }
 
 impl Session {
+    /// Its chat and its key.
+    pub fn names(&self) -> (&str, &str) {
+        (&self.target, &self.key)
+    }
+
     /// Does something to the session.
     pub async fn change(&self, reach: &Reach, verb: SessionVerb) -> Result<SessionDone, Failure> {
-        let to = (self.target.as_str(), self.key.as_str());
-        Ok(belfry::change_session(&reach.store, reach.now().await?, to, verb).await?)
+        Ok(belfry::change_session(&reach.store, reach.now().await?, self.names(), verb).await?)
     }
 
     fn stop(&self, place: &Place, output: &Output, verb: SessionVerb) -> Result<(), Failure> {
         reach::block_on(async {
-            let reach = Reach::open(place).await?;
-            tell_stopped(&self.change(&reach, verb).await?, output)
+            let done = match place.client()? {
+                Some(client) => {
+                    remote_talk::stop(&client, self.names(), verb == SessionVerb::StopAll).await?
+                }
+                None => self.change(&Reach::open(place).await?, verb).await?,
+            };
+            tell_stopped(&done, output)
         })
     }
 }

@@ -25,3 +25,5 @@ mod schedules;
 mod scopes;
 #[path = "http/security.rs"]
 mod security;
+#[path = "http/talk.rs"]
+mod talk;

@@ -196,9 +196,7 @@ pub async fn send(
         Sent::Repeat(run) => Ok(taken(run, None, None, false, Vec::new(), Vec::new())),
         Sent::Stale { generation, .. } => Err(Error::Stale { session: address(name, session), generation }),
         Sent::Full => Err(Error::QueueFull { session: address(name, session), cap: chat.policy.cap }),
-        Sent::KeyReused(first) => {
-            Err(refused(name, format!("the key was used for run {first}, with another message")))
-        }
+        Sent::KeyReused(run) => Err(Error::KeyReused { name: name.clone(), run }),
         Sent::Disabled => {
             let words = "it is paused, disabled or invalid; `belfry show` says which";
             Err(refused(name, words.into()))

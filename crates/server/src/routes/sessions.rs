@@ -194,9 +194,6 @@ async fn send(
     if body.max_concurrent == Some(0) {
         return Err(Problem::bad("bad_field", "max_concurrent must be at least 1").field("max_concurrent"));
     }
-    if body.text.contains('\0') {
-        return Err(Problem::bad("bad_field", "the text holds a NUL character").field("text"));
-    }
     let with = SendOptions {
         lane: body.lane,
         mode: body.mode,
