@@ -29,9 +29,7 @@ pub struct Left;
 impl Sink {
     /// Sends an event.
     pub async fn send(&self, id: Option<&str>, event: &str, data: &str) -> Result<(), Left> {
-        let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
-        // JSON on one line: it holds no line ends.
-        self.put(format!("{id}event: {event}\ndata: {data}\n\n")).await
+        self.put(frame(id, event, data)).await
     }
 
     /// Says that nothing happens.
@@ -39,7 +37,8 @@ impl Sink {
         self.put(": \n\n".to_owned()).await
     }
 
-    async fn put(&self, text: String) -> Result<(), Left> {
+    /// Sends events that are written already.
+    pub async fn put(&self, text: String) -> Result<(), Left> {
         self.0.send_timeout(text.into(), TAKE_WITHIN).await.map_err(|_| Left)
     }
 
@@ -47,6 +46,13 @@ impl Sink {
     pub async fn left(&self) {
         self.0.closed().await;
     }
+}
+
+/// An event as it goes over the wire.
+pub fn frame(id: Option<&str>, event: &str, data: &str) -> String {
+    let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
+    // JSON on one line: it holds no line ends.
+    format!("{id}event: {event}\ndata: {data}\n\n")
 }
 
 struct Events(mpsc::Receiver<Bytes>);
