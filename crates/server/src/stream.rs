@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 /// Events that may wait for a reader; behind it are the buffers of the connection.
 const WAITING_MAX: usize = 64;
@@ -19,6 +20,19 @@ const WAITING_MAX: usize = 64;
 const TAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How often something is sent although nothing happens, so that both ends know that the other lives.
 pub const BREATH: Duration = Duration::from_secs(15);
+
+/// A server-sent event.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "this describes what goes over the wire")]
+pub struct ServerEvent {
+    /// Where a reader that comes back goes on: `Last-Event-ID`.
+    #[schema(nullable = false)]
+    id: Option<String>,
+    /// What it is.
+    event: String,
+    /// JSON.
+    data: String,
+}
 
 /// Where events go.
 pub struct Sink(mpsc::Sender<Bytes>);

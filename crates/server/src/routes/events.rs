@@ -16,7 +16,7 @@ use super::Routes;
 use crate::extract::Params;
 use crate::problem::Problem;
 use crate::state::{Shared, ended};
-use crate::stream::{self, BREATH, Left, Sink};
+use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
 /// Events within this time go out together.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -62,7 +62,7 @@ impl EventParams {
 /// follows it is no longer known, the first event is `gap`. A reader that is too slow is left, and may come back.
 #[utoipa::path(get, path = "/api/v1/events", operation_id = "events", tag = "events", security(("token" = ["read"])),
     params(EventParams, ("Last-Event-ID" = Option<String>, Header, description = "Go on behind this one", nullable = false)),
-    responses((status = 200, description = "Events, until somebody leaves", body = String, content_type = "text/event-stream")))]
+    responses((status = 200, description = "Events, until somebody leaves", body = ServerEvent, content_type = "text/event-stream")))]
 async fn events(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
