@@ -101,7 +101,8 @@ const PATHS: [&str; 10] = [
 ];
 
 async fn load(address: &Arc<str>, rate: u64, seconds: u64) -> Vec<(usize, u16, Duration)> {
-    const CONNECTIONS: u64 = 64;
+    // Ten for each kind of request, so that none waits for a slower one before it.
+    const CONNECTIONS: u64 = 100;
     let times = Arc::new(Mutex::new(Vec::new()));
     let began = Instant::now() + Duration::from_millis(100);
     let mut tasks = Vec::new();
@@ -114,7 +115,7 @@ async fn load(address: &Arc<str>, rate: u64, seconds: u64) -> Vec<(usize, u16, D
                 let due = began + Duration::from_secs_f64(n as f64 / rate as f64);
                 tokio::time::sleep_until(due.into()).await;
                 let kind = (n % PATHS.len() as u64) as usize;
-                let head = request(PATHS[kind], &address);
+                let head = request(PATHS[kind], &address, n);
                 stream.get_mut().write_all(head.as_bytes()).await.unwrap();
                 let (status, _) = answer(&mut stream).await;
                 own.push((kind, status, due.elapsed()));
@@ -129,9 +130,12 @@ async fn load(address: &Arc<str>, rate: u64, seconds: u64) -> Vec<(usize, u16, D
     std::mem::take(&mut *times)
 }
 
-fn request(path: &str, address: &str) -> String {
-    // One key for many: most triggers are repeats, as they are in life.
-    let more = if path.starts_with("POST") { "idempotency-key: k\r\ncontent-length: 0\r\n" } else { "" };
+fn request(path: &str, address: &str, n: u64) -> String {
+    // Of ten triggers one is new, the others are repeats.
+    let more = match path.starts_with("POST") {
+        true => format!("idempotency-key: k{}\r\ncontent-length: 0\r\n", n / 100),
+        false => String::new(),
+    };
     format!("{path} HTTP/1.1\r\nhost: {address}\r\n{more}\r\n")
 }
 
@@ -158,7 +162,7 @@ async fn answer(stream: &mut BufReader<TcpStream>) -> (u16, Vec<u8>) {
 
 async fn get(address: &str, path: &str) -> Value {
     let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
-    stream.get_mut().write_all(request(&format!("GET {path}"), address).as_bytes()).await.unwrap();
+    stream.get_mut().write_all(request(&format!("GET {path}"), address, 0).as_bytes()).await.unwrap();
     serde_json::from_slice(&answer(&mut stream).await.1).unwrap()
 }
 

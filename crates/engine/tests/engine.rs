@@ -125,7 +125,7 @@ async fn a_manual_run_moves_no_schedule() {
         let first = engine.run_now("a/s", keyed.clone()).await.unwrap();
         assert_eq!(engine.run_now("a/s", keyed.clone()).await.unwrap(), first);
         let other = RunRequest { prompt: Some("other".into()), ..keyed };
-        assert!(matches!(engine.run_now("a/s", other).await, Err(belfry::Error::Trigger { .. })));
+        assert!(matches!(engine.run_now("a/s", other).await, Err(belfry::Error::KeyReused { run, .. }) if run == first));
         stop(&engine).await;
     })
     .await;

@@ -32,7 +32,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Shared>> for Params<T> {
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Shared>) -> Result<Params<T>, Problem> {
         let query = parts.uri.query().unwrap_or_default();
         if query.contains("%00") {
-            return Err(Problem::bad("bad_query", "the query holds a NUL character"));
+            return Err(Problem::meaningless("bad_query", "the query holds a NUL character"));
         }
         match Query::<T>::try_from_uri(&parts.uri) {
             Ok(Query(params)) => Ok(Params(params)),

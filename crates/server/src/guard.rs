@@ -97,6 +97,10 @@ pub struct Actor {
     pub scope: Scope,
 }
 
+/// Marks an answer to a request that changed nothing: a repeat. It needs no row in the audit.
+#[derive(Debug, Clone, Copy)]
+pub struct Unchanged;
+
 /// What the guard knows.
 pub struct Guard {
     pub shared: Arc<Shared>,
@@ -133,6 +137,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     if let (Some(actor), Some(operation)) = (actor, &operation)
         && is_change(&method)
         && status.is_success()
+        && response.extensions().get::<Unchanged>().is_none()
     {
         let entry = AuditEntry {
             at: shared.now(),

@@ -9,6 +9,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::stream::frame;
+
 /// Events that are remembered: some seconds of a busy node, hours of a quiet one.
 const REMEMBERED: usize = 8192;
 
@@ -17,7 +19,7 @@ pub struct Told {
     pub number: u64,
     pub event: Arc<Event>,
     /// Written once for all who listen.
-    pub json: String,
+    pub frame: String,
 }
 
 /// What happened lately.
@@ -51,13 +53,15 @@ impl Ring {
 
     pub fn put(&self, event: Arc<Event>) {
         let json = serde_json::to_string(&*event).unwrap_or_default();
+        let name = event.event.as_str();
         let mut inner = self.inner.lock();
         inner.last += 1;
         let number = inner.last;
         if inner.events.len() == REMEMBERED {
             inner.events.pop_front();
         }
-        inner.events.push_back(Arc::new(Told { number, event, json }));
+        let frame = frame(Some(&self.id(number)), name, &json);
+        inner.events.push_back(Arc::new(Told { number, event, frame }));
         drop(inner);
         self.last.send_replace(number);
     }

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 /// Events that may wait for a reader; behind it are the buffers of the connection.
 const WAITING_MAX: usize = 64;
@@ -19,6 +20,19 @@ const WAITING_MAX: usize = 64;
 const TAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How often something is sent although nothing happens, so that both ends know that the other lives.
 pub const BREATH: Duration = Duration::from_secs(15);
+
+/// A server-sent event.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "this describes what goes over the wire")]
+pub struct ServerEvent {
+    /// Where a reader that comes back goes on: `Last-Event-ID`.
+    #[schema(nullable = false)]
+    id: Option<String>,
+    /// What it is.
+    event: String,
+    /// JSON.
+    data: String,
+}
 
 /// Where events go.
 pub struct Sink(mpsc::Sender<Bytes>);
@@ -29,9 +43,7 @@ pub struct Left;
 impl Sink {
     /// Sends an event.
     pub async fn send(&self, id: Option<&str>, event: &str, data: &str) -> Result<(), Left> {
-        let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
-        // JSON on one line: it holds no line ends.
-        self.put(format!("{id}event: {event}\ndata: {data}\n\n")).await
+        self.put(frame(id, event, data)).await
     }
 
     /// Says that nothing happens.
@@ -39,7 +51,8 @@ impl Sink {
         self.put(": \n\n".to_owned()).await
     }
 
-    async fn put(&self, text: String) -> Result<(), Left> {
+    /// Sends events that are written already.
+    pub async fn put(&self, text: String) -> Result<(), Left> {
         self.0.send_timeout(text.into(), TAKE_WITHIN).await.map_err(|_| Left)
     }
 
@@ -47,6 +60,13 @@ impl Sink {
     pub async fn left(&self) {
         self.0.closed().await;
     }
+}
+
+/// An event as it goes over the wire.
+pub fn frame(id: Option<&str>, event: &str, data: &str) -> String {
+    let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
+    // JSON on one line: it holds no line ends.
+    format!("{id}event: {event}\ndata: {data}\n\n")
 }
 
 struct Events(mpsc::Receiver<Bytes>);

@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 use super::schedules::{ScheduleDetail, answer};
 use super::{Routes, json};
 use crate::extract::{self, Key, MaybeObject, Named, Object};
+use crate::guard::Unchanged;
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::trace::Trace;
@@ -85,8 +86,10 @@ async fn run(
         shared.tell_run(Name::RunCreated, &named, made.run, trace);
         shared.engine.hint().await;
     }
-    let status = if made.is_new { StatusCode::CREATED } else { StatusCode::OK };
-    answer_run(&shared, status, made.run, wait).await
+    if made.is_new {
+        return answer_run(&shared, StatusCode::CREATED, made.run, wait).await;
+    }
+    answer_repeat(&shared, made.run, wait).await
 }
 
 /// How long to wait for a run.
@@ -95,6 +98,13 @@ pub fn wait_of(wait_ms: Option<u64>) -> Result<Duration, Problem> {
         wait if wait <= WAIT_MAX => Ok(wait),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
+}
+
+/// Answers with the run that an earlier request has made.
+pub async fn answer_repeat(shared: &Shared, id: RunId, wait: Duration) -> Result<Response, Problem> {
+    let mut response = answer_run(shared, StatusCode::OK, id, wait).await?;
+    response.extensions_mut().insert(Unchanged);
+    Ok(response)
 }
 
 /// Answers with a run, once it has ended or the time is up.

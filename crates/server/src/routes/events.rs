@@ -1,6 +1,7 @@
 //! What happens, as it happens.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -14,10 +15,11 @@ use utoipa_axum::routes;
 use super::Routes;
 use crate::extract::Params;
 use crate::problem::Problem;
-use crate::ring::Told;
 use crate::state::{Shared, ended};
-use crate::stream::{self, BREATH, Left, Sink};
+use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
+/// Events within this time go out together.
+const TOGETHER: Duration = Duration::from_millis(50);
 /// Events that are taken from the ring at once.
 const BATCH: usize = 256;
 
@@ -60,7 +62,7 @@ impl EventParams {
 /// follows it is no longer known, the first event is `gap`. A reader that is too slow is left, and may come back.
 #[utoipa::path(get, path = "/api/v1/events", operation_id = "events", tag = "events", security(("token" = ["read"])),
     params(EventParams, ("Last-Event-ID" = Option<String>, Header, description = "Go on behind this one", nullable = false)),
-    responses((status = 200, description = "Events, until somebody leaves", body = String, content_type = "text/event-stream")))]
+    responses((status = 200, description = "Events, until somebody leaves", body = ServerEvent, content_type = "text/event-stream")))]
 async fn events(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
@@ -116,10 +118,16 @@ async fn pass_on(
         }
         at =
             behind.events.last().map_or(if behind.gap { shared.ring.last() } else { at }, |told| told.number);
-        for told in behind.events.iter().filter(|told| params.takes(&told.event)) {
-            tell(&shared, &sink, told).await?;
+        let wanted = behind.events.iter().filter(|told| params.takes(&told.event));
+        let frames: String = wanted.map(|told| told.frame.as_str()).collect();
+        if !frames.is_empty() {
+            sink.put(frames).await?;
         }
         if !behind.events.is_empty() {
+            // What comes meanwhile goes out together: a write for each event and reader would cost more than the events.
+            if behind.events.len() < BATCH {
+                tokio::time::sleep(TOGETHER).await;
+            }
             continue;
         }
         tokio::select! {
@@ -131,10 +139,6 @@ async fn pass_on(
     }
     drop(permit);
     Ok(())
-}
-
-async fn tell(shared: &Shared, sink: &Sink, told: &Told) -> Result<(), Left> {
-    sink.send(Some(&shared.ring.id(told.number)), told.event.event.as_str(), &told.json).await
 }
 
 /// Something between is no longer known: whoever needs it looks at the lists.

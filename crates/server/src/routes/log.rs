@@ -18,7 +18,7 @@ use super::{Routes, json};
 use crate::extract::{Params, RunPath};
 use crate::problem::Problem;
 use crate::state::{Shared, ended};
-use crate::stream::{self, BREATH, Left, Sink};
+use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
 /// So much is read at once.
 const PIECE: u32 = 256 << 10;
@@ -83,7 +83,7 @@ impl LogPiece {
 #[utoipa::path(get, path = "/api/v1/runs/{id}/log", operation_id = "read_log", tag = "runs", security(("token" = ["read"])),
     params(("id" = RunId, Path, description = "Which"), LogParams),
     responses((status = 200, description = "A page; with `follow`, events", content(
-        (List<LogPiece> = "application/json"), (String = "text/event-stream")))))]
+        (List<LogPiece> = "application/json"), (ServerEvent = "text/event-stream")))))]
 async fn log(
     State(shared): State<Arc<Shared>>,
     RunPath(id): RunPath,

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
-use super::actions::{answer_run, wait_of};
+use super::actions::{answer_repeat, answer_run, wait_of};
 use super::{Routes, json};
 use crate::extract::{Key, MaybeObject, Named, Params, RunPath, is_name};
 use crate::page::{self, Cursor};
@@ -196,7 +196,7 @@ async fn retry(
             shared.engine.hint().await;
             answer_run(&shared, StatusCode::CREATED, made, Duration::ZERO).await
         }
-        Enqueued::Repeat(first) => answer_run(&shared, StatusCode::OK, first, Duration::ZERO).await,
+        Enqueued::Repeat(first) => answer_repeat(&shared, first, Duration::ZERO).await,
         Enqueued::KeyReused(run) => Err(belfry::Error::KeyReused { name: old.name, run }.into()),
         Enqueued::NotFound => {
             Err(Problem::not_found(format!("{} is gone: its runs cannot be repeated", old.name)))

@@ -178,7 +178,7 @@ impl Answer {
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first run", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),
     request_body(content = MessageBody),
     responses(
-        (status = 202, description = "It is in a run, or was a stop", content((Answer = "application/json"), (String = "text/event-stream"))),
+        (status = 202, description = "It is in a run, or was a stop", content((Answer = "application/json"), (crate::stream::ServerEvent = "text/event-stream"))),
         (status = 200, description = "The run, ended or when the time was up", body = Run, headers(("Location" = String))),
         (status = 409, description = "`queue_full`, `stale`, or the key was used for something else", body = ProblemBody, content_type = "application/problem+json"),
     ))]
