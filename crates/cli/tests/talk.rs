@@ -315,7 +315,7 @@ fn a_crowd_keeps_its_order(site: &Site) {
     let talkers: Vec<_> = (0..8)
         .map(|n| {
             let own = (0..sessions).filter(|session| session % 8 == n).collect();
-            runtime.spawn(talk(store.clone(), own, messages, Lot(seed ^ (n + 1) * 7919)))
+            runtime.spawn(talk(store.clone(), own, messages, Lot(seed ^ ((n + 1) * 7919))))
         })
         .collect();
     let told = over.clone();

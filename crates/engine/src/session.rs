@@ -242,7 +242,7 @@ pub async fn change_session(
     let chat = find_chat(store, target).await?;
     check_key(&chat.record.name, session)?;
     let done = store.session(now, chat.record.id, session, verb).await?;
-    done.ok_or_else(|| Error::NotFound { name: chat.record.name })
+    done.ok_or(Error::NotFound { name: chat.record.name })
 }
 
 fn check_key(name: &str, session: &str) -> Result<(), Error> {
