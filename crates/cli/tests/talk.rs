@@ -256,13 +256,20 @@ async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: 
     for _ in 0..messages {
         for session in &sessions {
             let key = format!("s{session}");
+            // Some are said in one breath.
+            let now = store.clock().await.unwrap().unwrap_or_else(Timestamp::now);
+            if lot.below(100) < 30 {
+                let more =
+                    belfry::send(&store, &options, now, ("bot/talk", &key), "hello", SendOptions::default());
+                let Reply::Taken(one) = more.await.unwrap() else { panic!("no stop") };
+                taken.push(Taken { session: key.clone(), seq: one.seq.unwrap(), run: one.run });
+            }
             let mode = (lot.below(100) < 5).then_some(Mode::Interrupt);
             let text = match lot.below(100) {
                 0..3 => "/stop",
                 3 => "/stopall",
                 _ => "hello",
             };
-            let now = store.clock().await.unwrap().unwrap_or_else(Timestamp::now);
             // Some were a while on their way.
             let sent_at = (lot.below(100) < 10).then(|| now - belfry::SignedDuration::from_secs(1));
             let with = SendOptions { mode, sent_at, ..SendOptions::default() };
@@ -287,12 +294,13 @@ fn kill_again_and_again(site: &Site, kills: u64, lot: &mut Lot, over: &AtomicBoo
         if killed == kills || over.load(Ordering::SeqCst) {
             return (up, killed);
         }
-        for _ in 0..5 + lot.below(60) {
+        // Far fewer than there are left to come.
+        for _ in 0..3 + lot.below(12) {
             up.event("run_started");
         }
         up.kill();
         killed += 1;
-        let mut log = std::fs::File::options().append(true).open(site.path("side.log")).unwrap();
+        let mut log = std::fs::File::options().create(true).append(true).open(site.path("side.log")).unwrap();
         log.write_all(b"kill - - 0\n").unwrap();
     }
 }
@@ -302,7 +310,7 @@ fn a_crowd_keeps_its_order(site: &Site) {
     let kills = number("BELFRY_KILLS", 2);
     let seed = number("BELFRY_SEED", u64::from(std::process::id()) << 20 ^ 0x9e37_79b9);
     eprintln!("seed {seed}, {sessions} sessions, {messages} messages, {kills} kills, store {}", site.store);
-    site.config(&config("{debounce: 150ms, cap: 5}", SHORT));
+    site.config(&config("{debounce: 20ms, cap: 5}", SHORT));
     // So that the chat is there before the first message.
     let mut up = site.up();
     up.event("node_started");
