@@ -137,7 +137,7 @@ static LANE_KEYS: &[Key] = &[
     key("limit", Or("none", &SLOTS), "none", "How many runs all nodes together may have in it."),
     key(
         "queue_limit",
-        Or("none", &NUMBER),
+        Or("none", &AT_LEAST_ONE),
         "none",
         "How many runs may wait for it; further ticks are deferred.",
     ),
