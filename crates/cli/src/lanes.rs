@@ -122,11 +122,11 @@ fn print(lanes: Vec<Lane>, output: &Output) -> Result<(), Failure> {
     let mut sheet = Sheet::new(&[
         column("LANE").wraps(30),
         column("SLOTS").right(),
-        column("LIMIT").right(),
+        column("LIMIT").right().rank(4),
         column("QUEUE LIMIT").right().rank(2),
         column("ACTIVE").right(),
         column("PENDING").right(),
-        column("OLDEST").right(),
+        column("OLDEST").right().rank(3),
         column("SET BY").rank(1),
     ]);
     for lane in &lanes {

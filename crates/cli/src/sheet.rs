@@ -35,6 +35,9 @@ impl Column {
     }
 }
 
+/// No column is broken into lines shorter than this.
+const WRAPPED_MIN: u16 = 12;
+
 /// A table.
 pub struct Sheet {
     columns: Vec<Column>,
@@ -75,7 +78,7 @@ impl Sheet {
             })
             .collect();
         while let Some(width) = width
-            && self.natural_width(&shown) > usize::from(width)
+            && self.width_with(&shown, None) > usize::from(width)
             && let Some(last) = shown
                 .iter()
                 .copied()
@@ -87,17 +90,21 @@ impl Sheet {
         let mut table = self.table(&shown);
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic);
-            table.set_width(width);
+            // Better a line too long than a letter on each.
+            let least = u16::try_from(self.width_with(&shown, Some(WRAPPED_MIN))).unwrap_or(width);
+            table.set_width(width.max(least));
         }
         // Whoever prints takes colours out where they are not wanted.
         table.enforce_styling();
         table.trim_fmt() + "\n"
     }
 
-    fn natural_width(&self, shown: &[usize]) -> usize {
+    /// How wide it is with what may be broken as wide as it should be, or as given.
+    fn width_with(&self, shown: &[usize], wrapped: Option<u16>) -> usize {
         let widths = self.table(shown).column_max_content_widths();
-        let wrapped =
-            |index: usize, width: u16| self.columns[index].wraps.map_or(width, |from| width.min(from));
+        let wrapped = |index: usize, width: u16| {
+            self.columns[index].wraps.map_or(width, |from| width.min(wrapped.unwrap_or(from)))
+        };
         let widths = shown.iter().zip(widths).map(|(index, width)| usize::from(wrapped(*index, width)) + 2);
         widths.sum::<usize>().saturating_sub(2)
     }
@@ -159,5 +166,6 @@ mod tests {
         );
         let narrow = sheet().render_within(Some(30));
         assert_eq!(narrow, "NEXT   LEFT  NAME\n12:00    5s  prices/poll\n13:00  1h5s  reporter/morning\n");
+        assert!(sheet().render_within(Some(20)).contains("5s  prices/poll"), "never a letter a line");
     }
 }

@@ -12,11 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use belfry_core::{RunState, Trigger};
-use belfry_store::{AnyStore, RunFilter, RunRecord, Store};
+use belfry_store::{AnyStore, Store};
 
 mod outside;
 
-use outside::{number, pg};
+use outside::{all_runs, number, pg};
 
 const GRID_MS: i64 = 250;
 
@@ -152,18 +152,6 @@ fn check_side_log(lines: &[Line]) {
     // `a` and `b` of one agent have ticks at the same instants, hence the schedule's name in the key.
     let doubled: Vec<_> = runs.iter().filter(|(_, runs)| runs.len() > 1).collect();
     assert!(doubled.is_empty(), "ticks that made two runs: {doubled:?}");
-}
-
-async fn all_runs(store: &AnyStore) -> Vec<RunRecord> {
-    let (mut all, mut after) = (Vec::new(), None);
-    loop {
-        let page = store.runs(&RunFilter::default(), after, 500).await.unwrap();
-        all.extend(page.items);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return all,
-        }
-    }
 }
 
 /// Every tick of a grid is a run, a skip or a miss, and those are all.

@@ -15,9 +15,9 @@ use std::time::Instant;
 
 use belfry::{Mode, Options, Reply, RunId, RunState, SendOptions, Timestamp};
 use belfry_core::Reason;
-use belfry_store::{AnyStore, RunFilter, RunRecord, Store};
+use belfry_store::{AnyStore, RunRecord, Store};
 use nix::sys::signal::Signal;
-use outside::{Site, Up, eventually, number};
+use outside::{Site, Up, all_runs, eventually, number};
 use serde_json::Value;
 
 const LANE: usize = 8;
@@ -359,18 +359,6 @@ fn a_crowd_keeps_its_order(site: &Site) {
         runs.len(),
         began.elapsed().as_secs_f64()
     );
-}
-
-async fn all_runs(store: &AnyStore) -> Vec<RunRecord> {
-    let (mut all, mut after) = (Vec::new(), None);
-    loop {
-        let page = store.runs(&RunFilter::default(), after, 500).await.unwrap();
-        all.extend(page.items);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return all,
-        }
-    }
 }
 
 /// Every message that was taken is in exactly the run that was named, and that has ended in one way.

@@ -348,3 +348,17 @@ pub fn number(name: &str, default: u64) -> u64 {
 pub fn text(path: &Path) -> String {
     path.display().to_string()
 }
+
+/// All runs of a store, page by page.
+pub async fn all_runs(store: &belfry_store::AnyStore) -> Vec<belfry_store::RunRecord> {
+    use belfry_store::Store;
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.runs(&belfry_store::RunFilter::default(), after, 500).await.unwrap();
+        all.extend(page.items);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return all,
+        }
+    }
+}
