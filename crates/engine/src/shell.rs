@@ -153,7 +153,7 @@ impl Shell {
                             Err(error) => return Input::Due { due: Err(error), next: None },
                         }
                     }
-                    let due = store.due(clock.now().wall, limit).await;
+                    let due = store.due(clock.now().wall, None, limit).await;
                     let next = match &due {
                         Ok(due) if due.is_empty() => store.next_due().await.unwrap_or(None),
                         _ => None,
@@ -161,8 +161,15 @@ impl Shell {
                     Input::Due { due, next }
                 });
             }
-            Effect::Commit(commits) => {
-                self.answer(async move { Input::Committed(store.commit(now.wall, &commits).await) });
+            Effect::Commit { commits, ahead } => {
+                self.answer(async move {
+                    let read = async {
+                        let (mark, limit) = ahead?;
+                        Some(store.due(now.wall, Some(mark), limit).await)
+                    };
+                    let (committed, ahead) = tokio::join!(store.commit(now.wall, &commits), read);
+                    Input::Committed { committed, ahead }
+                });
             }
             Effect::Claim(claim) => {
                 self.answer(async move {

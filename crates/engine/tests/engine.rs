@@ -112,6 +112,25 @@ async fn three_days_of_downtime_follow_the_catch_up_policy() {
 }
 
 #[tokio::test]
+async fn more_than_a_batch_is_planned_once_each() {
+    let names: Vec<String> = (0..1_200).map(|n| format!("s{n}")).collect();
+    let all =
+        names.iter().fold(AgentBuilder::new("a"), |agent, name| agent.schedule(name, cron("*/5 * * * *")));
+    let all = all.build();
+    on_each(async |world: World| {
+        let engine = world.engine(std::slice::from_ref(&all)).await;
+        world.pass(&engine, 10 * MINUTE, 5 * MINUTE).await;
+        for name in &names {
+            let starts = world.starts(&format!("a/{name}"));
+            let ticks: Vec<_> = starts.iter().filter_map(|start| start.tick_at).collect();
+            assert_eq!(ticks, [at("2026-03-02T12:05:00Z"), at("2026-03-02T12:10:00Z")], "{name}");
+        }
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_manual_run_moves_no_schedule() {
     on_each(async |world: World| {
         let engine = world.engine(&[agent(cron("0 0 * * *"))]).await;

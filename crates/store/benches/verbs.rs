@@ -163,13 +163,13 @@ async fn measure<S: Store>(name: &str, store: &S, by_hand: &mut ByHand, runs: us
     compare(name, "behind a limit", (store, node.id, now), by_hand, runs).await;
 }
 
+/// Plans as a node does: what is due next is read while a batch is committed.
 async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize {
+    const LIMIT: u32 = 1000;
     let mut planned = 0;
-    loop {
-        let due = store.due(now, 1000).await.unwrap();
-        if due.is_empty() {
-            return planned;
-        }
+    let mut due = store.due(now, None, LIMIT).await.unwrap();
+    while let Some(last) = due.last() {
+        let mark = last.mark();
         let commits: Vec<Commit> = due
             .iter()
             .map(|due| {
@@ -180,14 +180,11 @@ async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize 
                 })
             })
             .collect();
-        planned += store
-            .commit(now, &commits)
-            .await
-            .unwrap()
-            .into_iter()
-            .filter(|committed| *committed == Committed::Held)
-            .count();
+        let (committed, ahead) = tokio::join!(store.commit(now, &commits), store.due(now, Some(mark), LIMIT));
+        planned += committed.unwrap().into_iter().filter(|committed| *committed == Committed::Held).count();
+        due = ahead.unwrap();
     }
+    planned
 }
 
 /// Claims and finishes as a node does: what has ended and what is claimed next go to the store together.

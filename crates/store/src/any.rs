@@ -125,8 +125,8 @@ impl Store for AnyStore {
         each!(self, store => store.resume(now, schedule, catch_up, skipped).await)
     }
 
-    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
-        each!(self, store => store.due(now, limit).await)
+    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
+        each!(self, store => store.due(now, after, limit).await)
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {

@@ -61,7 +61,15 @@ pub struct Due {
     pub budget: Option<Budget>,
 }
 
+/// A place in the order in which schedules are due.
+pub type Mark = (Timestamp, ScheduleId);
+
 impl Due {
+    /// Its place in the order.
+    pub fn mark(&self) -> Mark {
+        (self.standing.token.due_at, self.schedule)
+    }
+
     /// The facts as the planner takes them.
     pub fn facts(&self, now: Timestamp) -> Facts {
         let agent = &self.agent_definition;

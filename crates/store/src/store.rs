@@ -77,8 +77,14 @@ pub trait Store: Send + Sync + 'static {
         skipped: Option<SkipRange>,
     ) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Schedules whose token is due, the earliest first, without locking them. Reads only.
-    fn due(&self, now: Timestamp, limit: u32) -> impl Future<Output = Answer<Vec<Due>>> + Send;
+    /// Schedules whose token is due, the earliest first, without locking them; behind a mark where there is one, so that
+    /// a batch can be read while the one before it is committed. Reads only.
+    fn due(
+        &self,
+        now: Timestamp,
+        after: Option<Mark>,
+        limit: u32,
+    ) -> impl Future<Output = Answer<Vec<Due>>> + Send;
 
     /// When the earliest token is due. Reads only.
     fn next_due(&self) -> impl Future<Output = Answer<Option<Timestamp>>> + Send;

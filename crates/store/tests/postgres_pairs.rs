@@ -123,7 +123,7 @@ impl Stage {
         store.apply(now, &name, "", &[spec(&name, 2)]).await.unwrap();
         let nodes = [world.join(n * 10).await, world.join(n * 10 + 1).await];
         let tick = world.schedule(&format!("{name}/tick")).await;
-        let due = store.due(now, 1000).await.unwrap();
+        let due = store.due(now, None, 1000).await.unwrap();
         let due = due.into_iter().find(|due| due.schedule == tick.id).unwrap();
         let due = world.decide(&due);
         let (first, _) = enqueue(&mut world, &format!("{name}/tick")).await;
@@ -311,4 +311,49 @@ async fn no_pair_loses_anything_when_one_has_all_but_committed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pair_loses_anything_when_one_has_just_begun() {
     all_pairs(Point::Begun).await;
+}
+
+/// A manual run that waited for a plan finds another token than it came for. It must change that one: else whoever planned on
+/// it meanwhile, without knowing of the run, would be believed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_waited_for_a_plan_is_known_to_the_next_plan() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Arc::new(Postgres::open(&url).await.unwrap());
+    let mut world = World::new(&*store);
+    world.apply(&[agent("a", AgentDefinition::default(), &[("s", suite::world::cron("*/5 * * * *"))])]).await;
+    world.plan_all().await;
+    world.advance(5 * 60_000);
+    let now = world.now;
+    let later = now + SignedDuration::from_mins(5);
+    let first = store.due(now, None, 1).await.unwrap();
+    let first = world.decide(&first[0]);
+    assert_eq!(first.runs.len(), 1);
+    let planning = store.pauses().hold(Point::Ready);
+    let planner = tokio::spawn({
+        let store = store.clone();
+        async move { store.commit(now, &[first]).await.unwrap() }
+    });
+    planning.reached.await.unwrap();
+    // It runs into the lock of the plan, and is held in turn once it has what it waited for.
+    let asking = store.pauses().hold(Point::Ready);
+    let asker = tokio::spawn({
+        let store = store.clone();
+        async move {
+            let mut world = World::new(&*store);
+            (world.now, _) = (now, world.ids_from(1000));
+            enqueue(&mut world, "a/s").await.1
+        }
+    });
+    tokio::time::sleep(MEANWHILE).await;
+    planning.go.send(()).unwrap();
+    assert_eq!(planner.await.unwrap(), [Committed::Held]);
+    asking.reached.await.unwrap();
+    let second = store.due(later, None, 1).await.unwrap();
+    assert_eq!(second[0].live, 1, "the run that was asked for is not there yet");
+    world.now = later;
+    let second = world.decide(&second[0]);
+    asking.go.send(()).unwrap();
+    assert_eq!(asker.await.unwrap(), Enqueued::Made);
+    assert_eq!(store.commit(later, &[second]).await.unwrap(), [Committed::Lost]);
+    assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
 }

@@ -121,7 +121,7 @@ async fn a_tick_is_planned_claimed_and_finished() {
     let mut planned = Vec::new();
     while planned.is_empty() {
         now = store.next_due().await.unwrap().unwrap().max(now);
-        for due in store.due(now, 100).await.unwrap() {
+        for due in store.due(now, None, 100).await.unwrap() {
             let schedule = due.compiled.clone().unwrap();
             let plan = belfry_core::plan(&schedule, &due.standing, &due.facts(now), now);
             let commit = due.commit(&schedule, plan, || RunId(Uuid::now_v7()));
@@ -312,7 +312,7 @@ async fn every_tick_has_one_run_however_many_plan_it() {
                 let minutes = i64::from(minute.load(Ordering::SeqCst));
                 let now = at(minutes * 60);
                 let mut commits = Vec::new();
-                for due in own.due(now, 40).await.unwrap() {
+                for due in own.due(now, None, 40).await.unwrap() {
                     let schedule = due.compiled.clone().unwrap();
                     let plan = belfry_core::plan(&schedule, &due.standing, &due.facts(now), now);
                     commits.push(due.commit(&schedule, plan, || RunId(Uuid::now_v7())));

@@ -14,8 +14,8 @@ use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
-    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Node, Pruned,
-    Renewed, Rescued, Retention,
+    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Node,
+    Pruned, Renewed, Rescued, Retention,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -57,7 +57,12 @@ pub enum Input {
         next: Option<Timestamp>,
     },
     /// Answer to [`Effect::Commit`].
-    Committed(Result<Vec<Committed>, Error>),
+    Committed {
+        /// What became of the plans.
+        committed: Result<Vec<Committed>, Error>,
+        /// What is due behind them, where that was asked for.
+        ahead: Option<Result<Vec<Due>, Error>>,
+    },
     /// Answer to [`Effect::Claim`].
     Claimed {
         /// What was claimed.
@@ -123,7 +128,12 @@ pub enum Effect {
         limit: u32,
     },
     /// Commit plans.
-    Commit(Arc<Vec<Commit>>),
+    Commit {
+        /// The plans.
+        commits: Arc<Vec<Commit>>,
+        /// Read meanwhile what is due behind a mark, at most so many.
+        ahead: Option<(Mark, u32)>,
+    },
     /// Claim runs, and read what they are runs of.
     Claim(Claim),
     /// Read what lanes may hold.
@@ -286,6 +296,8 @@ pub struct Driver {
     planner: Loop,
     next_due: Option<Timestamp>,
     committing: Option<Committing>,
+    /// Batches in a row that were read while the one before was committed.
+    ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
     lane_turn: usize,
@@ -318,6 +330,9 @@ pub struct Driver {
 
 /// More instants than this are not remembered; the poll finds the rest.
 const LATER_MAX: usize = 4096;
+/// So many batches of due schedules are read each behind the one before; then from the front again, where something may have
+/// come up.
+const AHEAD_MAX: u32 = 20;
 /// Ends that are stored at once.
 const FINISH_MAX: usize = 1000;
 /// Runs that are claimed at once in one lane.
@@ -349,6 +364,7 @@ impl Driver {
             planner: Loop::from(now.mono),
             next_due: None,
             committing: None,
+            ahead: 0,
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
             lane_turn: 0,
@@ -515,7 +531,7 @@ impl Driver {
                 self.claim_wanted = true;
             }
             Input::Due { due, next } => self.due(now, due, next),
-            Input::Committed(committed) => self.committed(now, committed),
+            Input::Committed { committed, ahead } => self.committed(now, committed, ahead),
             Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
             Input::Lanes(lanes) => self.lanes(now, lanes),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),

@@ -11,6 +11,7 @@ impl Driver {
             self.next_due = None;
             self.counters.checks += 1;
             self.counters.last_check_at = Some(now.wall);
+            self.ahead = 0;
             self.effects.push(Effect::ReadDue { limit: self.options.batch });
         }
     }
@@ -22,14 +23,22 @@ impl Driver {
             return;
         };
         self.next_due = next;
+        self.plan_batch(now, due);
+    }
+
+    fn plan_batch(&mut self, now: Now, due: Vec<Due>) {
         if due.is_empty() {
             return;
         }
         let commits = self.decide(now.wall, &due);
         let commits = Arc::new(commits);
+        // A full batch: there is more.
+        let last = due.last().filter(|_| due.len() >= self.options.batch as usize && self.ahead < AHEAD_MAX);
+        let ahead = last.map(|last| (last.mark(), self.options.batch));
+        self.ahead += 1;
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
-        self.effects.push(Effect::Commit(commits));
+        self.effects.push(Effect::Commit { commits, ahead });
     }
 
     /// Plans what is due.
@@ -61,7 +70,12 @@ impl Driver {
         commits
     }
 
-    pub(super) fn committed(&mut self, now: Now, committed: Result<Vec<Committed>, Error>) {
+    pub(super) fn committed(
+        &mut self,
+        now: Now,
+        committed: Result<Vec<Committed>, Error>,
+        ahead: Option<Result<Vec<Due>, Error>>,
+    ) {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
         let committing = self.committing.take();
@@ -73,6 +87,10 @@ impl Driver {
         if committed.iter().all(|committed| *committed == Committed::Lost) {
             // Others plan the same: let them.
             self.planner.at = now.mono + Duration::from_millis(5);
+        } else if let Some(Ok(due)) = ahead
+            && self.phase == Phase::Running
+        {
+            self.plan_batch(now, due);
         }
         let held = commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done == Committed::Held);
         for ((commit, name), _) in held {

@@ -237,8 +237,8 @@ impl Store for Memory {
         self.hint.after(Ok(resumed), |resumed| *resumed)
     }
 
-    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
-        Ok(self.state.lock().due(now, limit))
+    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
+        Ok(self.state.lock().due(now, after, limit))
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {

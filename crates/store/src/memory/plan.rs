@@ -13,11 +13,14 @@ use crate::sabotage::{Sabotage, Switch};
 use crate::shapes::*;
 
 impl State {
-    pub(super) fn due(&self, now: Timestamp, limit: u32) -> Vec<Due> {
+    pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Vec<Due> {
         let mut due: Vec<_> = self
             .schedules
             .values()
-            .filter(|row| row.record.token.is_some_and(|token| token.due_at <= now))
+            .filter(|row| {
+                let is_behind = |due_at| after.is_none_or(|mark| (due_at, row.record.id) > mark);
+                row.record.token.is_some_and(|token| token.due_at <= now && is_behind(token.due_at))
+            })
             .collect();
         due.sort_by_key(|row| (row.record.token.map(|token| token.due_at), row.record.id));
         due.into_iter().take(limit as usize).filter_map(|row| self.due_of(row.record.id)).collect()

@@ -329,8 +329,8 @@ impl Store for Postgres {
         self.tell(answer, |resumed| *resumed).await
     }
 
-    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
-        look!(self, |tx| self.due_in(&mut tx, now, limit).await)
+    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
+        look!(self, |tx| self.due_in(&mut tx, now, after, limit).await)
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {

@@ -48,13 +48,17 @@ impl Postgres {
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
+        after: Option<Mark>,
         limit: u32,
     ) -> Result<Vec<Due>, Fault> {
         let sql = "select t.due_at, t.kind, t.tick_at as token_tick_at, s.skip_reason, s.skip_from, s.skip_to, \
                    s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin \
-                   from (select * from timers where due_at <= $1 order by due_at, schedule_id limit $2) t \
+                   from (select * from timers where due_at <= $1 \
+                       and (due_at, schedule_id) > (coalesce($3, '-infinity'::timestamptz), coalesce($4, 0::bigint)) \
+                       order by due_at, schedule_id limit $2) t \
                    join schedule_state s on s.schedule_id = t.schedule_id order by t.due_at, t.schedule_id";
-        let found = tx.query(sql, &[&now, &i64::from(limit)]).await?;
+        let (due_at, schedule) = after.unzip();
+        let found = tx.query(sql, &[&now, &i64::from(limit), &due_at, &schedule]).await?;
         let mut tokens = Vec::with_capacity(found.len());
         for row in &found {
             let Some(token) = rows::token(row)? else { continue };
@@ -98,28 +102,30 @@ impl Postgres {
     /// Definitions of schedules, from the cache where they did not change.
     async fn cold(&self, tx: &mut Tx<'_>, tokens: &[Token]) -> Result<HashMap<ScheduleId, Arc<Cold>>, Fault> {
         let mut found = HashMap::with_capacity(tokens.len());
-        let mut missing = Vec::new();
+        let mut missing: HashMap<ScheduleId, i64> = HashMap::new();
         {
             let cache = self.cache.lock();
             for token in tokens {
                 match cache.schedules.get(&(token.schedule, token.edition)) {
                     Some(cold) => drop(found.insert(token.schedule, cold.clone())),
-                    None => missing.push(token.schedule),
+                    None => drop(missing.insert(token.schedule, token.edition)),
                 }
             }
         }
         if missing.is_empty() {
             return Ok(found);
         }
-        let sql = "select c.id, s.edition, c.name, c.definition from schedules c \
-                   join schedule_state s on s.schedule_id = c.id where c.id = any($1)";
-        for row in tx.query(sql, &[&missing]).await? {
-            let (id, edition): (ScheduleId, i64) = (get(&row, "id")?, get(&row, "edition")?);
-            let name: &str = get(&row, "name")?;
-            let cold = Arc::new(cold_of(name, get(&row, "definition")?));
+        let ids: Vec<ScheduleId> = missing.keys().copied().collect();
+        // One that was edited since the token was read is newer than its edition, which nobody will read again.
+        let sql = "select name, definition, id from schedules where id = any($1)";
+        for row in tx.query(sql, &[&ids]).await? {
+            let id: ScheduleId = row.try_get(2)?;
+            let cold = Arc::new(cold_of(row.try_get(0)?, row.try_get(1)?));
             let mut cache = self.cache.lock();
             cache.bound();
-            cache.schedules.insert((id, edition), cold.clone());
+            if let Some(edition) = missing.get(&id) {
+                cache.schedules.insert((id, *edition), cold.clone());
+            }
             found.insert(id, cold);
         }
         Ok(found)

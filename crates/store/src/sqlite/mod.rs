@@ -514,8 +514,8 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |resumed| *resumed)
     }
 
-    async fn due(&self, now: Timestamp, limit: u32) -> Answer<Vec<Due>> {
-        self.read(move |verb| verb.due(now, limit)).await
+    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
+        self.read(move |verb| verb.due(now, after, limit)).await
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {

@@ -20,7 +20,7 @@ use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
 impl Verb<'_> {
-    pub(super) fn due(&self, now: Timestamp, limit: u32) -> Done<Vec<Due>> {
+    pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Done<Vec<Due>> {
         struct Row {
             id: ScheduleId,
             agent: AgentId,
@@ -29,12 +29,13 @@ impl Verb<'_> {
             version: i64,
             standing: Standing,
         }
+        let after = after.map_or((i64::MIN, i64::MIN), |(due_at, schedule)| (micros(due_at), schedule));
         let rows = self.rows(
             "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition,
                     st.origin, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
              from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
-             where t.due_at <= ? order by t.due_at, t.schedule_id limit ?",
-            params![micros(now), limit],
+             where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) order by t.due_at, t.schedule_id limit ?",
+            params![micros(now), after.0, after.1, limit],
             |row| {
                 let standing = Standing { token: token_of(row)?, origin: maybe_instant(row, "origin")?, open_skip: open_skip_of(row)? };
                 Ok(Row {

@@ -138,7 +138,7 @@ async fn who_was_deferred_is_not_overtaken(store: &impl Store) {
     assert_eq!(deferred(&world).await, [waits("a/s1")]);
     // A planner has decided about the third before there was room for the second.
     world.now = minute(1) + SignedDuration::from_secs(2);
-    let due = store.due(world.now, 10).await.unwrap();
+    let due = store.due(world.now, None, 10).await.unwrap();
     let late = world.decide(&due[0]);
     world.claim(node, 1).await;
     assert_eq!(deferred(&world).await, [armed("a/s1")]);
@@ -288,7 +288,7 @@ async fn what_takes_a_schedule_away_records_what_was_deferred(store: &impl Store
     world.plan_all().await;
     world.now = minute(5);
     // The one that is not deferred takes the only place.
-    for due in store.due(world.now, 10).await.unwrap().iter().filter(|due| &*due.name == "a/full") {
+    for due in store.due(world.now, None, 10).await.unwrap().iter().filter(|due| &*due.name == "a/full") {
         let commit = world.decide(due);
         assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Held]);
     }
@@ -381,7 +381,7 @@ async fn plans_of_many_kinds_share_one_limit(store: &impl Store) {
         store.set_lane(world.now, name, lane(Some(2))).await.unwrap();
     }
     for round in 0..40 {
-        let due = store.due(world.now, 50).await.unwrap();
+        let due = store.due(world.now, None, 50).await.unwrap();
         let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
         let answers = store.commit(world.now, &commits).await.unwrap();
         assert_eq!(answers.len(), commits.len());

@@ -16,6 +16,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_keeps_its_facts_when_it_ends(&fresh().await).await;
     a_schedule_says_what_becomes_of_its_runs(&fresh().await).await;
     agents_and_breakers_are_listed(&fresh().await).await;
+    what_is_due_is_read_in_order_behind_a_mark(&fresh().await).await;
 }
 
 /// All pages of a list of runs.
@@ -260,4 +261,33 @@ async fn agents_and_breakers_are_listed(store: &impl Store) {
     world.apply(&fleet[1..]).await;
     assert!(store.breakers().await.unwrap().is_empty(), "it went with its agent");
     assert_eq!(store.agents().await.unwrap().len(), 1);
+}
+
+/// A batch is read while the one before it is committed: none is read twice, none is left out.
+async fn what_is_due_is_read_in_order_behind_a_mark(store: &impl Store) {
+    let mut world = World::new(store);
+    let names: Vec<String> = (0..7).map(|n| format!("s{n}")).collect();
+    let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), cron("*/5 * * * *"))).collect();
+    world
+        .apply(&[agent("a", unlimited(), &schedules), agent("b", unlimited(), &[("s", cron("*/2 * * * *"))])])
+        .await;
+    world.plan_all().await;
+    world.advance(5 * 60_000);
+    let whole = store.due(world.now, None, 100).await.unwrap();
+    assert_eq!(whole.len(), 8);
+    assert_eq!(&*whole[0].name, "b/s", "it is due first");
+    let mut read = store.due(world.now, None, 3).await.unwrap();
+    while let Some(mark) = read.last().map(Due::mark) {
+        let commits: Vec<Commit> =
+            read[read.len().saturating_sub(3)..].iter().map(|due| world.decide(due)).collect();
+        let behind = store.due(world.now, Some(mark), 3).await.unwrap();
+        store.commit(world.now, &commits).await.unwrap();
+        if behind.is_empty() {
+            break;
+        }
+        read.extend(behind);
+    }
+    let names = |due: &[Due]| due.iter().map(|due| due.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&read), names(&whole));
+    world.assert_whole().await;
 }

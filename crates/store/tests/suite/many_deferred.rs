@@ -54,7 +54,7 @@ pub async fn many<S: Store>(store: Arc<S>, seed: u64, duration: Duration) {
     let waited: Vec<String> = deferred(&world).await.into_iter().map(|(name, _)| name).collect();
     let mut ran = HashSet::new();
     for _ in 0..1000 {
-        let due: Vec<Due> = store.due(world.now, 100).await.unwrap();
+        let due: Vec<Due> = store.due(world.now, None, 100).await.unwrap();
         let due = due.iter().filter(|due| due.standing.token.kind == TokenKind::Deferred);
         let commits: Vec<Commit> = due.map(|due| world.decide(due)).collect();
         store.commit(world.now, &commits).await.unwrap();
@@ -83,7 +83,7 @@ pub async fn bursts<S: Store>(store: Arc<S>) {
     for round in 0..20 {
         store.set_lane(world.now, "cron", lane(Some(MOST))).await.unwrap();
         world.advance(60_000);
-        let due = store.due(world.now, 100).await.unwrap();
+        let due = store.due(world.now, None, 100).await.unwrap();
         assert_eq!(due.len(), 24, "round {round}");
         let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
         let planners: Vec<_> = commits
@@ -130,7 +130,7 @@ async fn client<S: Store>(
         world.now = clock();
         match (n, random.below(20)) {
             (0..=3, _) => {
-                let due = store.due(world.now, 1 + random.below(20) as u32).await.unwrap();
+                let due = store.due(world.now, None, 1 + random.below(20) as u32).await.unwrap();
                 let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
                 store.commit(world.now, &commits).await.unwrap();
             }

@@ -84,7 +84,7 @@ async fn the_last_word_about_a_pause_counts(store: &impl Store) {
     assert_eq!(world.schedule("a/s").await.token, Some(Token::resume(start(), until)));
     // A resume by hand takes the end away; a plan that was decided on it is not committed.
     world.advance(29 * 60_000);
-    let due = store.due(world.now, 10).await.unwrap();
+    let due = store.due(world.now, None, 10).await.unwrap();
     let commit = world.decide(&due[0]);
     assert!(store.resume(world.now, id, false, None).await.unwrap());
     assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);

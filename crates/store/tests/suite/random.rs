@@ -178,7 +178,7 @@ impl<'a, S: Store> Side<'a, S> {
                 format!("{applied:?}")
             }
             Operation::Plan(limit) => {
-                let due = store.due(now, *limit).await.unwrap();
+                let due = store.due(now, None, *limit).await.unwrap();
                 let mut words = Vec::new();
                 for due in &due {
                     // Nobody asks what lives of a schedule that cannot be read.
@@ -192,7 +192,11 @@ impl<'a, S: Store> Side<'a, S> {
                 words.join("\n")
             }
             Operation::KeepPlan => {
-                let due = store.due(now, 5).await.unwrap();
+                // As a node does that has more than a batch to plan.
+                let mut due = store.due(now, None, 3).await.unwrap();
+                if let Some(mark) = due.last().map(Due::mark) {
+                    due.extend(store.due(now, Some(mark), 3).await.unwrap());
+                }
                 let commits: Vec<Commit> = due.iter().map(|due| self.world.decide(due)).collect();
                 self.kept.extend(commits);
                 String::new()

@@ -49,7 +49,8 @@ async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
     world.plan_all().await;
     world.advance(5 * 60_000);
     let seen: Vec<Due> =
-        [store.due(world.now, 10).await.unwrap(), store.due(world.now, 10).await.unwrap()].concat();
+        [store.due(world.now, None, 10).await.unwrap(), store.due(world.now, None, 10).await.unwrap()]
+            .concat();
     assert_eq!(seen.len(), 2, "both planners see the tick");
     let commits: Vec<Commit> = seen.iter().map(|due| world.decide(due)).collect();
     assert_eq!(store.commit(world.now, &commits).await.unwrap(), [Committed::Held, Committed::Lost]);
@@ -96,12 +97,12 @@ async fn a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(store: &impl Sto
     world.plan_all().await;
     world.advance(60_000);
     for name in ["fragile/cancel", "limited/agentwide"] {
-        let due = store.due(world.now + SignedDuration::from_mins(3), 100).await.unwrap();
+        let due = store.due(world.now + SignedDuration::from_mins(3), None, 100).await.unwrap();
         let due = due.into_iter().find(|due| &*due.name == name).unwrap();
         let commit = world.decide(&due);
         world.enqueue(if name == "limited/agentwide" { "limited/slot" } else { name }, None).await;
         assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost], "{name}");
-        let again = store.due(world.now + SignedDuration::from_mins(3), 100).await.unwrap();
+        let again = store.due(world.now + SignedDuration::from_mins(3), None, 100).await.unwrap();
         let again = again.into_iter().find(|due| &*due.name == name).unwrap();
         assert!(again.live > due.live, "{name}: the run is counted");
     }
@@ -518,7 +519,7 @@ async fn a_breaker_admits_one_probe(store: &impl Store) {
     assert_eq!(world.schedule("a/s1").await.open_skip.unwrap().reason, SkipReason::CircuitOpen);
     world.advance(600_000);
     // Both schedules are due and both planners have seen the open breaker.
-    let due = store.due(world.now, 10).await.unwrap();
+    let due = store.due(world.now, None, 10).await.unwrap();
     let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
     assert_eq!(store.commit(world.now, &commits).await.unwrap(), [Committed::Held, Committed::Lost]);
     assert_eq!(world.plan_all().await, 0);

@@ -227,7 +227,7 @@ impl<'a, S: Store> World<'a, S> {
     pub async fn plan_all(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..100 {
-            let due = self.store.due(self.now, 100).await.unwrap();
+            let due = self.store.due(self.now, None, 100).await.unwrap();
             if due.is_empty() {
                 return made;
             }

@@ -50,18 +50,27 @@ begin
         for update of t skip locked
     ) f;
     held := coalesce(held, '{}');
+    -- They are locked and do not move. To delete and to insert is less work than to update where every index changes.
+    delete from timers where ctid = any(places);
     perform make_runs(planned_at, case when cardinality(held) < cardinality(tokens) then held end, owners, runs, kinds,
         schedules, not_befores, tick_ats, trace_ids, queues, ranks, agents, commands, agent_gates, turn_gates,
         max_attempts, triggers, probes, prompts, payloads, lanes);
-    -- They are locked and do not move. The versions are below zero, where nobody else's are.
-    update timers t set due_at = next_dues[held[u.nth]], kind = next_kinds[held[u.nth]],
-        tick_at = next_ticks[held[u.nth]], version = - (number + u.nth)
-    from generate_series(1, cardinality(held)) as u (nth)
-    where t.ctid = places[u.nth] and next_dues[held[u.nth]] is not null;
-    if array_position(next_dues, null) is not null then
-        delete from timers t using generate_series(1, cardinality(held)) as u (nth)
-        where t.ctid = places[u.nth] and next_dues[held[u.nth]] is null;
-    end if;
+    -- The versions are below zero, where nobody else's are.
+    insert into timers (due_at, schedule_id, kind, tick_at, version)
+    select next_dues[u.nth], tokens[u.nth], next_kinds[u.nth], next_ticks[u.nth], - (number + u.nth)
+    from unnest(held) as u (nth) where next_dues[u.nth] is not null;
+end $$;
+
+-- Gives a schedule's token another version, so that plans that were made on it do not hold. A plan that is being committed
+-- puts another token in its place, which only the next statement sees.
+create function touch_token(wanted bigint) returns void language plpgsql as $$
+begin
+    loop
+        update timers set version = nextval('numbers') where schedule_id = wanted;
+        exit when found;
+        perform 1 from timers where schedule_id = wanted;
+        exit when not found;
+    end loop;
 end $$;
 
 -- Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one may
