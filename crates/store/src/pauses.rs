@@ -1,5 +1,5 @@
-//! Points inside verbs at which a test can hold them, so that another verb comes in between. Nothing is ever held unless a test
-//! says so.
+//! What tests can see and hold of verbs from outside: points inside them at which they can be held, so that another verb comes
+//! in between, and how the database goes about their statements. Nothing is ever held or asked unless a test says so.
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -57,6 +57,29 @@ impl Pauses {
             // A test that has given up holds nobody.
             let _ = armed.reached.send(());
             let _ = armed.go.await;
+        }
+    }
+}
+
+/// How the database would go about each statement, in its own words.
+#[derive(Debug, Default)]
+pub struct Explained(Mutex<Option<Vec<(&'static str, String)>>>);
+
+impl Explained {
+    /// Asks from now on, and gives what was heard so far: each statement and its plan.
+    #[cfg(feature = "testing")]
+    pub fn take(&self) -> Vec<(&'static str, String)> {
+        self.0.lock().replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// Whether somebody wants to know; never without the feature.
+    pub(crate) fn is_wanted(&self) -> bool {
+        cfg!(feature = "testing") && self.0.lock().is_some()
+    }
+
+    pub(crate) fn keep(&self, sql: &'static str, plan: String) {
+        if let Some(plans) = &mut *self.0.lock() {
+            plans.push((sql, plan));
         }
     }
 }

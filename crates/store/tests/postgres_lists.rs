@@ -125,6 +125,22 @@ async fn no_page_of_a_list_reads_a_large_table_from_end_to_end() {
     let store = Postgres::open(&url).await.unwrap();
     let times = all_pages(&store, runs).await;
     drop(store);
+    let store = Postgres::open(&url).await.unwrap();
+    store.explained().take();
+    all_pages(&store, runs).await;
+    let plans = store.explained().take();
+    for table in ["history", "schedules"] {
+        assert!(
+            plans.iter().any(|(_, plan)| plan.contains(&format!(" on {table}"))),
+            "nobody has looked at {table}"
+        );
+    }
+    for (sql, plan) in &plans {
+        for table in LARGE {
+            assert!(!plan.contains(&format!("Seq Scan on {table}")), "{sql}\n{plan}");
+        }
+    }
+    drop(store);
     let began = Instant::now();
     let after = loop {
         let after = scans(&client).await;

@@ -13,7 +13,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, NoTls, Row, Statement};
 
 use crate::Error;
-use crate::pauses::{Pauses, Point};
+use crate::pauses::{Explained, Pauses, Point};
 
 /// So many verbs at once; more wait. Two cores of a database are busy with fewer.
 const CONNECTIONS_MAX: usize = 8;
@@ -57,6 +57,7 @@ pub(super) struct Pool {
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
     pub(super) pauses: Pauses,
+    pub(super) explained: Explained,
     /// Deferred ticks were armed, and nobody was told.
     pub(super) armed: AtomicBool,
 }
@@ -88,6 +89,7 @@ impl Pool {
             idle: Mutex::default(),
             permits: Semaphore::new(CONNECTIONS_MAX),
             pauses: Pauses::default(),
+            explained: Explained::default(),
             armed: AtomicBool::new(false),
         })
     }
@@ -220,6 +222,9 @@ impl<'a> Tx<'a> {
 
     /// Runs a statement.
     pub(super) async fn query(&mut self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
+        if self.held.pool.explained.is_wanted() {
+            self.explain(sql, params).await?;
+        }
         let begins = self.step == Step::Before;
         if begins {
             self.step = Step::Inside;
@@ -235,6 +240,15 @@ impl<'a> Tx<'a> {
         let rows = rows?;
         self.held.pool.pauses.at(Point::Begun).await;
         Ok(rows)
+    }
+
+    /// Asks how a statement would be done, for tests.
+    async fn explain(&mut self, sql: &'static str, params: &[Param<'_>]) -> Result<(), Fault> {
+        let client = &self.held.connection()?.client;
+        let rows = client.query(&format!("explain {sql}"), params).await?;
+        let lines: Vec<&str> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        self.held.pool.explained.keep(sql, lines.join("\n"));
+        Ok(())
     }
 
     /// Runs the last statement of a transaction and commits, in one round trip. Where it fails nothing is committed.

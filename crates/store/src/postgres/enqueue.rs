@@ -8,7 +8,7 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Param, Tx};
-use super::rows::get;
+use super::rows::{get, sparse};
 use super::{Gate, Postgres, Queue};
 use crate::Error;
 use crate::shapes::*;
@@ -143,10 +143,7 @@ impl<'a> Columns<'a> {
             columns.tick_ats.push(run.tick_at);
             columns.trace_ids.push(run.trace_id);
         }
-        // To find a place in an array with nulls takes as long as there are places before it; in none it takes no time.
-        if columns.trace_ids.iter().all(Option::is_none) {
-            columns.trace_ids.clear();
-        }
+        columns.trace_ids = sparse(columns.trace_ids);
         Ok(columns)
     }
 

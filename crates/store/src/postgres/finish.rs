@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Param, Tx};
-use super::rows::{self, Live, get, live_columns};
+use super::rows::{self, Live, get, live_columns, sparse};
 use super::session::{left_behind, lines_of, lock_sessions, of_messages, take_usage};
 use crate::Error;
 use crate::sabotage::Sabotage;
@@ -281,14 +281,14 @@ impl Postgres {
             &column!(step => step.run.0),
             &column!(step => step.epoch),
             &column!(step => step.end.map(|(state, _)| state.code())),
-            &column!(step => step.end.and_then(|(_, reason)| reason).map(Reason::code)),
-            &column!(step => step.exit_code),
-            &column!(step => step.error),
-            &column!(step => step.words()),
-            &column!(step => step.summary),
-            &column!(step => step.arm.map(|token| token.kind.code())),
-            &column!(step => step.arm.map(|token| token.tick_at)),
-            &column!(step => step.arm.map(|token| token.due_at)),
+            &sparse(column!(step => step.end.and_then(|(_, reason)| reason).map(Reason::code))),
+            &sparse(column!(step => step.exit_code)),
+            &sparse(column!(step => step.error)),
+            &sparse(column!(step => step.words())),
+            &sparse(column!(step => step.summary)),
+            &sparse(column!(step => step.arm.map(|token| token.kind.code()))),
+            &sparse(column!(step => step.arm.map(|token| token.tick_at))),
+            &sparse(column!(step => step.arm.map(|token| token.due_at))),
             &column!(step => step.not_before),
             &column!(step => step.counted),
         ];

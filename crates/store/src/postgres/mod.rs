@@ -257,6 +257,12 @@ impl Postgres {
     pub fn pauses(&self) -> &crate::pauses::Pauses {
         &self.pool.pauses
     }
+
+    /// Where a test can ask how its statements are done.
+    #[cfg(feature = "testing")]
+    pub fn explained(&self) -> &crate::pauses::Explained {
+        &self.pool.explained
+    }
 }
 
 impl Store for Postgres {

@@ -280,3 +280,9 @@ pub(super) fn small(number: i64) -> u32 {
 pub(super) fn big(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
+
+/// A column that often holds nothing: then it is empty, and each place of it is null all the same. To find a place in an array
+/// with nulls takes the database as long as there are places before it.
+pub(super) fn sparse<T>(column: Vec<Option<T>>) -> Vec<Option<T>> {
+    if column.iter().all(Option::is_none) { Vec::new() } else { column }
+}
