@@ -10,8 +10,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{Client, Config, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::tls;
 use crate::Error;
 use crate::pauses::{Explained, Pauses, Point};
 
@@ -53,6 +55,7 @@ impl From<Error> for Fault {
 
 pub(super) struct Pool {
     config: Config,
+    tls: MakeRustlsConnect,
     pub(super) place: String,
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
@@ -69,10 +72,7 @@ struct Connection {
 
 impl Pool {
     pub(super) fn new(url: &str) -> Result<Pool, Error> {
-        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| Error::Unavailable {
-            detail: format!("the address of the database cannot be read: {}", words(&error)),
-            ambiguous: false,
-        })?;
+        let (mut config, tls) = tls::read(url)?;
         let options = match config.get_options() {
             Some(own) => format!("{own} {OPTIONS}"),
             None => OPTIONS.to_owned(),
@@ -85,6 +85,7 @@ impl Pool {
         let place = format!("the database {}", config.get_dbname().unwrap_or("of that name"));
         Ok(Pool {
             config,
+            tls,
             place,
             idle: Mutex::default(),
             permits: Semaphore::new(CONNECTIONS_MAX),
@@ -95,13 +96,13 @@ impl Pool {
     }
 
     /// For a connection that hears notifications.
-    pub(super) fn config(&self) -> Config {
-        self.config.clone()
+    pub(super) fn config(&self) -> (Config, MakeRustlsConnect) {
+        (self.config.clone(), self.tls.clone())
     }
 
     /// A new connection, outside the pool.
     pub(super) async fn connect(&self) -> Result<Client, tokio_postgres::Error> {
-        let (client, connection) = self.config.connect(NoTls).await?;
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
         // It ends with its client; what went wrong is told to whoever waits for an answer.
         tokio::spawn(async move { drop(connection.await) });
         Ok(client)
@@ -414,7 +415,7 @@ pub(super) fn error_of(fault: Fault, place: &str) -> Error {
 }
 
 /// The whole chain of an error in one line.
-fn words(error: &tokio_postgres::Error) -> String {
+pub(super) fn words(error: &tokio_postgres::Error) -> String {
     if let Some(error) = error.as_db_error() {
         return format!("{} ({})", error.message(), error.code().code());
     }

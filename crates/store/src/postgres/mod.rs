@@ -68,6 +68,7 @@ mod rows;
 mod schema;
 mod session;
 mod source;
+mod tls;
 mod token;
 mod why;
 

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::tls::NoTlsStream;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
@@ -128,9 +129,9 @@ async fn notify(tx: &mut Tx<'_>, name: &str) -> Result<(), Fault> {
     tx.query("select pg_notify('belfry', $1)", &[&name]).await.map(drop)
 }
 
-async fn listen_loop(config: Config, inner: Arc<Inner>) {
+async fn listen_loop((config, tls): (Config, MakeRustlsConnect), inner: Arc<Inner>) {
     loop {
-        if let Ok((client, connection)) = config.connect(NoTls).await {
+        if let Ok((client, connection)) = config.connect(tls.clone()).await {
             tokio::select! {
                 () = hear(connection, &inner) => {}
                 _ = speak(client, &inner) => {}
@@ -142,7 +143,10 @@ async fn listen_loop(config: Config, inner: Arc<Inner>) {
 }
 
 /// Hears notifications until the connection is gone.
-async fn hear(mut connection: Connection<Socket, NoTlsStream>, inner: &Inner) {
+async fn hear<S>(mut connection: Connection<Socket, S>, inner: &Inner)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
         if let AsyncMessage::Notification(heard) = message
             && heard.payload() != inner.name.0

@@ -8,7 +8,8 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::chown;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -95,6 +96,7 @@ pub struct Own {
     bin: PathBuf,
     folder: PathBuf,
     is_durable: bool,
+    more: Vec<String>,
     watchdog: ChildStdin,
     process: Child,
 }
@@ -126,6 +128,30 @@ impl Own {
         with_database(&self.url(), "elsewhere")
     }
 
+    /// Starts it again, open to connections over the network of this machine, at the answered port, which are encrypted.
+    pub fn restart_with_tls(&mut self, certificate: &str, key: &str) -> u16 {
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let path = self.folder.join("data").join(name);
+            fs::write(&path, text).expect("a file of the server");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("a private file");
+            if is_root() {
+                chown(&path, Some(NOBODY), Some(NOBODY)).expect("a file of the server");
+            }
+        }
+        let rules = "local all all trust\nhostssl all all 127.0.0.1/32 trust\n";
+        fs::write(self.folder.join("data/pg_hba.conf"), rules).expect("who may connect");
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        // The socket keeps its name; what is said last counts.
+        let link = self.folder.join(".s.PGSQL.5432");
+        let _ = fs::remove_file(&link);
+        std::os::unix::fs::symlink(format!(".s.PGSQL.{}", free.port()), &link).expect("the usual name");
+        let port = format!("port={}", free.port());
+        let more = ["-c", "listen_addresses=127.0.0.1", "-c", &port, "-c", "ssl=on"];
+        self.more = more.map(str::to_owned).to_vec();
+        self.kill_and_restart();
+        free.port()
+    }
+
     /// Kills it as a lost machine would, without a word to anybody, and starts it again.
     pub fn kill_and_restart(&mut self) {
         self.process.kill().expect("a kill");
@@ -139,7 +165,7 @@ impl Own {
     }
 
     fn restart(&mut self) -> io::Result<()> {
-        self.process = launch(&self.bin, &self.folder, self.is_durable)?;
+        self.process = launch(&self.bin, &self.folder, self.is_durable, &self.more)?;
         Ok(())
     }
 
@@ -159,8 +185,8 @@ impl Own {
         if !made.status.success() {
             return Err(io::Error::other(String::from_utf8_lossy(&made.stderr).into_owned()));
         }
-        let process = launch(bin, &folder, is_durable)?;
-        Ok(Own { bin: bin.to_owned(), folder, is_durable, watchdog, process })
+        let process = launch(bin, &folder, is_durable, &[])?;
+        Ok(Own { bin: bin.to_owned(), folder, is_durable, more: Vec::new(), watchdog, process })
     }
 }
 
@@ -174,7 +200,7 @@ fn command(bin: &Path, program: &str, folder: &Path) -> Command {
 }
 
 /// Starts a server, and waits until it answers.
-fn launch(bin: &Path, folder: &Path, is_durable: bool) -> io::Result<Child> {
+fn launch(bin: &Path, folder: &Path, is_durable: bool, more: &[String]) -> io::Result<Child> {
     let log = fs::File::create(folder.join("log"))?;
     let mut process = command(bin, "postgres", folder)
         .arg("-D")
@@ -182,6 +208,7 @@ fn launch(bin: &Path, folder: &Path, is_durable: bool) -> io::Result<Child> {
         .args(["-c", "listen_addresses=", "-c", &format!("unix_socket_directories={}", folder.display())])
         .args(if is_durable { &[][..] } else { &CARELESS[..] })
         .args(["-c", "max_connections=200", "-c", "deadlock_timeout=200ms"])
+        .args(more)
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()?;
