@@ -1,6 +1,6 @@
 //! `belfry add`: a schedule that no file owns.
 
-use belfry_store::{API, AgentRecord, Put, Store};
+use belfry_store::{API, AgentRecord, Expect, Put, Store};
 use clap::Args;
 use serde::Serialize;
 
@@ -44,10 +44,7 @@ impl Add {
             let agent = agent(&reach, agent_name).await?;
             if let Some(record) = reach.store.schedule(&self.name).await? {
                 return Err(match record.source.as_str() {
-                    API => Failure::Usage(format!(
-                        "there is a schedule {} already: `belfry set` changes it, `belfry rm` removes it",
-                        self.name
-                    )),
+                    API => self.exists(),
                     source => owned(&self.name, source, place),
                 });
             }
@@ -55,7 +52,8 @@ impl Add {
             let definition = self.keys.read(&target, &reach, output)?;
             let now = reach.now().await?;
             refuse_past(&self.name, &definition, now)?;
-            match reach.store.put_schedule(now, agent_name, schedule, &definition).await? {
+            match reach.store.put_schedule(now, agent_name, schedule, &definition, &Expect::Absent).await? {
+                Put::Differs => Err(self.exists()),
                 Put::NoAgent => Err(no_agent(&reach, agent_name).await?),
                 Put::OwnedBy(source) => Err(owned(&self.name, &source, place)),
                 Put::Added(_) | Put::Changed(_) | Put::Unchanged(_) => {
@@ -64,6 +62,13 @@ impl Add {
                 }
             }
         })
+    }
+
+    fn exists(&self) -> Failure {
+        Failure::Usage(format!(
+            "there is a schedule {} already: `belfry set` changes it, `belfry rm` removes it",
+            self.name
+        ))
     }
 }
 

@@ -1,6 +1,6 @@
 //! `belfry rm`: removes a schedule that no file owns.
 
-use belfry_store::{Removed, Store};
+use belfry_store::{Expect, Removed, Store};
 use clap::Args;
 use serde::Serialize;
 
@@ -40,9 +40,11 @@ impl Rm {
             }
             let reach = Reach::open(place).await?;
             let record = reach.schedule(&self.name).await?;
-            match reach.store.remove_schedule(reach.now().await?, record.id).await? {
+            match reach.store.remove_schedule(reach.now().await?, record.id, &Expect::Any).await? {
                 Removed::OwnedBy(source) => Err(owned(&self.name, &source, place)),
-                Removed::NotFound => Err(Failure::NotFound(format!("{} is gone already", self.name))),
+                Removed::NotFound | Removed::Differs => {
+                    Err(Failure::NotFound(format!("{} is gone already", self.name)))
+                }
                 Removed::Gone { cancelled } => {
                     let words = match cancelled {
                         0 => format!("{} removed", self.name),

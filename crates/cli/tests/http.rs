@@ -7,6 +7,8 @@ mod support;
 
 #[path = "http/client.rs"]
 mod client;
+#[path = "http/cluster.rs"]
+mod cluster;
 #[path = "http/document.rs"]
 mod document;
 #[path = "http/events.rs"]

@@ -53,7 +53,7 @@ pub struct Shared {
     pub version: &'static str,
     pub listen: SocketAddr,
     pub reload: mpsc::Sender<Reload>,
-    /// Edits of schedules, one after the other: what an edit was decided on is then still so.
+    /// Edits of schedules by this node, one after the other. Other nodes edit too: each edit says what it was decided on.
     pub edits: tokio::sync::Mutex<()>,
     /// Whether the server is about to end: what streams, ends.
     pub ending: watch::Sender<bool>,

@@ -93,12 +93,18 @@ impl Store for AnyStore {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Answer<Put> {
-        each!(self, store => store.put_schedule(now, agent, name, definition).await)
+        each!(self, store => store.put_schedule(now, agent, name, definition, expect).await)
     }
 
-    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        each!(self, store => store.remove_schedule(now, schedule).await)
+    async fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        expect: &Expect,
+    ) -> Answer<Removed> {
+        each!(self, store => store.remove_schedule(now, schedule, expect).await)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
