@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::keys::{Keys, Target, owned, refuse_past};
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -52,7 +53,9 @@ impl Add {
             let definition = self.keys.read(&target, &reach, output)?;
             let now = reach.now().await?;
             refuse_past(&self.name, &definition, now)?;
-            match reach.store.put_schedule(now, agent_name, schedule, &definition, &Expect::Absent).await? {
+            let put = reach.store.put_schedule(now, agent_name, schedule, &definition, &Expect::Absent);
+            let deed = Deed::to("create_schedule", format_args!("schedules/{}", self.name));
+            match noted(&reach.store, deed, put, Put::is_news).await? {
                 Put::Differs => Err(self.exists()),
                 Put::NoAgent => Err(no_agent(&reach, agent_name).await?),
                 Put::OwnedBy(source) => Err(owned(&self.name, &source, place)),

@@ -6,6 +6,7 @@ use clap::Args;
 use crate::add::Answer;
 use crate::failure::Failure;
 use crate::keys::{Keys, Target, owned, refuse_past};
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -72,7 +73,15 @@ impl Set {
             refuse_past(&self.name, &definition, now)?;
         }
         let expect = Expect::same(&record);
-        match reach.store.put_schedule(now, agent, schedule, &definition, &expect).await? {
+        let put = reach.store.put_schedule(now, agent, schedule, &definition, &expect);
+        match noted(
+            &reach.store,
+            Deed::to("change_schedule", format_args!("schedules/{}", self.name)),
+            put,
+            Put::is_news,
+        )
+        .await?
+        {
             Put::NoAgent => Err(Failure::NotFound(format!("agent {agent} is gone"))),
             Put::OwnedBy(source) => Err(owned(&self.name, &source, place)),
             Put::Differs => Ok(None),

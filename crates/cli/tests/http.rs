@@ -5,6 +5,8 @@
 #[path = "outside/mod.rs"]
 mod support;
 
+#[path = "http/audit.rs"]
+mod audit;
 #[path = "http/client.rs"]
 mod client;
 #[path = "http/cluster.rs"]

@@ -4,6 +4,7 @@
 //! with `extract.rs`, asks the engine or its store, and answers with the shapes of [`belfry::api`] or with a `problem.rs`.
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
+mod audit;
 mod extract;
 mod guard;
 mod json;

@@ -92,7 +92,8 @@ impl Expect {
 }
 
 impl Put {
-    pub(crate) fn is_news(&self) -> bool {
+    /// Whether something was changed.
+    pub fn is_news(&self) -> bool {
         matches!(self, Put::Added(_) | Put::Changed(_))
     }
 }

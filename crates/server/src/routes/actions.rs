@@ -20,8 +20,8 @@ use utoipa_axum::routes;
 
 use super::schedules::{ScheduleDetail, answer};
 use super::{Routes, json};
+use crate::audit::Unchanged;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
-use crate::guard::Unchanged;
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::trace::Trace;
