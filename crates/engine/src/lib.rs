@@ -17,6 +17,7 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod relay;
 mod session;
 mod shell;
 mod standing;

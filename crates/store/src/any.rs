@@ -4,6 +4,7 @@ use std::path::Path;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
+use uuid::Uuid;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -50,6 +51,59 @@ impl AnyStore {
         match self {
             AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
             AnyStore::Postgres(store) => store.clock().await.map(Some),
+        }
+    }
+
+    /// Whether nodes on several machines may share it.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, AnyStore::Postgres(_))
+    }
+
+    /// Leaves a mark that somebody listens to what others tell, for the next few seconds.
+    pub async fn listen(&self, listener: Uuid) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.listen(listener).await,
+        }
+    }
+
+    /// Since when somebody else listens.
+    pub async fn listens(&self, teller: Uuid) -> Answer<Option<Timestamp>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
+            AnyStore::Postgres(store) => store.listens(teller).await,
+        }
+    }
+
+    /// Tells those who listen elsewhere what happened. It is kept for a few seconds, and not beyond a crash of the database.
+    pub async fn tell(&self, telling: &Telling) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.tell_others(telling).await,
+        }
+    }
+
+    /// How far others have come with telling.
+    pub async fn told_so_far(&self, listener: Uuid) -> Answer<Vec<(Uuid, i64)>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(Vec::new()),
+            AnyStore::Postgres(store) => store.told_so_far(listener).await,
+        }
+    }
+
+    /// What others have told behind what was heard of each, in the order in which each told it.
+    pub async fn told(&self, listener: Uuid, heard: &[(Uuid, i64)]) -> Answer<Vec<Telling>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(Vec::new()),
+            AnyStore::Postgres(store) => store.told(listener, heard).await,
+        }
+    }
+
+    /// Removes what was told some seconds ago.
+    pub async fn prune_told(&self) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.prune_told().await,
         }
     }
 

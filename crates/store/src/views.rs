@@ -10,6 +10,7 @@ use belfry_core::{
     SkipReason,
 };
 use belfry_time::{SignedDuration, Timestamp};
+use uuid::Uuid;
 
 use crate::memory::{left_out, unarmed_until};
 use crate::shapes::{RunRecord, ScheduleRecord};
@@ -112,6 +113,19 @@ pub enum Removed {
     Differs,
     /// There is no such schedule.
     NotFound,
+}
+
+/// What a node tells those who listen elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Telling {
+    /// Who.
+    pub teller: Uuid,
+    /// Which of its tellings, from one on.
+    pub seq: i64,
+    /// Events that were too many since the one before.
+    pub lost: u64,
+    /// Events, each as JSON.
+    pub lines: Vec<String>,
 }
 
 /// Where a piece of output came from.

@@ -1,11 +1,12 @@
 //! Several nodes on one PostgreSQL: what one of them is told holds on all of them.
 
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Api};
-use crate::support::Site;
+use crate::support::{Site, eventually};
 
 const CONFIG: &str = r#"
 timezone: Europe/London
@@ -15,18 +16,27 @@ agents:
     shell: 'echo hello'
     schedules:
       quiet: {cron: "0 0 1 1 *"}
+  far:
+    shell: 'sleep 0.6'
+    needs: [far]
+    schedules:
+      quiet: {cron: "0 0 1 1 *"}
+  near:
+    shell: 'true'
+    needs: [far]
+    schedules:
+      quiet: {cron: "0 0 1 1 *"}
 "#;
 
 const PLACE: &str = "/api/v1/schedules/hello/x";
 
-/// Two nodes, each with a folder of its own; nothing, with a loud word, where there is no PostgreSQL.
+/// Two nodes, each with a folder of its own; what needs `far` runs on the second. Nothing, with a loud word, where there is no PostgreSQL.
 fn two() -> Option<([Site; 2], [Api; 2])> {
     let first = Site::postgres()?;
     let sites = [first.beside(), first];
-    let nodes = [&sites[0], &sites[1]].map(|site| {
-        site.config(CONFIG);
-        Api::start(site)
-    });
+    sites[0].config(CONFIG);
+    sites[1].config(&format!("engine: {{labels: [far]}}\n{CONFIG}"));
+    let nodes = [Api::start(&sites[0]), Api::start(&sites[1])];
     Some((sites, nodes))
 }
 
@@ -100,4 +110,97 @@ fn of_two_who_change_what_they_know_one_is_refused() {
             answers[1].is(200);
         }
     }
+}
+
+/// The id of a node.
+fn id_of(node: &Api) -> Value {
+    let up = node.up.lock().unwrap();
+    up.seen.iter().find(|event| event["event"] == "node_started").unwrap()["node"].clone()
+}
+
+/// Asks the database itself.
+fn count(site: &Site, sql: &str) -> i64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(&site.store, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(async move { drop(connection.await) });
+        client.query_one(sql, &[]).await.unwrap().get(0)
+    })
+}
+
+#[test]
+fn what_happens_on_one_node_is_heard_on_the_other_while_somebody_listens() {
+    let Some((sites, nodes)) = two() else { return };
+    let (here, there) = (&nodes[0], &nodes[1]);
+    let mut stream = here.listen("/api/v1/events", &[]);
+    // What happens between the first word of the stream and the other node's next look is not lost.
+    let run = there.post("/api/v1/schedules/far/quiet/run", &json!({"wait_ms": 20000})).is(201);
+    for name in ["run_created", "run_started", "run_finished"] {
+        let told = stream.wait_for(name).data;
+        assert_eq!((&told["run_id"], &told["node"]), (&run["id"], &id_of(there)), "{told}");
+    }
+    make(there, &json!({"cron": "0 0 1 1 *"})).is(201);
+    for (name, answer) in [
+        ("schedule_updated", patch(there, None, &json!({"priority": 3}))),
+        ("schedule_paused", there.send("POST", &format!("{PLACE}/pause"), &[], b"")),
+        ("schedule_resumed", there.send("POST", &format!("{PLACE}/resume"), &[], b"")),
+    ] {
+        answer.is(200);
+        let told = stream.wait_for(name).data;
+        assert_eq!((&told["schedule"], &told["node"]), (&json!("x"), &id_of(there)), "{told}");
+    }
+    // A reader knows its own node, too, and nothing comes twice.
+    patch(here, None, &json!({"priority": 4})).is(200);
+    let own = stream.wait_for("schedule_updated").data;
+    assert_eq!(own["node"], id_of(here));
+    let began = Instant::now();
+    there.send("DELETE", PLACE, &[], b"").is(200);
+    let next = stream.next().unwrap();
+    assert_eq!((next.event.as_str(), &next.data["node"]), ("schedule_deleted", &id_of(there)));
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(count(&sites[0], "select count(*) from belfry.told") > 0, "it came through the store");
+
+    let last = next.id;
+    drop(stream);
+    eventually("the end of the mark", || {
+        let marks = "select count(*) from belfry.listeners where until > clock_timestamp()";
+        (count(&sites[0], marks) == 0).then_some(())
+    });
+    eventually("the end of what was told", || {
+        (count(&sites[0], "select count(*) from belfry.told") == 0).then_some(())
+    });
+    // It begins long before it ends: what would be told of its start would have been.
+    there.post("/api/v1/schedules/far/quiet/run", &json!({"wait_ms": 20000})).is(201);
+    assert_eq!(count(&sites[0], "select count(*) from belfry.told"), 0, "nobody listens");
+    let mut again = here.listen("/api/v1/events", &[&format!("last-event-id: {last}")]);
+    assert_eq!(again.next().unwrap().event, "gap", "what happened meanwhile was not heard here");
+}
+
+#[test]
+fn a_change_on_one_node_takes_effect_on_the_other_at_once() {
+    let Some((_sites, nodes)) = two() else { return };
+    let [here, there] = nodes;
+    let make = |name: &str, definition: Value| {
+        let body = json!({"agent": "near", "schedule": name, "definition": definition});
+        here.post("/api/v1/schedules", &body).is(201);
+        there.up.lock().unwrap().event_of("run_finished", name);
+    };
+    let newest = || there.get("/api/v1/runs?agent=near&schedule=stops&limit=1").is(200)["items"][0].clone();
+    make("stops", json!({"every": "100ms"}));
+    make("hastens", json!({"every": "1h"}));
+    here.send("POST", "/api/v1/schedules/near/stops/pause", &[], b"").is(200);
+    let last = newest();
+    let faster = json!({"every": "300ms"});
+    here.json("PATCH", "/api/v1/schedules/near/hastens", &faster).is(200);
+    // It is up to the other one now, which looks by itself only twice a minute.
+    here.up.lock().unwrap().kill();
+    let began = Instant::now();
+    let mut up = there.up.lock().unwrap();
+    up.heard();
+    for _ in 0..3 {
+        up.event_of("run_finished", "hastens");
+    }
+    drop(up);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(newest()["id"], last["id"], "and what is paused stands still");
 }

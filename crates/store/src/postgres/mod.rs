@@ -64,6 +64,7 @@ mod output;
 mod pause;
 mod plan;
 mod read;
+mod relay;
 mod rows;
 mod schema;
 mod session;
