@@ -1,11 +1,12 @@
 //! `belfry add`: a schedule that no file owns.
 
-use belfry_store::{API, AgentRecord, Put, Store};
+use belfry_store::{API, AgentRecord, Expect, Put, Store};
 use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::keys::{Keys, Target, owned, refuse_past};
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -44,10 +45,7 @@ impl Add {
             let agent = agent(&reach, agent_name).await?;
             if let Some(record) = reach.store.schedule(&self.name).await? {
                 return Err(match record.source.as_str() {
-                    API => Failure::Usage(format!(
-                        "there is a schedule {} already: `belfry set` changes it, `belfry rm` removes it",
-                        self.name
-                    )),
+                    API => self.exists(),
                     source => owned(&self.name, source, place),
                 });
             }
@@ -55,7 +53,10 @@ impl Add {
             let definition = self.keys.read(&target, &reach, output)?;
             let now = reach.now().await?;
             refuse_past(&self.name, &definition, now)?;
-            match reach.store.put_schedule(now, agent_name, schedule, &definition).await? {
+            let put = reach.store.put_schedule(now, agent_name, schedule, &definition, &Expect::Absent);
+            let deed = Deed::to("create_schedule", format_args!("schedules/{}", self.name));
+            match noted(&reach.store, deed, put, Put::is_news).await? {
+                Put::Differs => Err(self.exists()),
                 Put::NoAgent => Err(no_agent(&reach, agent_name).await?),
                 Put::OwnedBy(source) => Err(owned(&self.name, &source, place)),
                 Put::Added(_) | Put::Changed(_) | Put::Unchanged(_) => {
@@ -64,6 +65,13 @@ impl Add {
                 }
             }
         })
+    }
+
+    fn exists(&self) -> Failure {
+        Failure::Usage(format!(
+            "there is a schedule {} already: `belfry set` changes it, `belfry rm` removes it",
+            self.name
+        ))
     }
 }
 

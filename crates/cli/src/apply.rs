@@ -6,6 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::{Place, SOURCE};
 use crate::reach::{self, Reach};
@@ -51,12 +52,18 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     for warning in &loaded.warnings {
         reach::say(&warning.render(true));
     }
-    reach.store.put_lanes(reach.now().await?, &crate::up::lanes_of(loaded)).await?;
+    let (now, lanes) = (reach.now().await?, crate::up::lanes_of(loaded));
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
     let applied = if same {
+        // Nothing of the files has changed; only lanes may have been made by an older one.
+        reach.store.put_lanes(now, &lanes).await?;
         Applied::default()
     } else {
-        reach.store.apply(reach.now().await?, SOURCE, &loaded.digest, &loaded.agents).await?
+        let apply = async {
+            reach.store.put_lanes(now, &lanes).await?;
+            reach.store.apply(now, SOURCE, &loaded.digest, &loaded.agents).await
+        };
+        noted(&reach.store, Deed::to("reload", "reload"), apply, |_| true).await?
     };
     let Applied { added, changed, retired, cancelled, foreign } = applied;
     let mut words = match same {

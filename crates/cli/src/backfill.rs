@@ -6,6 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::{Failure, InOption};
+use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -75,7 +76,16 @@ impl Backfill {
             };
             let request = self.request(&zone)?;
             let now = reach.now().await?;
-            let done = belfry::backfill(&reach.store, &reach.options(), now, &record, &request).await?;
+            let options = reach.options();
+            let backfill = belfry::backfill(&reach.store, &options, now, &record, &request);
+            let done = match self.dry_run {
+                true => backfill.await?,
+                false => {
+                    let deed =
+                        Deed::to("backfill_schedule", format_args!("schedules/{}/backfill", self.name));
+                    noted(&reach.store, deed, backfill, |done| !done.runs.is_empty()).await?
+                }
+            };
             if let Some(planned) = done.cut_at {
                 reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
             }

@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use comfy_table::Color;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reading::{self, Reading};
@@ -108,7 +109,9 @@ async fn reset(reading: &Reading, agent: &str, command: Option<&str>) -> Result<
     let entries = entries(reading, Some(agent), command).await?;
     let mut closed = 0;
     for entry in &entries {
-        if reading.store.reset_breaker(reading.now, entry.agent, &entry.command).await? {
+        let reset = reading.store.reset_breaker(reading.now, entry.agent, &entry.command);
+        let deed = Deed::to("reset_breaker", format_args!("breakers/{agent}/{}/reset", entry.command));
+        if noted(&reading.store, deed, reset, |reset| *reset).await? {
             closed += 1;
             reading::remark(&format!("{}/{} is closed", entry.agent_name, entry.command));
         }

@@ -10,6 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::{Failure, InOption};
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -123,7 +124,10 @@ impl Cancel {
     }
 
     async fn cancel(&self, reach: &Reach, run: &RunRecord) -> Result<Option<One>, Failure> {
-        let state = match reach.store.cancel(reach.now().await?, run.id, Reason::Requested).await? {
+        let cancel = reach.store.cancel(reach.now().await?, run.id, Reason::Requested);
+        let deed = Deed::to("cancel_run", format_args!("runs/{}/cancel", run.id));
+        let is_change = |cancelled: &Cancelled| matches!(cancelled, Cancelled::Ended | Cancelled::Told(_));
+        let state = match noted(&reach.store, deed, cancel, is_change).await? {
             Cancelled::Ended | Cancelled::Before(RunState::Cancelled) => RunState::Cancelled,
             Cancelled::Told(_) => RunState::Running,
             // Of several, some may end by themselves meanwhile.

@@ -8,6 +8,7 @@ use comfy_table::Color;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach, answer};
@@ -176,7 +177,9 @@ impl Set {
             let words = "the name of a lane has letters, digits, `-` and `_`, and at most 64 of them";
             return Err(Failure::Usage(words.into()));
         }
-        reach.store.set_lane(reach.now().await?, &self.lane, settings).await?;
+        let set = reach.store.set_lane(reach.now().await?, &self.lane, settings);
+        noted(&reach.store, Deed::to("change_lane", format_args!("lanes/{}", self.lane)), set, |_| true)
+            .await?;
         let now = reach.now().await?;
         let lane = known(reach).await?.into_iter().find(|lane| lane.name == self.lane);
         let Some(lane) = lane.map(|lane| Lane::of(&lane, now)) else {
@@ -224,7 +227,9 @@ async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure
     if !known(reach).await?.iter().any(|known| known.name == lane) {
         return Err(Failure::NotFound(format!("there is no lane {lane}; `belfry lanes` lists them")));
     }
-    let ended = reach.store.clear_lane(reach.now().await?, lane).await?;
+    let clear = reach.store.clear_lane(reach.now().await?, lane);
+    let deed = Deed::to("clear_lane", format_args!("lanes/{lane}/clear"));
+    let ended = noted(&reach.store, deed, clear, |ended| !ended.is_empty()).await?;
     tell_cleared(lane, &ended, output)
 }
 

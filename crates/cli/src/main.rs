@@ -19,6 +19,7 @@ mod logs;
 mod ls;
 mod next;
 mod nodes;
+mod noted;
 mod output;
 mod pause;
 mod place;

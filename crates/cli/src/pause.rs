@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::{Failure, InOption};
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -61,7 +62,9 @@ impl Pause {
             let mut answer = Answer { paused: Vec::new(), until, unchanged: Vec::new() };
             let mut lines = Vec::new();
             for record in all_of(&reach, &self.names).await? {
-                let paused = reach.store.pause(now, record.id, self.reason.as_deref(), until).await?;
+                let pause = reach.store.pause(now, record.id, self.reason.as_deref(), until);
+                let deed = Deed::to("pause_schedule", format_args!("schedules/{}/pause", record.name));
+                let paused = noted(&reach.store, deed, pause, |paused| *paused).await?;
                 let end = match until {
                     Some(until) => format!("until {}", crate::up::local(until, &zone)),
                     None => "until it is resumed".into(),

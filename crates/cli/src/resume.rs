@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::pause::all_of;
 use crate::place::Place;
@@ -56,7 +57,10 @@ impl Resume {
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };
             let mut lines = Vec::new();
             for record in all_of(&reach, &self.names).await? {
-                let count = match belfry::resume(&reach.store, now, &record, self.catch_up).await? {
+                let resume = belfry::resume(&reach.store, now, &record, self.catch_up);
+                let deed = Deed::to("resume_schedule", format_args!("schedules/{}/resume", record.name));
+                let is_now = |resumed: &Resumed| matches!(resumed, Resumed::Now { .. });
+                let count = match noted(&reach.store, deed, resume, is_now).await? {
                     Resumed::Now { skipped } => skipped,
                     Resumed::Before(until) => {
                         let until = crate::up::local(until, &zone);

@@ -4,6 +4,7 @@ use belfry_store::{Enqueue, Enqueued, NewRun, Store};
 use clap::Args;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -50,7 +51,10 @@ impl Retry {
             let new = belfry::prepare(&reach.store, &reach.options(), now, &old.name).await?;
             let run = NewRun { command: old.command, prompt: old.prompt, payload: old.payload, ..new };
             let id = run.id;
-            match reach.store.enqueue(now, &Enqueue { run, key: None }).await? {
+            let enqueue = Enqueue { run, key: None };
+            let deed = Deed::to("retry_run", format_args!("runs/{}/retry", old.id));
+            let is_made = |made: &Enqueued| *made == Enqueued::Made;
+            match noted(&reach.store, deed, reach.store.enqueue(now, &enqueue), is_made).await? {
                 Enqueued::NotFound => Err(gone()),
                 Enqueued::Made | Enqueued::Repeat(_) | Enqueued::KeyReused(_) => {
                     self.waiting.see_to(id, &reach, place, output).await

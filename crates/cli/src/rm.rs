@@ -1,11 +1,12 @@
 //! `belfry rm`: removes a schedule that no file owns.
 
-use belfry_store::{Removed, Store};
+use belfry_store::{Expect, Removed, Store};
 use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::keys::owned;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -40,9 +41,20 @@ impl Rm {
             }
             let reach = Reach::open(place).await?;
             let record = reach.schedule(&self.name).await?;
-            match reach.store.remove_schedule(reach.now().await?, record.id).await? {
+            let gone = reach.store.remove_schedule(reach.now().await?, record.id, &Expect::Any);
+            let is_gone = |removed: &Removed| matches!(removed, Removed::Gone { .. });
+            match noted(
+                &reach.store,
+                Deed::to("remove_schedule", format_args!("schedules/{}", self.name)),
+                gone,
+                is_gone,
+            )
+            .await?
+            {
                 Removed::OwnedBy(source) => Err(owned(&self.name, &source, place)),
-                Removed::NotFound => Err(Failure::NotFound(format!("{} is gone already", self.name))),
+                Removed::NotFound | Removed::Differs => {
+                    Err(Failure::NotFound(format!("{} is gone already", self.name)))
+                }
                 Removed::Gone { cancelled } => {
                     let words = match cancelled {
                         0 => format!("{} removed", self.name),

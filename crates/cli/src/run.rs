@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -65,7 +66,10 @@ impl Run {
             let record = reach.schedule(&self.name).await?;
             self.waiting.check_labels(&reach, &record).await?;
             let now = reach.now().await?;
-            let run = belfry::enqueue(&reach.store, &reach.options(), now, &self.name, request).await?;
+            let options = reach.options();
+            let enqueue = belfry::enqueue(&reach.store, &options, now, &self.name, request);
+            let deed = Deed::to("run_schedule", format_args!("schedules/{}/run", self.name));
+            let run = noted(&reach.store, deed, enqueue, |_| true).await?;
             self.waiting.see_to(run, &reach, place, output).await
         })
     }

@@ -6,6 +6,7 @@ use belfry::{Mode, Reply, SendOptions, Taken};
 use clap::{Args, ValueEnum};
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach, answer, say};
@@ -114,7 +115,11 @@ impl Send {
             }
             let reach = Reach::open_to_run(place).await?;
             let (now, to) = (reach.now().await?, (self.target.as_str(), self.key.as_str()));
-            match belfry::send(&reach.store, &reach.options(), now, to, &text, with).await? {
+            let options = reach.options();
+            let send = belfry::send(&reach.store, &options, now, to, &text, with);
+            let deed =
+                Deed::to("send_message", format_args!("sessions/{}/{}/messages", self.target, self.key));
+            match noted(&reach.store, deed, send, |_| true).await? {
                 Reply::Stopped(done) => tell_stopped(&done, output),
                 Reply::Taken(taken) => self.tell(&taken, &reach, place, output).await,
             }

@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::place::Place;
 use crate::reach::{self, Reach, answer};
@@ -50,7 +51,15 @@ impl Session {
 
     /// Does something to the session.
     pub async fn change(&self, reach: &Reach, verb: SessionVerb) -> Result<SessionDone, Failure> {
-        Ok(belfry::change_session(&reach.store, reach.now().await?, self.names(), verb).await?)
+        let (action, path) = match verb {
+            SessionVerb::Stop => ("stop_session", "stop"),
+            SessionVerb::StopAll => ("stop_all_of_session", "stopall"),
+            SessionVerb::Reset => ("reset_session", "reset"),
+            SessionVerb::Use(_) => ("measure_session", "usage"),
+        };
+        let deed = Deed::to(action, format_args!("sessions/{}/{}/{path}", self.target, self.key));
+        let change = belfry::change_session(&reach.store, reach.now().await?, self.names(), verb);
+        noted(&reach.store, deed, change, |_| true).await
     }
 
     fn stop(&self, place: &Place, output: &Output, verb: SessionVerb) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use comfy_table::Color;
 use serde::Serialize;
 
 use crate::failure::{Failure, InOption};
+use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
 use crate::place::Place;
 use crate::reach::{self, Reach};
@@ -146,7 +147,9 @@ async fn create(
         expires_at,
         revoked_at: None,
     };
-    match reach.store.add_token(&record).await? {
+    let deed = Deed::to("create_token", "tokens");
+    let is_added = |added: &AddedToken| *added == AddedToken::Added;
+    match noted(&reach.store, deed, reach.store.add_token(&record), is_added).await? {
         AddedToken::Added => {
             if output.format == Format::Table {
                 reach::say("shown only now; whoever has it may do what it allows");
@@ -208,7 +211,10 @@ struct Revoked<'a> {
 async fn revoke(reach: &Reach, now: Timestamp, given: &str, output: &Output) -> Result<(), Failure> {
     // Whoever has only the token at hand may give that.
     let id = belfry_server::token_id(given).unwrap_or(given);
-    match reach.store.revoke_token(now, id).await? {
+    let revoke = reach.store.revoke_token(now, id);
+    match noted(&reach.store, Deed::to("revoke_token", format_args!("tokens/{id}")), revoke, |gone| *gone)
+        .await?
+    {
         true => reach::answer(output, &Revoked { revoked: id }, &format!("{id} revoked")),
         false => Err(Failure::NotFound(format!(
             "there is no token {id} that is good; `belfry token ls` lists them"

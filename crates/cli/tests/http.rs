@@ -5,8 +5,12 @@
 #[path = "outside/mod.rs"]
 mod support;
 
+#[path = "http/audit.rs"]
+mod audit;
 #[path = "http/client.rs"]
 mod client;
+#[path = "http/cluster.rs"]
+mod cluster;
 #[path = "http/document.rs"]
 mod document;
 #[path = "http/events.rs"]

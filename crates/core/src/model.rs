@@ -25,6 +25,13 @@ pub type ScheduleId = i64;
 /// Grows by one with each claim of a run, and fences every later write.
 pub type Epoch = i32;
 
+impl RunId {
+    /// The trace of the run: what came from outside, else its own id, which is as good a name.
+    pub fn trace(self, from_outside: Option<Uuid>) -> Uuid {
+        from_outside.unwrap_or(self.0)
+    }
+}
+
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -11,7 +11,6 @@ use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, 
 use belfry_store::{AgentRecord, BreakerEntry, BreakerRecord, Deferred, RunRecord, ScheduleRecord};
 use belfry_time::{SignedDuration, Tick, Timestamp, Timing};
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 pub use crate::why::Decision;
 
@@ -324,8 +323,8 @@ pub struct Run {
     pub summary: Option<String>,
     /// What it has used.
     pub usage: Option<serde_json::Value>,
-    /// Its trace.
-    pub trace_id: Option<String>,
+    /// Its trace: that of who asked for it, or its own.
+    pub trace_id: String,
     /// When it was made.
     pub created_at: Timestamp,
     /// When its last attempt started.
@@ -361,7 +360,7 @@ impl Run {
             error: record.error.clone(),
             summary: record.summary.clone(),
             usage: None,
-            trace_id: record.trace_id.map(|trace: Uuid| trace.simple().to_string()),
+            trace_id: record.id.trace(record.trace_id).simple().to_string(),
             created_at: record.created_at,
             started_at: record.started_at,
             finished_at: record.finished_at,

@@ -24,6 +24,7 @@ use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
+use crate::relay::{Relay, Teller};
 use crate::session::{UsageOf, to_known_lane};
 use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
@@ -188,6 +189,8 @@ impl Builder {
                 events: broadcast::Sender::new(EVENTS_MAX),
                 view: watch::Sender::new(view),
                 started: Mutex::new(None),
+                relay: Mutex::new(None),
+                teller: Teller::new(),
                 leaving: tokio::sync::Mutex::new(()),
             }),
         }
@@ -230,6 +233,8 @@ struct Inner {
     events: broadcast::Sender<Arc<Event>>,
     view: watch::Sender<View>,
     started: Mutex<Option<Started>>,
+    relay: Mutex<Option<Relay>>,
+    teller: Teller,
     leaving: tokio::sync::Mutex<()>,
 }
 
@@ -267,6 +272,11 @@ impl Engine {
             view.node = node.id;
             view.overrun = 0;
         });
+        if inner.store.is_shared() {
+            let (events, view) = (inner.events.subscribe(), inner.view.subscribe());
+            let relay = Relay::start(inner.store.clone(), inner.teller.clone(), events, view);
+            *inner.relay.lock() = Some(relay);
+        }
         let event = Event::new(now.wall, Level::Info, Name::NodeStarted);
         self.tell(Event { node: Some(node.id), ..event });
         let runner = Runner::new(RunnerOptions {
@@ -361,6 +371,10 @@ impl Engine {
         let is_ours = |known: &Started| known.messages.same_channel(&started.messages);
         if self.inner.started.lock().take_if(|known| is_ours(known)).is_some() {
             self.leave(node).await;
+            let relay = self.inner.relay.lock().take();
+            if let Some(relay) = relay {
+                relay.end().await;
+            }
         }
         match overrun {
             0 => Ok(()),
@@ -418,7 +432,17 @@ impl Engine {
         self.inner.view.borrow().running.values().sum()
     }
 
-    /// What happens from now on.
+    /// Who it is among the nodes, while it is started.
+    pub fn node(&self) -> NodeId {
+        self.inner.view.borrow().node
+    }
+
+    /// By which it is known among those who tell each other what happens.
+    pub fn teller(&self) -> Uuid {
+        self.inner.teller.id
+    }
+
+    /// What happens here from now on.
     pub fn events(&self) -> broadcast::Receiver<Arc<Event>> {
         self.inner.events.subscribe()
     }
@@ -673,7 +697,8 @@ fn new_id(now: Timestamp) -> Uuid {
     Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
 }
 
-fn host() -> String {
+/// The name of this host.
+pub fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())
         .ok()

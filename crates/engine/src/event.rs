@@ -189,6 +189,15 @@ impl Event {
         }
     }
 
+    /// As JSON, with the node that tells it where it is about no other.
+    pub fn to_json(&self, teller: NodeId) -> String {
+        let mut json = serde_json::to_string(self).unwrap_or_default();
+        if self.node.is_none() && !teller.0.is_nil() && json.pop() == Some('}') {
+            json.push_str(&format!(",\"node\":\"{teller}\"}}"));
+        }
+        json
+    }
+
     /// Of a schedule, given as `agent/schedule`.
     pub(crate) fn of(mut self, name: &str) -> Event {
         let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));

@@ -17,6 +17,7 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod relay;
 mod session;
 mod shell;
 mod standing;
@@ -37,7 +38,7 @@ pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};
 pub use driver::{GUEST, Options, default_lanes};
 pub use engine::{
-    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,
+    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, host, new_run_id, prepare,
     request_run,
 };
 pub use error::Error;

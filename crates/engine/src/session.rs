@@ -339,7 +339,7 @@ impl Engine {
         match &reply {
             Reply::Taken(taken) => {
                 let reason = if taken.told.is_empty() { Reason::QueueDropped } else { Reason::Interrupted };
-                self.tell_ended(&taken.schedule, key, &taken.ended, reason);
+                self.tell_ended(&taken.schedule, key, &taken.ended, reason).await;
             }
             Reply::Stopped(done) => self.tell_stopped(target, key, done).await?,
         }
@@ -445,7 +445,7 @@ impl Engine {
 
     async fn tell_stopped(&self, target: &str, key: &str, done: &SessionDone) -> Result<(), Error> {
         let name = find_chat(self.store(), target).await?.record.name;
-        self.tell_ended(&name, key, &done.ended, Reason::Stopped);
+        self.tell_ended(&name, key, &done.ended, Reason::Stopped).await;
         let event = Event::new(self.now(), Level::Info, Name::SessionStopped).of(&name);
         let count = (done.ended.len() + done.told.len()) as u64;
         self.tell(Event { session: Some(key.to_owned()), count: Some(count), ..event });
@@ -453,8 +453,11 @@ impl Engine {
     }
 
     /// Tells of runs that have ended before they started. Nothing will come of them, which whoever waits is told.
-    fn tell_ended(&self, name: &str, key: &str, runs: &[RunId], reason: Reason) {
+    async fn tell_ended(&self, name: &str, key: &str, runs: &[RunId], reason: Reason) {
         for run in runs {
+            // Where the store does not answer, it is told of without its trace.
+            let record = self.store().run(*run).await.unwrap_or(None);
+            let trace = record.map(|record| run.trace(record.trace_id).simple().to_string());
             let event = Event::new(self.now(), Level::Info, Name::RunCancelled).of(name);
             self.tell(Event {
                 session: Some(key.to_owned()),
@@ -462,6 +465,7 @@ impl Engine {
                 state: Some(RunState::Cancelled.as_str()),
                 reason: Some(reason.to_string()),
                 outbound: Some(String::new()),
+                trace_id: trace,
                 ..event
             });
         }

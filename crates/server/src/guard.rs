@@ -11,10 +11,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use belfry_store::{Access, AuditEntry, Scope};
+use belfry_store::{AuditEntry, Scope};
 use serde_json::Value;
 use utoipa::openapi::OpenApi;
 
+use crate::audit::{Answered, Noted};
 use crate::listen::Peer;
 use crate::origin;
 use crate::problem::Problem;
@@ -97,10 +98,6 @@ pub struct Actor {
     pub scope: Scope,
 }
 
-/// Marks an answer to a request that changed nothing: a repeat. It needs no row in the audit.
-#[derive(Debug, Clone, Copy)]
-pub struct Unchanged;
-
 /// What the guard knows.
 pub struct Guard {
     pub shared: Arc<Shared>,
@@ -119,37 +116,28 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     let began = std::time::Instant::now();
-    let mut actor = None;
     let (mut parts, body) = request.into_parts();
     let mut response = match admit(&guard, &parts, matched.as_deref(), operation.as_ref()).await {
-        Ok(admitted) => {
-            parts.extensions.insert(admitted.clone());
-            actor = Some(admitted);
-            let request = Request::from_parts(parts, body);
-            match tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await {
-                Ok(response) => response,
-                Err(_) => Problem::unavailable("too_slow", "the answer took too long").into_response(),
-            }
+        Ok(actor) => {
+            let entry = AuditEntry {
+                at: shared.now(),
+                actor: actor.id.clone(),
+                action: operation.as_ref().map_or_else(String::new, |operation| operation.id.clone()),
+                target,
+                peer,
+                status: None,
+            };
+            let noted = Arc::new(Noted::new(shared.clone(), entry));
+            parts.extensions.insert(actor);
+            parts.extensions.insert(noted.clone());
+            // A route that is open to everybody decides itself whom it takes seriously.
+            let is_noted =
+                is_change(&method) && operation.as_ref().is_some_and(|operation| operation.scope.is_some());
+            answer(&noted, is_noted, Request::from_parts(parts, body), next).await
         }
         Err(problem) => problem.into_response(),
     };
     let status = response.status();
-    if let (Some(actor), Some(operation)) = (actor, &operation)
-        && is_change(&method)
-        && status.is_success()
-        && response.extensions().get::<Unchanged>().is_none()
-    {
-        let entry = AuditEntry {
-            at: shared.now(),
-            actor: actor.id,
-            action: operation.id.clone(),
-            target,
-            peer,
-            status: status.as_u16(),
-        };
-        // What was done is done: a store that fails now is told of by the next request.
-        let _ = shared.store().audit(&entry).await;
-    }
     shared.meters.request(
         operation.as_ref().map_or("none", |operation| &operation.id),
         status,
@@ -160,6 +148,18 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     headers.insert("traceparent", trace.header());
+    response
+}
+
+async fn answer(noted: &Noted, is_noted: bool, request: Request, next: Next) -> Response {
+    if is_noted && let Err(problem) = noted.begin().await {
+        return problem.into_response();
+    }
+    let response = match tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => Problem::unavailable("too_slow", "the answer took too long").into_response(),
+    };
+    noted.end(Answered::of(&response)).await;
     response
 }
 

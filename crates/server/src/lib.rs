@@ -4,6 +4,7 @@
 //! with `extract.rs`, asks the engine or its store, and answers with the shapes of [`belfry::api`] or with a `problem.rs`.
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
+mod audit;
 mod extract;
 mod guard;
 mod json;
@@ -11,6 +12,7 @@ mod limiter;
 mod listen;
 mod meters;
 mod origin;
+mod others;
 mod page;
 mod problem;
 mod ready;
@@ -99,7 +101,7 @@ async fn note(shared: Arc<Shared>, mut events: broadcast::Receiver<Arc<Event>>) 
         match event {
             Ok(event) => {
                 shared.meters.note(&event);
-                shared.ring.put(event);
+                shared.ring.put(&event, shared.engine.node());
             }
             Err(RecvError::Lagged(count)) => shared.ring.lost(count),
             Err(RecvError::Closed) => return,
@@ -154,6 +156,7 @@ impl Server {
         let events = told.engine.events();
         let shared = Arc::new(Shared::new(told, address));
         tokio::spawn(note(shared.clone(), events));
+        tokio::spawn(others::hear_loop(shared.clone()));
         tokio::spawn(keep_house(shared.clone()));
         let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
         Ok(Server { shared, address, serving })

@@ -1,11 +1,13 @@
-//! What happened lately, for those who listen. A bounded number of events is remembered, each with a number of its own; who
+//! What happened lately, here and on other nodes, for those who listen. A bounded number of events is remembered, each with a number of its own; who
 //! comes back with the number of the last one it saw goes on behind it, or is told of a gap.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use belfry::Event;
+use belfry::{Event, RunId};
+use belfry_core::NodeId;
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -17,9 +19,32 @@ const REMEMBERED: usize = 8192;
 /// An event as it is sent.
 pub struct Told {
     pub number: u64,
-    pub event: Arc<Event>,
+    pub about: About,
     /// Written once for all who listen.
     pub frame: String,
+}
+
+/// What an event is about, for those who choose.
+#[derive(Debug, Deserialize)]
+pub struct About {
+    pub event: String,
+    #[serde(default)]
+    pub agent: Option<String>,
+    #[serde(default)]
+    pub schedule: Option<String>,
+    #[serde(default)]
+    pub run_id: Option<RunId>,
+}
+
+impl About {
+    fn of(event: &Event) -> About {
+        About {
+            event: event.event.as_str().to_owned(),
+            agent: event.agent.clone(),
+            schedule: event.schedule.clone(),
+            run_id: event.run_id,
+        }
+    }
 }
 
 /// What happened lately.
@@ -51,17 +76,29 @@ impl Ring {
         Ring { life, inner: Mutex::default(), last: watch::Sender::new(0) }
     }
 
-    pub fn put(&self, event: Arc<Event>) {
-        let json = serde_json::to_string(&*event).unwrap_or_default();
-        let name = event.event.as_str();
+    /// An event of this node.
+    pub fn put(&self, event: &Event, node: NodeId) {
+        self.add(About::of(event), &event.to_json(node));
+    }
+
+    /// An event of another node, as JSON. What cannot be read is of a version that we know nothing of.
+    pub fn put_line(&self, json: String) {
+        let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+        let Ok(about) = serde_json::from_str::<About>(&json) else { return };
+        if is_plain(&about.event) && !json.contains(['\r', '\n']) {
+            self.add(about, &json);
+        }
+    }
+
+    fn add(&self, about: About, json: &str) {
         let mut inner = self.inner.lock();
         inner.last += 1;
         let number = inner.last;
         if inner.events.len() == REMEMBERED {
             inner.events.pop_front();
         }
-        let frame = frame(Some(&self.id(number)), name, &json);
-        inner.events.push_back(Arc::new(Told { number, event, frame }));
+        let frame = frame(Some(&self.id(number)), &about.event, json);
+        inner.events.push_back(Arc::new(Told { number, about, frame }));
         drop(inner);
         self.last.send_replace(number);
     }
@@ -72,6 +109,10 @@ impl Ring {
         inner.last += count;
         inner.lost = inner.last;
         inner.events.clear();
+        let last = inner.last;
+        drop(inner);
+        // Whoever waits is told that something is missing.
+        self.last.send_replace(last);
     }
 
     /// The number of the last event.
@@ -116,7 +157,8 @@ mod tests {
     fn ring(count: u64) -> Ring {
         let ring = Ring::new();
         for _ in 0..count {
-            ring.put(Arc::new(Event::new(Timestamp::UNIX_EPOCH, Level::Info, Name::RunStarted)));
+            let event = Event::new(Timestamp::UNIX_EPOCH, Level::Info, Name::RunStarted);
+            ring.put(&event, NodeId(Uuid::from_u128(7)));
         }
         ring
     }
@@ -144,6 +186,21 @@ mod tests {
         ring.lost(7);
         assert!(ring.behind(REMEMBERED as u64 + 5, 10).gap, "what was never heard of, too");
         assert!(!ring.behind(ring.last(), 10).gap);
+    }
+
+    #[test]
+    fn what_others_tell_is_passed_on_as_it_is() {
+        let ring = ring(1);
+        let line = r#"{"event":"run_finished","agent":"a","node":"b","more":1}"#;
+        ring.put_line(line.to_owned());
+        for odd in ["", "{}", "[]", r#"{"event":"a\nb"}"#, "{\"event\":\"a\",\n\"agent\":\"b\"}"] {
+            ring.put_line(odd.to_owned());
+        }
+        let behind = ring.behind(0, 10);
+        assert_eq!(numbers(&behind), [1, 2]);
+        assert!(behind.events[0].frame.contains(r#""node":"00000000-"#), "{}", behind.events[0].frame);
+        assert!(behind.events[1].frame.ends_with(&format!("event: run_finished\ndata: {line}\n\n")));
+        assert_eq!(behind.events[1].about.agent.as_deref(), Some("a"));
     }
 
     #[test]

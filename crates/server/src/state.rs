@@ -8,7 +8,7 @@ use belfry_config::{Api, Inherited, Settings};
 use belfry_core::AgentDefinition;
 use belfry_store::{ScheduleRecord, Store};
 use parking_lot::RwLock;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::limiter::Limiter;
 use crate::meters::Meters;
@@ -19,7 +19,7 @@ use crate::tokens::Remembered;
 /// Readers that follow what runs write.
 const FOLLOWERS_MAX: usize = 512;
 /// Readers of events.
-pub const LISTENERS_MAX: usize = 4096;
+const LISTENERS_MAX: usize = 4096;
 
 /// How the files were read again.
 pub type Reloaded = Result<String, String>;
@@ -53,7 +53,7 @@ pub struct Shared {
     pub version: &'static str,
     pub listen: SocketAddr,
     pub reload: mpsc::Sender<Reload>,
-    /// Edits of schedules, one after the other: what an edit was decided on is then still so.
+    /// Edits of schedules by this node, one after the other. Other nodes edit too: each edit says what it was decided on.
     pub edits: tokio::sync::Mutex<()>,
     /// Whether the server is about to end: what streams, ends.
     pub ending: watch::Sender<bool>,
@@ -66,6 +66,8 @@ pub struct Shared {
     pub followers: Arc<Semaphore>,
     /// Who listens to events.
     pub listeners: Arc<Semaphore>,
+    /// Somebody has come to listen.
+    pub came: Notify,
     pub ring: Ring,
     /// What describes the API.
     pub document: OnceLock<String>,
@@ -96,6 +98,7 @@ impl Shared {
             limiter: Limiter::default(),
             followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
             listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            came: Notify::new(),
             ring: Ring::new(),
             document: OnceLock::new(),
             settings: RwLock::new(Arc::new(told.settings)),
@@ -104,6 +107,11 @@ impl Shared {
 
     pub fn store(&self) -> &AnyStore {
         self.engine.store()
+    }
+
+    /// How many listen to events.
+    pub fn readers(&self) -> usize {
+        LISTENERS_MAX.saturating_sub(self.listeners.available_permits())
     }
 
     /// What time it is for the store, which keeps microseconds.

@@ -91,12 +91,12 @@ pub enum AddedToken {
     Full,
 }
 
-/// Something that was done over HTTP.
+/// Something that was done over HTTP, or by a command that opened the store itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
     /// When.
     pub at: Timestamp,
-    /// By whom: the id of a token, or `local`.
+    /// By whom: the id of a token, `local`, `anonymous`, or `cli` with the user of the host.
     pub actor: String,
     /// What.
     pub action: String,
@@ -104,8 +104,8 @@ pub struct AuditEntry {
     pub target: String,
     /// From where.
     pub peer: String,
-    /// How it was answered.
-    pub status: u16,
+    /// How it was answered; none where it is under way, or nobody knows.
+    pub status: Option<u16>,
 }
 
 /// A row of the audit with its number, which grows.
@@ -122,8 +122,12 @@ pub trait Access: Send + Sync + 'static {
     /// Makes a token good no longer; `false` where there is none, or it was revoked before. Crash: revoked, or not.
     fn revoke_token(&self, now: Timestamp, id: &str) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Records what was done. Crash: recorded, or not.
-    fn audit(&self, entry: &AuditEntry) -> impl Future<Output = Answer<()>> + Send;
+    /// Records what is about to be done, and gives the row's number. Crash: recorded, or not.
+    fn begin_audit(&self, entry: &AuditEntry) -> impl Future<Output = Answer<i64>> + Send;
+
+    /// Completes a row by how it was answered, or takes it away where nothing was done. A crash may undo this, and this alone:
+    /// then the row says that nobody knows.
+    fn end_audit(&self, number: i64, status: Option<u16>) -> impl Future<Output = Answer<()>> + Send;
 
     /// What was done, the last first, before a row.
     fn audits(
@@ -168,8 +172,12 @@ impl Access for AnyStore {
         each!(self, store => store.revoke_token(now, id).await)
     }
 
-    async fn audit(&self, entry: &AuditEntry) -> Answer<()> {
-        each!(self, store => store.audit(entry).await)
+    async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {
+        each!(self, store => store.begin_audit(entry).await)
+    }
+
+    async fn end_audit(&self, number: i64, status: Option<u16>) -> Answer<()> {
+        each!(self, store => store.end_audit(number, status).await)
     }
 
     async fn audits(&self, before: Option<i64>, limit: u32) -> Answer<Page<AuditRow, i64>> {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
+use uuid::Uuid;
 
 use crate::error::Error;
 use crate::memory::Memory;
@@ -53,6 +54,59 @@ impl AnyStore {
         }
     }
 
+    /// Whether nodes on several machines may share it.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, AnyStore::Postgres(_))
+    }
+
+    /// Leaves a mark that somebody listens to what others tell, for the next few seconds.
+    pub async fn listen(&self, listener: Uuid) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.listen(listener).await,
+        }
+    }
+
+    /// Since when somebody else listens.
+    pub async fn listens(&self, teller: Uuid) -> Answer<Option<Timestamp>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
+            AnyStore::Postgres(store) => store.listens(teller).await,
+        }
+    }
+
+    /// Tells those who listen elsewhere what happened. It is kept for a few seconds, and not beyond a crash of the database.
+    pub async fn tell(&self, telling: &Telling) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.tell_others(telling).await,
+        }
+    }
+
+    /// How far others have come with telling.
+    pub async fn told_so_far(&self, listener: Uuid) -> Answer<Vec<(Uuid, i64)>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(Vec::new()),
+            AnyStore::Postgres(store) => store.told_so_far(listener).await,
+        }
+    }
+
+    /// What others have told behind what was heard of each, in the order in which each told it.
+    pub async fn told(&self, listener: Uuid, heard: &[(Uuid, i64)]) -> Answer<Vec<Telling>> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(Vec::new()),
+            AnyStore::Postgres(store) => store.told(listener, heard).await,
+        }
+    }
+
+    /// Removes what was told some seconds ago.
+    pub async fn prune_told(&self) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(()),
+            AnyStore::Postgres(store) => store.prune_told().await,
+        }
+    }
+
     /// What a store needs done every few seconds while it is worked on, so that it stays as fast as it is.
     pub async fn tend(&self) -> Answer<()> {
         match self {
@@ -93,12 +147,18 @@ impl Store for AnyStore {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Answer<Put> {
-        each!(self, store => store.put_schedule(now, agent, name, definition).await)
+        each!(self, store => store.put_schedule(now, agent, name, definition, expect).await)
     }
 
-    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        each!(self, store => store.remove_schedule(now, schedule).await)
+    async fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        expect: &Expect,
+    ) -> Answer<Removed> {
+        each!(self, store => store.remove_schedule(now, schedule, expect).await)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {

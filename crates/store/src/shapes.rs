@@ -481,6 +481,8 @@ pub struct Rescued {
     pub pending: Vec<RunId>,
     /// Ended, because it was the last attempt, or because they were to be cancelled.
     pub ended: Vec<(RunId, RunState)>,
+    /// The traces of those that have one from outside.
+    pub traces: Vec<(RunId, Uuid)>,
 }
 
 /// A run, live or ended.

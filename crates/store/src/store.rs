@@ -32,22 +32,25 @@ pub trait Store: Send + Sync + 'static {
     /// The digest that was applied last for a source.
     fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
 
-    /// Makes a schedule of the API what it is here, or makes it new. Timing that changed starts a new revision, as for
-    /// `apply`. What a file owns is not touched. Crash: the whole edit, or nothing of it.
+    /// Makes a schedule of the API what it is here, or makes it new, where it is what is expected: of several who edit what
+    /// they have read, one changes it. Timing that changed starts a new revision, as for `apply`. What a file owns is not
+    /// touched. Crash: the whole edit, or nothing of it.
     fn put_schedule(
         &self,
         now: Timestamp,
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> impl Future<Output = Answer<Put>> + Send;
 
-    /// Removes a schedule of the API. Its runs that wait end cancelled, those that run go on, history stays. Crash: gone with
+    /// Removes a schedule of the API, where it is what is expected. Its runs that wait end cancelled, those that run go on, history stays. Crash: gone with
     /// all its waiting runs, or as it was.
     fn remove_schedule(
         &self,
         now: Timestamp,
         schedule: ScheduleId,
+        expect: &Expect,
     ) -> impl Future<Output = Answer<Removed>> + Send;
 
     /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.

@@ -6,9 +6,11 @@ use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleId, SkipRange, SkipReason,
+    AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleDefinition, ScheduleId, SkipRange,
+    SkipReason,
 };
 use belfry_time::{SignedDuration, Timestamp};
+use uuid::Uuid;
 
 use crate::memory::{left_out, unarmed_until};
 use crate::shapes::{RunRecord, ScheduleRecord};
@@ -52,10 +54,47 @@ pub enum Put {
     NoAgent,
     /// It belongs to this source, which alone may change it.
     OwnedBy(String),
+    /// It is not what was expected, and stays as it is.
+    Differs,
+}
+
+/// What a schedule must be for an edit to be made: what the edit was decided on.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Expect {
+    /// Anything, or nothing.
+    Any,
+    /// There is none of its name.
+    Absent,
+    /// It is this.
+    Same {
+        /// In this revision.
+        revision: i64,
+        /// With this definition.
+        definition: Box<ScheduleDefinition>,
+    },
+}
+
+impl Expect {
+    /// That it is as it was read.
+    pub fn same(record: &ScheduleRecord) -> Expect {
+        Expect::Same { revision: record.revision, definition: Box::new(record.definition.clone()) }
+    }
+
+    /// Whether it is so, given what there is.
+    pub(crate) fn holds(&self, found: Option<(i64, &ScheduleDefinition)>) -> bool {
+        match (self, found) {
+            (Expect::Any, _) | (Expect::Absent, None) => true,
+            (Expect::Same { revision, definition }, Some((found_revision, found))) => {
+                *revision == found_revision && **definition == *found
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Put {
-    pub(crate) fn is_news(&self) -> bool {
+    /// Whether something was changed.
+    pub fn is_news(&self) -> bool {
         matches!(self, Put::Added(_) | Put::Changed(_))
     }
 }
@@ -70,8 +109,23 @@ pub enum Removed {
     },
     /// It belongs to this source, which alone may remove it.
     OwnedBy(String),
+    /// It is not what was expected, and stays.
+    Differs,
     /// There is no such schedule.
     NotFound,
+}
+
+/// What a node tells those who listen elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Telling {
+    /// Who.
+    pub teller: Uuid,
+    /// Which of its tellings, from one on.
+    pub seq: i64,
+    /// Events that were too many since the one before.
+    pub lost: u64,
+    /// Events, each as JSON.
+    pub lines: Vec<String>,
 }
 
 /// Where a piece of output came from.

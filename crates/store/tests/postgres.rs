@@ -6,8 +6,9 @@
 mod pg;
 mod suite;
 
-use belfry_store::Store;
 use belfry_store::postgres::Postgres;
+use belfry_store::{AnyStore, Store, Telling};
+use uuid::Uuid;
 
 /// A store in a new database; none where there is no PostgreSQL.
 async fn fresh() -> Option<Postgres> {
@@ -33,6 +34,30 @@ async fn it_keeps_tokens_and_the_audit() {
     if fresh().await.is_some() {
         suite::tokens::all(async || fresh().await.unwrap()).await;
     }
+}
+
+#[tokio::test]
+async fn what_one_tells_others_hear_in_order_while_somebody_listens() {
+    let (Some(url), [one, other, third]) = (pg::fresh_database(), [1, 2, 3].map(Uuid::from_u128)) else {
+        return;
+    };
+    let store = AnyStore::Postgres(Postgres::open(&url).await.unwrap());
+    assert_eq!(store.listens(one).await.unwrap(), None);
+    store.listen(other).await.unwrap();
+    let since = store.listens(one).await.unwrap().unwrap();
+    store.listen(other).await.unwrap();
+    assert_eq!(store.listens(one).await.unwrap(), Some(since), "the mark goes on");
+    assert_eq!(store.listens(other).await.unwrap(), None, "its own mark is for others");
+    let telling = |teller, seq| Telling { teller, seq, lost: 0, lines: vec![format!("{seq} of {teller}")] };
+    for (teller, seq) in [(one, 1), (third, 1), (other, 1), (one, 2)] {
+        store.tell(&telling(teller, seq)).await.unwrap();
+    }
+    assert_eq!(store.told_so_far(other).await.unwrap().len(), 2);
+    let heard = store.told(other, &[(one, 1)]).await.unwrap();
+    assert_eq!(heard, [telling(one, 2), telling(third, 1)], "behind what was heard, and of who is new");
+    assert_eq!(store.told(other, &[(one, 2), (third, 1)]).await.unwrap(), []);
+    store.prune_told().await.unwrap();
+    assert_eq!(store.told(other, &[]).await.unwrap().len(), 3, "it is not old yet");
 }
 
 #[tokio::test]

@@ -205,13 +205,14 @@ pub fn whole(at: Timestamp) -> Timestamp {
 pub fn masked(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
-    while let Some(found) = rest.char_indices().find_map(|(i, _)| {
-        let word = rest.get(i..i + 36)?;
-        Uuid::parse_str(word).ok().map(|_| i)
+    while let Some((found, length)) = rest.char_indices().find_map(|(i, _)| {
+        let is_id =
+            |length: &usize| rest.get(i..i + length).is_some_and(|word| Uuid::parse_str(word).is_ok());
+        Some(i).zip([36, 32].into_iter().find(is_id))
     }) {
         out.push_str(&rest[..found]);
         out.push_str("xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx");
-        rest = &rest[found + 36..];
+        rest = &rest[found + length..];
     }
     out + rest
 }

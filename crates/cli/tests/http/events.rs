@@ -43,6 +43,35 @@ fn every_change_is_told_and_who_comes_back_misses_nothing() {
 }
 
 #[test]
+fn every_run_has_a_trace_also_one_of_a_tick_and_one_that_never_started() {
+    for site in Site::each() {
+        site.config(CONFIG);
+        let api = Api::start(&site);
+        let mut stream = api.listen("/api/v1/events?schedule=often", &[]);
+        let planned = stream.wait_for("tick_planned").data;
+        let run = planned["run_id"].as_str().unwrap();
+        let trace = json!(run.replace('-', ""));
+        assert_eq!(planned["trace_id"], trace);
+        for name in ["run_started", "run_finished"] {
+            let told = stream.wait_for(name).data;
+            assert_eq!((&told["run_id"], &told["trace_id"]), (&json!(run), &trace));
+        }
+        assert_eq!(api.get(&format!("/api/v1/runs/{run}")).is(200)["trace_id"], trace);
+        // Its agent is busy: the second one waits, and is cancelled before it starts.
+        let mut stream = api.listen("/api/v1/events?agent=slow", &[]);
+        let header = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let runs =
+            [0, 1].map(|_| api.send("POST", "/api/v1/schedules/slow/quiet/run", &[header], b"").is(201));
+        stream.wait_for("run_started");
+        let place = format!("/api/v1/runs/{}/cancel", runs[1]["id"].as_str().unwrap());
+        assert_eq!(api.send("POST", &place, &[], b"").is(200)["state"], "cancelled");
+        let told = stream.wait_for("run_cancelled").data;
+        assert_eq!((&told["run_id"], &told["reason"]), (&runs[1]["id"], &json!("requested")));
+        assert_eq!(told["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736", "that of who asked for the run");
+    }
+}
+
+#[test]
 fn what_is_no_longer_known_is_a_gap() {
     let site = Site::sqlite();
     site.config(CONFIG);

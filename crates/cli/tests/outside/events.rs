@@ -11,7 +11,7 @@ const KEYS: [(&str, &str); 24] = [
     ("node_fenced", "node count detail"),
     ("config_loaded", "detail"),
     ("config_rejected", "detail"),
-    ("tick_planned", "agent schedule tick_at run_id"),
+    ("tick_planned", "agent schedule tick_at run_id trace_id"),
     ("tick_skipped", "agent schedule tick_at reason count detail"),
     ("tick_missed", "agent schedule tick_at reason count"),
     ("run_created", "agent schedule run_id trace_id"),

@@ -44,6 +44,11 @@ impl Site {
         Some(Site { folder: tempfile::tempdir().unwrap(), store: as_address(&url) })
     }
 
+    /// Another folder with the same store: for another node.
+    pub fn beside(&self) -> Site {
+        Site { folder: tempfile::tempdir().unwrap(), store: self.store.clone() }
+    }
+
     /// One of each store that there is.
     pub fn each() -> impl Iterator<Item = Site> {
         std::iter::once(Some(Site::sqlite())).chain(std::iter::once_with(Site::postgres)).flatten()

@@ -117,7 +117,7 @@ impl Driver {
             return;
         };
         let session = claimed.session().map(str::to_owned);
-        let trace = claimed.trace_id.unwrap_or(claimed.run.0);
+        let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
         let attempt = Attempt {
             run: claimed.run,

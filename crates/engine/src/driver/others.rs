@@ -40,7 +40,16 @@ impl Driver {
         let pending = rescued.pending.iter().map(|run| (*run, RunState::Pending.as_str()));
         for (run, state) in pending.chain(ended).collect::<Vec<_>>() {
             let event = Event::new(now.wall, Level::Warn, Name::RunRescued);
-            self.note(Event { run_id: Some(run), state: Some(state), node: Some(node), ..event });
+            let from_outside =
+                rescued.traces.iter().find(|(known, _)| *known == run).map(|(_, trace)| *trace);
+            let trace = run.trace(from_outside).simple().to_string();
+            self.note(Event {
+                run_id: Some(run),
+                state: Some(state),
+                node: Some(node),
+                trace_id: Some(trace),
+                ..event
+            });
         }
     }
 

@@ -134,7 +134,8 @@ impl Driver {
         }
         for run in &commit.runs {
             let event = Event::new(now, Level::Debug, Name::TickPlanned).of(name);
-            self.note(Event { tick_at: run.tick_at, run_id: Some(run.id), ..event });
+            let trace = run.id.trace(run.trace_id).simple().to_string();
+            self.note(Event { tick_at: run.tick_at, run_id: Some(run.id), trace_id: Some(trace), ..event });
         }
     }
 }

@@ -11,7 +11,7 @@ use belfry::event::Name;
 use belfry::{Backfill, Resumed, RunRequest};
 use belfry_core::RunId;
 use belfry_core::check::Status;
-use belfry_store::{ScheduleRecord, Store};
+use belfry_store::{RunRecord, ScheduleRecord, Store};
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -20,8 +20,8 @@ use utoipa_axum::routes;
 
 use super::schedules::{ScheduleDetail, answer};
 use super::{Routes, json};
+use crate::audit::Unchanged;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
-use crate::guard::Unchanged;
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::trace::Trace;
@@ -299,6 +299,23 @@ async fn backfill(
 }
 
 impl Shared {
+    /// Tells listeners of a run that has ended before it was started.
+    pub fn tell_cancelled(&self, record: &RunRecord) {
+        let (agent, schedule) = record.name.split_once('/').unwrap_or((&record.name, ""));
+        let event = belfry::Event::new(self.now(), belfry::event::Level::Info, Name::RunCancelled);
+        self.engine.tell(belfry::Event {
+            agent: Some(agent.to_owned()),
+            schedule: Some(schedule.to_owned()),
+            session: record.session().map(str::to_owned),
+            tick_at: record.tick_at,
+            run_id: Some(record.id),
+            trace_id: Some(record.id.trace(record.trace_id).simple().to_string()),
+            state: Some(record.state.as_str()),
+            reason: record.reason.map(|reason| reason.as_str().to_owned()),
+            ..event
+        });
+    }
+
     /// Tells listeners of a run.
     pub fn tell_run(&self, name: Name, named: &Named, run: RunId, trace: Trace) {
         let event = belfry::Event::new(self.now(), belfry::event::Level::Info, name);

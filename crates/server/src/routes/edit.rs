@@ -9,7 +9,7 @@ use belfry::event::{Event, Level, Name};
 use belfry_config::{About, Errors, Input, is_reference, parse_schedule};
 use belfry_core::definition::When;
 use belfry_core::{AgentDefinition, ScheduleDefinition};
-use belfry_store::{API, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
+use belfry_store::{API, Expect, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -20,6 +20,9 @@ use super::{Routes, json};
 use crate::extract::{self, Key, Named, Object};
 use crate::problem::Problem;
 use crate::state::Shared;
+
+/// So often a change is made anew where another node changes the schedule meanwhile; each time that one got further.
+const TRIES: u32 = 16;
 
 pub fn router() -> Routes {
     Routes::new().routes(routes!(create)).routes(routes!(schedules::show, replace, change, remove))
@@ -143,16 +146,23 @@ async fn create(
     let _turn = shared.edits.lock().await;
     let name = named.full();
     let definition = read(&shared, &named, &new.definition, None).await?;
-    if let Some(record) = shared.store().schedule(&name).await? {
-        if key.is_some() && record.source == API && record.definition == definition {
-            return answer(&shared, StatusCode::OK, &record).await;
+    let mut found = shared.store().schedule(&name).await?;
+    if found.is_none() {
+        refuse_lookalike(&shared, &named).await?;
+        if let Some(response) = put(&shared, &named, &definition, &Expect::Absent).await? {
+            return Ok(response);
         }
-        return Err(Problem::conflict("exists", format!("there is a schedule {name} already"))
-            .field("schedule")
-            .way_out("PUT replaces it, PATCH changes it, DELETE removes it"));
+        // Another node was faster.
+        found = shared.store().schedule(&name).await?;
     }
-    refuse_lookalike(&shared, &named).await?;
-    put(&shared, &named, &definition, None).await
+    match found {
+        Some(record) if key.is_some() && record.source == API && record.definition == definition => {
+            answer(&shared, StatusCode::OK, &record).await
+        }
+        _ => Err(Problem::conflict("exists", format!("there is a schedule {name} already"))
+            .field("schedule")
+            .way_out("PUT replaces it, PATCH changes it, DELETE removes it")),
+    }
 }
 
 /// Make a schedule, or replace one
@@ -183,7 +193,12 @@ async fn replace(
     if record.is_none() {
         refuse_lookalike(&shared, &named).await?;
     }
-    put(&shared, &named, &definition, record.as_ref()).await
+    let expect = match &record {
+        Some(record) if is_conditional(&headers) => Expect::same(record),
+        None if is_conditional(&headers) => Expect::Absent,
+        _ => Expect::Any,
+    };
+    put(&shared, &named, &definition, &expect).await?.ok_or_else(|| changed(&headers))
 }
 
 /// Change keys of a schedule
@@ -205,14 +220,23 @@ async fn change(
     Object(keys): Object,
 ) -> Result<Response, Problem> {
     let _turn = shared.edits.lock().await;
-    let record = shared.schedule(&named.full()).await?;
-    let definition = match keys.is_empty() {
-        true => record.definition.clone(),
-        false => read(&shared, &named, &keys, Some(&record.definition)).await?,
-    };
-    preconditions(&headers, Some(&record))?;
-    refuse_owned(&shared, &record)?;
-    put(&shared, &named, &definition, Some(&record)).await
+    for _ in 0..TRIES {
+        let record = shared.schedule(&named.full()).await?;
+        let definition = match keys.is_empty() {
+            true => record.definition.clone(),
+            false => read(&shared, &named, &keys, Some(&record.definition)).await?,
+        };
+        preconditions(&headers, Some(&record))?;
+        refuse_owned(&shared, &record)?;
+        if let Some(response) = put(&shared, &named, &definition, &Expect::same(&record)).await? {
+            return Ok(response);
+        }
+        // Another node was faster: the change is made to what it is now, unless it was to be what it was.
+        if is_conditional(&headers) {
+            return Err(changed(&headers));
+        }
+    }
+    Err(Problem::conflict("changed", "others change it all the time").way_out("send it again"))
 }
 
 /// What was removed.
@@ -242,12 +266,14 @@ async fn remove(
     let _turn = shared.edits.lock().await;
     let record = shared.schedule(&named.full()).await?;
     preconditions(&headers, Some(&record))?;
-    match shared.store().remove_schedule(shared.now(), record.id).await? {
+    let expect = if is_conditional(&headers) { Expect::same(&record) } else { Expect::Any };
+    match shared.store().remove_schedule(shared.now(), record.id, &expect).await? {
         Removed::Gone { cancelled } => {
             shared.tell(Name::ScheduleDeleted, &named);
             Ok(json(StatusCode::OK, &RemovedSchedule { cancelled }))
         }
         Removed::OwnedBy(source) => Err(shared.owned(&record.name, &source)),
+        Removed::Differs => Err(changed(&headers)),
         Removed::NotFound => Err(Problem::not_found(format!("{} is gone already", record.name))),
     }
 }
@@ -364,15 +390,17 @@ fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem>
     }
 }
 
+/// Makes a schedule what it is to be; nothing where it is not what was expected.
 async fn put(
     shared: &Shared,
     named: &Named,
     definition: &ScheduleDefinition,
-    before: Option<&ScheduleRecord>,
-) -> Result<Response, Problem> {
-    let name = named.full();
-    let put = shared.store().put_schedule(shared.now(), &named.agent, &named.schedule, definition).await?;
+    expect: &Expect,
+) -> Result<Option<Response>, Problem> {
+    let (name, now) = (named.full(), shared.now());
+    let put = shared.store().put_schedule(now, &named.agent, &named.schedule, definition, expect).await?;
     let status = match put {
+        Put::Differs => return Ok(None),
         Put::Added(_) => {
             shared.tell(Name::ScheduleCreated, named);
             StatusCode::CREATED
@@ -387,7 +415,6 @@ async fn put(
         }
         Put::OwnedBy(source) => return Err(shared.owned(&name, &source)),
     };
-    let status = if before.is_some() { StatusCode::OK } else { status };
     let record = shared.schedule(&name).await?;
     let mut response = answer(shared, status, &record).await?;
     if status == StatusCode::CREATED
@@ -395,16 +422,30 @@ async fn put(
     {
         response.headers_mut().insert(header::LOCATION, place);
     }
-    Ok(response.into_response())
+    Ok(Some(response.into_response()))
+}
+
+/// Whether it is to be what the caller knows.
+fn is_conditional(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH)
+}
+
+fn failed(field: &str, detail: &str) -> Problem {
+    Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
+        .field(field)
+        .way_out("GET it, and decide anew")
+}
+
+/// It was what the caller knows, until it was to be changed.
+fn changed(headers: &HeaderMap) -> Problem {
+    match headers.contains_key(header::IF_MATCH) {
+        true => failed("If-Match", "the schedule is not what it was"),
+        false => failed("If-None-Match", "there is a schedule like that already"),
+    }
 }
 
 /// `If-Match` and `If-None-Match`.
 fn preconditions(headers: &HeaderMap, record: Option<&ScheduleRecord>) -> Result<(), Problem> {
-    let failed = |field: &str, detail: &str| {
-        Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
-            .field(field)
-            .way_out("GET it, and decide anew")
-    };
     let tag = record.map(|record| tag(record.revision, &record.definition));
     let matches = |value: &HeaderValue| {
         let text = value.to_str().unwrap_or_default();

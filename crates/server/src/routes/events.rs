@@ -6,7 +6,6 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use belfry::Event;
 use serde::Deserialize;
 use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
@@ -15,6 +14,7 @@ use utoipa_axum::routes;
 use super::Routes;
 use crate::extract::Params;
 use crate::problem::Problem;
+use crate::ring::About;
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
@@ -47,18 +47,17 @@ struct EventParams {
 }
 
 impl EventParams {
-    fn takes(&self, event: &Event) -> bool {
-        let name = event.event.as_str();
-        self.agent.as_ref().is_none_or(|agent| event.agent.as_ref() == Some(agent))
-            && self.schedule.as_ref().is_none_or(|schedule| event.schedule.as_ref() == Some(schedule))
-            && self.run.is_none_or(|run| event.run_id == Some(run))
-            && self.event.as_ref().is_none_or(|names| names.split(',').any(|one| one.trim() == name))
+    fn takes(&self, about: &About) -> bool {
+        self.agent.as_ref().is_none_or(|agent| about.agent.as_ref() == Some(agent))
+            && self.schedule.as_ref().is_none_or(|schedule| about.schedule.as_ref() == Some(schedule))
+            && self.run.is_none_or(|run| about.run_id == Some(run))
+            && self.event.as_ref().is_none_or(|names| names.split(',').any(|one| one.trim() == about.event))
     }
 }
 
-/// Listen to what happens on this node
+/// Listen to what happens, on whichever node
 ///
-/// Server-sent events with the names and keys of the log. `Last-Event-ID` goes on behind an event; where some of what
+/// Server-sent events with the names and keys of the log, and with the `node` that tells it. `Last-Event-ID` goes on behind an event; where some of what
 /// follows it is no longer known, the first event is `gap`. A reader that is too slow is left, and may come back.
 #[utoipa::path(get, path = "/api/v1/events", operation_id = "events", tag = "events", security(("token" = ["read"])),
     params(EventParams, ("Last-Event-ID" = Option<String>, Header, description = "Go on behind this one", nullable = false)),
@@ -70,6 +69,7 @@ async fn events(
 ) -> Result<Response, Problem> {
     let permit = shared.listeners.clone().try_acquire_owned();
     let permit = permit.map_err(|_| Problem::unavailable("too_many_readers", "too many listen already"))?;
+    shared.came.notify_one();
     let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
     let from = match last {
         None => From::Now,
@@ -118,7 +118,7 @@ async fn pass_on(
         }
         at =
             behind.events.last().map_or(if behind.gap { shared.ring.last() } else { at }, |told| told.number);
-        let wanted = behind.events.iter().filter(|told| params.takes(&told.event));
+        let wanted = behind.events.iter().filter(|told| params.takes(&told.about));
         let frames: String = wanted.map(|told| told.frame.as_str()).collect();
         if !frames.is_empty() {
             sink.put(frames).await?;

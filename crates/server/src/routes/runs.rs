@@ -149,7 +149,9 @@ async fn cancel(
         Cancelled::Before(state) if state != RunState::Cancelled => {
             return Err(Problem::conflict("ended", format!("run {id} has ended already: it is {state}")));
         }
-        Cancelled::Ended | Cancelled::Told(_) | Cancelled::Before(_) => {}
+        // The node that runs it tells of the others.
+        Cancelled::Ended => shared.tell_cancelled(&find(&shared, id).await?),
+        Cancelled::Told(_) | Cancelled::Before(_) => {}
     }
     shared.engine.hint().await;
     answer_run(&shared, StatusCode::OK, id, wait).await

@@ -186,11 +186,12 @@ async fn revoke(State(shared): State<Arc<Shared>>, Segment(id): Segment) -> Resu
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Something that was done over HTTP.
+/// Something that was done over HTTP, or by a command that opened the store itself.
 #[derive(Serialize, ToSchema)]
 struct Audit {
     at: Timestamp,
-    /// The id of a token; `local` for commands of the server's owner, `anonymous` where none was needed.
+    /// The id of a token; `local` for commands of the server's owner, `anonymous` where none was needed; `cli:user(uid)` for
+    /// commands without a server.
     actor: String,
     /// The operation.
     action: String,
@@ -198,8 +199,8 @@ struct Audit {
     target: String,
     /// From where.
     peer: String,
-    /// How it was answered.
-    status: u16,
+    /// How it was answered; null where it is under way, or nobody knows whether it was done.
+    status: Option<u16>,
 }
 
 impl Audit {

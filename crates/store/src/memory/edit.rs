@@ -15,16 +15,26 @@ impl State {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Put {
         let known = self.agents.iter().find(|(_, known)| !known.retired && known.name == agent);
         let Some((id, _)) = known else { return Put::NoAgent };
-        self.put_schedule(now, API, *id, &format!("{agent}/{name}"), definition)
+        let name = format!("{agent}/{name}");
+        let found = self.schedules.values().find(|row| !row.retired && row.record.name == name);
+        let is_ours = found.is_none_or(|row| row.record.source == API);
+        if is_ours && !expect.holds(found.map(|row| (row.record.revision, &row.record.definition))) {
+            return Put::Differs;
+        }
+        self.put_schedule(now, API, *id, &name, definition)
     }
 
-    pub(super) fn remove_by_api(&mut self, now: Timestamp, id: ScheduleId) -> Removed {
+    pub(super) fn remove_by_api(&mut self, now: Timestamp, id: ScheduleId, expect: &Expect) -> Removed {
         let Some(row) = self.schedules.get(&id).filter(|row| !row.retired) else { return Removed::NotFound };
         if row.record.source != API {
             return Removed::OwnedBy(row.record.source.clone());
+        }
+        if !expect.holds(Some((row.record.revision, &row.record.definition))) {
+            return Removed::Differs;
         }
         Removed::Gone { cancelled: self.retire(now, id) }
     }

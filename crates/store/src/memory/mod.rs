@@ -202,13 +202,19 @@ impl Store for Memory {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Answer<Put> {
-        let put = self.change(|state| state.put_by_api(now, agent, name, definition));
+        let put = self.change(|state| state.put_by_api(now, agent, name, definition, expect));
         self.hint.after(Ok(put), Put::is_news)
     }
 
-    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule))), |_| true)
+    async fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        expect: &Expect,
+    ) -> Answer<Removed> {
+        self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule, expect))), |_| true)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {

@@ -30,6 +30,7 @@ impl State {
         let mut rescued = Rescued::default();
         for run in runs {
             let Some(live) = self.live.get(&run) else { continue };
+            rescued.traces.extend(live.new.trace_id.map(|trace| (run, trace)));
             let end = match self.left_behind(live) {
                 Some(reason) => Some((RunState::Cancelled, reason)),
                 None if live.attempt >= live.new.max_attempts => Some((RunState::Failed, Reason::Orphaned)),

@@ -26,7 +26,7 @@ impl State {
                     Put::Added(_) => applied.added += 1,
                     Put::Changed(_) => applied.changed += 1,
                     Put::OwnedBy(_) => applied.foreign += 1,
-                    Put::Unchanged(_) | Put::NoAgent => {}
+                    Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
                 }
             }
         }

@@ -39,11 +39,21 @@ impl Access for Memory {
         Ok(token.map(|token| token.revoked_at = Some(now)).is_some())
     }
 
-    async fn audit(&self, entry: &AuditEntry) -> Answer<()> {
+    async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {
         let mut doors = self.doors.lock();
         doors.last += 1;
         let number = doors.last;
         doors.audit.insert(number, entry.clone());
+        Ok(number)
+    }
+
+    async fn end_audit(&self, number: i64, status: Option<u16>) -> Answer<()> {
+        let mut doors = self.doors.lock();
+        match (status, doors.audit.get_mut(&number)) {
+            (None, _) => drop(doors.audit.remove(&number)),
+            (Some(_), Some(entry)) => entry.status = status,
+            (Some(_), None) => {}
+        }
         Ok(())
     }
 

@@ -9,9 +9,9 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::plan::cold_of;
+use super::plan::{cold_of, schedule_definition};
 use super::rows::get;
-use super::source::{self, Spec};
+use super::source::{self, Known, Spec};
 use super::{Cold, Postgres, finish};
 use crate::shapes::Applied;
 use crate::views::*;
@@ -23,6 +23,7 @@ impl Postgres {
         tx: &mut Tx<'_>,
         now: Timestamp,
         spec: &Spec<'_>,
+        expect: &Expect,
     ) -> Result<Put, Fault> {
         source::lock_names(tx).await?;
         let sql = "select id from agents where name = $1 and retired_at is null";
@@ -30,6 +31,10 @@ impl Postgres {
         let Some(row) = found.first() else { return Ok(Put::NoAgent) };
         let agent: AgentId = get(row, "id")?;
         let known = source::known_schedules(tx, None, std::slice::from_ref(spec)).await?;
+        let found = known.values().next();
+        if found.is_none_or(|found| found.source == API) && !is_expected(expect, found) {
+            return Ok(Put::Differs);
+        }
         source::put_schedules(tx, now, API, &known, &[(agent, spec)])
             .await?
             .pop()
@@ -41,14 +46,18 @@ impl Postgres {
         tx: &mut Tx<'_>,
         now: Timestamp,
         id: ScheduleId,
+        expect: &Expect,
     ) -> Result<Removed, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select source from schedules where id = $1 and retired_at is null";
+        let sql =
+            "select id, source, revision, definition from schedules where id = $1 and retired_at is null";
         let found = tx.query(sql, &[&id]).await?;
-        let Some(row) = found.first() else { return Ok(Removed::NotFound) };
-        let source: String = get(row, "source")?;
-        if source != API {
-            return Ok(Removed::OwnedBy(source));
+        let Some(found) = found.first().map(Known::read).transpose()? else { return Ok(Removed::NotFound) };
+        if found.source != API {
+            return Ok(Removed::OwnedBy(found.source));
+        }
+        if !is_expected(expect, Some(&found)) {
+            return Ok(Removed::Differs);
         }
         let mut applied = Applied::default();
         self.retire(tx, now, &[id], &mut applied).await?;
@@ -111,6 +120,16 @@ impl Postgres {
             known.insert(schedule, (cold, agent));
         }
         Ok(())
+    }
+}
+
+/// A definition that cannot be read is none that anybody has seen.
+fn is_expected(expect: &Expect, found: Option<&Known>) -> bool {
+    match found {
+        None => expect.holds(None),
+        Some(_) if *expect == Expect::Any => true,
+        Some(found) => schedule_definition(&found.text)
+            .is_ok_and(|definition| expect.holds(Some((found.revision, &definition)))),
     }
 }
 

@@ -64,6 +64,7 @@ mod output;
 mod pause;
 mod plan;
 mod read;
+mod relay;
 mod rows;
 mod schema;
 mod session;
@@ -291,6 +292,7 @@ impl Store for Postgres {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Answer<Put> {
         let spec = [AgentSpec {
             name: agent.to_owned(),
@@ -298,12 +300,17 @@ impl Store for Postgres {
             schedules: vec![(name.to_owned(), definition.clone())],
         }];
         let specs = source::compile_all(&spec);
-        let answer = transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0]).await);
+        let answer = transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0], expect).await);
         self.tell(answer, Put::is_news).await
     }
 
-    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        let answer = transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule).await);
+    async fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        expect: &Expect,
+    ) -> Answer<Removed> {
+        let answer = transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule, expect).await);
         self.tell(answer, |_| true).await
     }
 

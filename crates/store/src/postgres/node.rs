@@ -80,6 +80,7 @@ impl Postgres {
         let mut rescued = Rescued::default();
         let mut changes = Vec::new();
         for live in runs.into_iter().filter(|live| live.node == Some(id)) {
+            rescued.traces.extend(live.trace_id.map(|trace| (live.id, trace)));
             let end = match left_behind(&live, &lines) {
                 Some(reason) => Some((RunState::Cancelled, reason)),
                 None if live.attempt >= live.max_attempts => Some((RunState::Failed, Reason::Orphaned)),

@@ -74,9 +74,20 @@ pub(super) async fn digest(tx: &mut Tx<'_>, source: &str) -> Result<Option<Strin
 /// A schedule that is there already.
 pub(super) struct Known {
     id: ScheduleId,
-    source: String,
-    revision: i64,
-    text: String,
+    pub(super) source: String,
+    pub(super) revision: i64,
+    pub(super) text: String,
+}
+
+impl Known {
+    pub(super) fn read(row: &Row) -> Result<Known, Fault> {
+        Ok(Known {
+            id: get(row, "id")?,
+            source: get(row, "source")?,
+            revision: get(row, "revision")?,
+            text: get(row, "definition")?,
+        })
+    }
 }
 
 impl Postgres {
@@ -102,7 +113,7 @@ impl Postgres {
                 Put::Added(_) => applied.added += 1,
                 Put::Changed(_) => applied.changed += 1,
                 Put::OwnedBy(_) => applied.foreign += 1,
-                Put::Unchanged(_) | Put::NoAgent => {}
+                Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
             }
         }
         self.retire_missing(tx, now, source, specs, &known, &mut applied).await?;
@@ -313,13 +324,7 @@ pub(super) async fn known_schedules(
                where retired_at is null and (source = $1 or name = any($2))";
     let mut known = HashMap::new();
     for row in tx.query(sql, &[&source, &names]).await? {
-        let one = Known {
-            id: get(&row, "id")?,
-            source: get(&row, "source")?,
-            revision: get(&row, "revision")?,
-            text: get(&row, "definition")?,
-        };
-        known.insert(get(&row, "name")?, one);
+        known.insert(get(&row, "name")?, Known::read(&row)?);
     }
     Ok(known)
 }

@@ -26,14 +26,14 @@ fn token(row: &Row) -> Result<TokenRecord, Fault> {
 }
 
 fn entry(row: &Row) -> Result<AuditRow, Fault> {
-    let status: i32 = get(row, "status")?;
+    let status: Option<i32> = get(row, "status")?;
     let entry = AuditEntry {
         at: get(row, "at")?,
         actor: get(row, "actor")?,
         action: get(row, "action")?,
         target: get(row, "target")?,
         peer: get(row, "peer")?,
-        status: u16::try_from(status).unwrap_or(0),
+        status: status.and_then(|status| u16::try_from(status).ok()),
     };
     Ok((get(row, "number")?, entry))
 }
@@ -89,13 +89,31 @@ impl Access for Postgres {
         .await)
     }
 
-    async fn audit(&self, entry: &AuditEntry) -> Answer<()> {
-        let status = i32::from(entry.status);
+    async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {
+        let status = entry.status.map(i32::from);
         transact!(self, |tx| async {
-            let sql =
-                "insert into audit (at, actor, action, target, peer, status) values ($1, $2, $3, $4, $5, $6)";
-            tx.execute(sql, &[&entry.at, &entry.actor, &entry.action, &entry.target, &entry.peer, &status])
+            let sql = "insert into audit (at, actor, action, target, peer, status) \
+                       values ($1, $2, $3, $4, $5, $6) returning number";
+            let made = tx
+                .query(sql, &[&entry.at, &entry.actor, &entry.action, &entry.target, &entry.peer, &status])
                 .await?;
+            let row = made.first().ok_or_else(|| Error::unexpected("a row of the audit was not made"))?;
+            get(row, "number")
+        }
+        .await)
+    }
+
+    async fn end_audit(&self, number: i64, status: Option<u16>) -> Answer<()> {
+        let status = status.map(i32::from);
+        transact!(self, |tx| async {
+            // Nobody waits for the disk: what a crash undoes here is said to be unknown, and so it is.
+            tx.execute("set local synchronous_commit = off", &[]).await?;
+            match status {
+                Some(_) => {
+                    tx.execute("update audit set status = $2 where number = $1", &[&number, &status]).await?
+                }
+                None => tx.execute("delete from audit where number = $1", &[&number]).await?,
+            };
             Ok::<_, Fault>(())
         }
         .await)

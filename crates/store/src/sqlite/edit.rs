@@ -4,10 +4,30 @@ use std::sync::Arc;
 
 use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
+use rusqlite::Row;
 
 use super::source::from_json;
 use super::{COMPILED_MAX, Done, Verb, maybe_instant, run_id};
 use crate::views::*;
+
+/// A schedule as an edit finds it.
+struct Found {
+    source: String,
+    revision: i64,
+    definition: String,
+}
+
+fn standing(row: &Row<'_>) -> rusqlite::Result<Found> {
+    Ok(Found { source: row.get(0)?, revision: row.get(1)?, definition: row.get(2)? })
+}
+
+fn is_expected(expect: &Expect, found: Option<&Found>) -> Done<bool> {
+    let Some(found) = found else { return Ok(expect.holds(None)) };
+    if *expect == Expect::Any {
+        return Ok(true);
+    }
+    Ok(expect.holds(Some((found.revision, &from_json(&found.definition)?))))
+}
 
 impl Verb<'_> {
     pub(super) fn put_by_api(
@@ -16,29 +36,42 @@ impl Verb<'_> {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Done<Put> {
         let known =
             self.row("select id from agents where name = ? and retired_at is null", [agent], |row| {
                 row.get(0)
             })?;
         let Some(id) = known else { return Ok(Put::NoAgent) };
-        self.put_schedule(now, API, id, &format!("{agent}/{name}"), definition)
+        let name = format!("{agent}/{name}");
+        let found = self.row(
+            "select source, revision, definition from schedules where name = ? and retired_at is null",
+            [&name],
+            standing,
+        )?;
+        let is_ours = found.as_ref().is_none_or(|found| found.source == API);
+        if is_ours && !is_expected(expect, found.as_ref())? {
+            return Ok(Put::Differs);
+        }
+        self.put_schedule(now, API, id, &name, definition)
     }
 
-    pub(super) fn remove_by_api(&self, now: Timestamp, id: ScheduleId) -> Done<Removed> {
-        let source =
-            self.row("select source from schedules where id = ? and retired_at is null", [id], |row| {
-                row.get::<_, String>(0)
-            })?;
-        match source {
+    pub(super) fn remove_by_api(&self, now: Timestamp, id: ScheduleId, expect: &Expect) -> Done<Removed> {
+        let found = self.row(
+            "select source, revision, definition from schedules where id = ? and retired_at is null",
+            [id],
+            standing,
+        )?;
+        match found {
             None => Ok(Removed::NotFound),
-            Some(source) if source != API => Ok(Removed::OwnedBy(source)),
+            Some(found) if found.source != API => Ok(Removed::OwnedBy(found.source)),
+            Some(found) if !is_expected(expect, Some(&found))? => Ok(Removed::Differs),
             Some(_) => Ok(Removed::Gone { cancelled: self.retire(now, id, Reason::ScheduleRemoved)? }),
         }
     }
 
     pub(super) fn definitions(&self, id: ScheduleId) -> Done<Option<Definitions>> {
-        struct Row {
+        struct Known {
             name: String,
             definition: String,
             agent: AgentId,
@@ -53,7 +86,7 @@ impl Verb<'_> {
              where s.id = ?",
             [id],
             |row| {
-                Ok(Row {
+                Ok(Known {
                     name: row.get(0)?,
                     definition: row.get(1)?,
                     agent: row.get(2)?,

@@ -475,14 +475,22 @@ impl Store for Sqlite {
         agent: &str,
         name: &str,
         definition: &ScheduleDefinition,
+        expect: &Expect,
     ) -> Answer<Put> {
         let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
-        let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition)).await;
+        let expect = expect.clone();
+        let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition, &expect)).await;
         self.shared.hint.after(answer, Put::is_news)
     }
 
-    async fn remove_schedule(&self, now: Timestamp, schedule: ScheduleId) -> Answer<Removed> {
-        let answer = self.write(move |verb| verb.remove_by_api(now, schedule)).await;
+    async fn remove_schedule(
+        &self,
+        now: Timestamp,
+        schedule: ScheduleId,
+        expect: &Expect,
+    ) -> Answer<Removed> {
+        let expect = expect.clone();
+        let answer = self.write(move |verb| verb.remove_by_api(now, schedule, &expect)).await;
         self.shared.hint.after(answer, |_| true)
     }
 

@@ -3,6 +3,7 @@
 use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
+use uuid::Uuid;
 
 use super::source::{from_json, to_json};
 use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
@@ -89,12 +90,13 @@ impl Verb<'_> {
         }
         let runs = self.rows(
             "select id, case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
-                    then 27 else cancel_reason end, attempt >= max_attempts from live where state = 2 and node_id = ? order by id",
+                    then 27 else cancel_reason end, attempt >= max_attempts, trace_id from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.and_then(Reason::from_code), row.get::<_, bool>(2)?)),
+            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.and_then(Reason::from_code), row.get::<_, bool>(2)?, row.get::<_, Option<[u8; 16]>>(3)?)),
         )?;
         let mut rescued = Rescued::default();
-        for (run, cancel, last) in runs {
+        for (run, cancel, last, trace) in runs {
+            rescued.traces.extend(trace.map(|trace| (run, Uuid::from_bytes(trace))));
             let end = match cancel {
                 Some(reason) => Some((RunState::Cancelled, reason)),
                 None if last => Some((RunState::Failed, Reason::Orphaned)),

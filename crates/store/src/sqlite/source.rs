@@ -38,7 +38,7 @@ impl Verb<'_> {
                     Put::Added(_) => applied.added += 1,
                     Put::Changed(_) => applied.changed += 1,
                     Put::OwnedBy(_) => applied.foreign += 1,
-                    Put::Unchanged(_) | Put::NoAgent => {}
+                    Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
                 }
             }
         }

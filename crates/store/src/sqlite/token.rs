@@ -73,14 +73,24 @@ impl Access for Sqlite {
         .await
     }
 
-    async fn audit(&self, entry: &AuditEntry) -> Answer<()> {
+    async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {
         let entry = entry.clone();
         self.write(move |verb| {
             verb.execute(
                 "insert into audit (at, actor, action, target, peer, status) values (?, ?, ?, ?, ?, ?)",
                 params![micros(entry.at), entry.actor, entry.action, entry.target, entry.peer, entry.status],
-            )
-            .map(drop)
+            )?;
+            Ok(verb.connection.last_insert_rowid())
+        })
+        .await
+    }
+
+    async fn end_audit(&self, number: i64, status: Option<u16>) -> Answer<()> {
+        self.write(move |verb| match status {
+            Some(status) => verb
+                .execute("update audit set status = ? where number = ?", params![status, number])
+                .map(drop),
+            None => verb.execute("delete from audit where number = ?", [number]).map(drop),
         })
         .await
     }

@@ -35,13 +35,18 @@ async fn a_schedule_that_comes_back_during_a_run_is_not_touched_by_its_end(store
     let mut world = World::new(store);
     let node = world.join(1).await;
     world.apply(&[agent("a", unlimited(), &[])]).await;
-    let Put::Added(old) = store.put_schedule(world.now, "a", "s", &every("5m")).await.unwrap() else {
+    let Put::Added(old) = store.put_schedule(world.now, "a", "s", &every("5m"), &Expect::Any).await.unwrap()
+    else {
         panic!("it is new")
     };
     world.plan_all().await;
     let running = world.claim(node, 1).await.remove(0);
-    assert_eq!(store.remove_schedule(world.now, old).await.unwrap(), Removed::Gone { cancelled: 0 });
-    let Put::Added(new) = store.put_schedule(world.now, "a", "s", &every("7m")).await.unwrap() else {
+    assert_eq!(
+        store.remove_schedule(world.now, old, &Expect::Any).await.unwrap(),
+        Removed::Gone { cancelled: 0 }
+    );
+    let Put::Added(new) = store.put_schedule(world.now, "a", "s", &every("7m"), &Expect::Any).await.unwrap()
+    else {
         panic!("it comes back new")
     };
     let before = world.schedule("a/s").await;
@@ -107,12 +112,12 @@ async fn what_was_switched_off_fires_when_it_is_put_back(store: &impl Store) {
     let mut world = World::new(store);
     world.apply(&[agent("a", unlimited(), &[])]).await;
     let with = |enabled| schedule(When::Cron("* * * * *".into()), Options { enabled, ..Options::default() });
-    store.put_schedule(world.now, "a", "s", &with(true)).await.unwrap();
+    store.put_schedule(world.now, "a", "s", &with(true), &Expect::Any).await.unwrap();
     world.plan_all().await;
-    store.put_schedule(world.now, "a", "s", &with(false)).await.unwrap();
+    store.put_schedule(world.now, "a", "s", &with(false), &Expect::Any).await.unwrap();
     world.advance(10 * 60_000);
     assert_eq!((world.plan_all().await, world.schedule("a/s").await.status), (0, Status::Disabled));
-    store.put_schedule(world.now, "a", "s", &with(true)).await.unwrap();
+    store.put_schedule(world.now, "a", "s", &with(true), &Expect::Any).await.unwrap();
     assert_eq!(world.plan_all().await, 0, "nothing that is past");
     world.advance(60_000);
     assert_eq!(world.plan_all().await, 1);

@@ -10,6 +10,7 @@ use super::world::*;
 /// All of them, each on a store of its own.
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_schedule_of_the_api_comes_changes_and_goes(&fresh().await).await;
+    of_two_who_edit_what_they_read_one_changes_it(&fresh().await).await;
     files_and_the_api_leave_each_other_alone(&fresh().await).await;
     a_schedule_of_the_api_goes_with_its_agent(&fresh().await).await;
     a_removed_schedule_lets_run_what_runs(&fresh().await).await;
@@ -28,9 +29,11 @@ fn slot(interval: &str) -> ScheduleDefinition {
 async fn a_schedule_of_the_api_comes_changes_and_goes(store: &impl Store) {
     let mut world = World::new(store);
     world.apply(&[agent("a", unlimited(), &[])]).await;
-    let put = async |now, definition: &_| store.put_schedule(now, "a", "s", definition).await.unwrap();
+    let put = async |now, definition: &_| {
+        store.put_schedule(now, "a", "s", definition, &Expect::Any).await.unwrap()
+    };
     assert_eq!(
-        store.put_schedule(world.now, "b", "s", &slot("1m")).await.unwrap(),
+        store.put_schedule(world.now, "b", "s", &slot("1m"), &Expect::Any).await.unwrap(),
         Put::NoAgent,
         "nobody to run it"
     );
@@ -57,8 +60,11 @@ async fn a_schedule_of_the_api_comes_changes_and_goes(store: &impl Store) {
         (2, world.now + SignedDuration::from_secs(20))
     );
     let run = store.live_runs().await.unwrap()[0].id;
-    assert_eq!(store.remove_schedule(world.now, id).await.unwrap(), Removed::Gone { cancelled: 1 });
-    assert_eq!(store.remove_schedule(world.now, id).await.unwrap(), Removed::NotFound);
+    assert_eq!(
+        store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(),
+        Removed::Gone { cancelled: 1 }
+    );
+    assert_eq!(store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(), Removed::NotFound);
     let ended = store.run(run).await.unwrap().unwrap();
     assert_eq!((ended.state, ended.reason), (RunState::Cancelled, Some(Reason::ScheduleRemoved)));
     assert!(store.schedule("a/s").await.unwrap().is_none());
@@ -69,16 +75,54 @@ async fn a_schedule_of_the_api_comes_changes_and_goes(store: &impl Store) {
     world.assert_whole().await;
 }
 
+async fn of_two_who_edit_what_they_read_one_changes_it(store: &impl Store) {
+    let world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("file", every("5m"))])]).await;
+    let put = async |definition: &_, expect: &Expect| {
+        store.put_schedule(world.now, "a", "s", definition, expect).await.unwrap()
+    };
+    let gone = Expect::Same { revision: 1, definition: Box::new(slot("1m")) };
+    assert_eq!(put(&slot("1m"), &gone).await, Put::Differs, "there is none");
+    let Put::Added(id) = put(&slot("1m"), &Expect::Absent).await else { panic!("it is new") };
+    assert_eq!(put(&slot("2m"), &Expect::Absent).await, Put::Differs, "there is one");
+    // Both change what they have read: another key, or the timing and back, which is another revision.
+    let seen = Expect::same(&world.schedule("a/s").await);
+    let mut other = slot("1m");
+    other.options.max_pending = 5;
+    assert_eq!(put(&other, &seen).await, Put::Changed(id));
+    assert_eq!(put(&slot("2m"), &seen).await, Put::Differs);
+    assert_eq!(world.schedule("a/s").await.definition, other);
+    assert_eq!(put(&slot("2m"), &Expect::Any).await, Put::Changed(id));
+    assert_eq!(put(&other, &Expect::Any).await, Put::Changed(id));
+    let stale = Expect::Same { revision: 1, definition: Box::new(other.clone()) };
+    assert_eq!(put(&slot("3m"), &stale).await, Put::Differs);
+    let remove = async |id, expect: &Expect| store.remove_schedule(world.now, id, expect).await.unwrap();
+    assert_eq!(remove(id, &stale).await, Removed::Differs);
+    let seen = Expect::same(&world.schedule("a/s").await);
+    assert_eq!(put(&other, &seen).await, Put::Unchanged(id));
+    assert_eq!(remove(id, &seen).await, Removed::Gone { cancelled: 0 });
+    assert_eq!(put(&other, &seen).await, Put::Differs, "it does not come back by an edit");
+    // Whose it is comes before what it is.
+    let file = world.schedule("a/file").await.id;
+    assert_eq!(remove(file, &stale).await, Removed::OwnedBy("files".into()));
+    let owned = store.put_schedule(world.now, "a", "file", &other, &stale).await.unwrap();
+    assert_eq!(owned, Put::OwnedBy("files".into()));
+    world.assert_whole().await;
+}
+
 async fn files_and_the_api_leave_each_other_alone(store: &impl Store) {
     let world = World::new(store);
     let fleet = [agent("a", unlimited(), &[("file", every("5m"))])];
     world.apply(&fleet).await;
     let owned = world.schedule("a/file").await.id;
-    let put = store.put_schedule(world.now, "a", "file", &every("1m")).await.unwrap();
+    let put = store.put_schedule(world.now, "a", "file", &every("1m"), &Expect::Any).await.unwrap();
     assert_eq!(put, Put::OwnedBy("files".into()));
-    assert_eq!(store.remove_schedule(world.now, owned).await.unwrap(), Removed::OwnedBy("files".into()));
+    assert_eq!(
+        store.remove_schedule(world.now, owned, &Expect::Any).await.unwrap(),
+        Removed::OwnedBy("files".into())
+    );
     assert_eq!(world.schedule("a/file").await.definition, every("5m"));
-    store.put_schedule(world.now, "a", "api", &every("1m")).await.unwrap();
+    store.put_schedule(world.now, "a", "api", &every("1m"), &Expect::Any).await.unwrap();
     // A reload touches only what files own.
     assert_eq!(world.apply(&fleet).await, Applied::default());
     let both = [agent("a", unlimited(), &[("file", every("5m")), ("api", every("9m"))])];
@@ -98,13 +142,13 @@ async fn files_and_the_api_leave_each_other_alone(store: &impl Store) {
 async fn a_schedule_of_the_api_goes_with_its_agent(store: &impl Store) {
     let mut world = World::new(store);
     world.apply(&[agent("a", unlimited(), &[("file", every("5m"))])]).await;
-    store.put_schedule(world.now, "a", "api", &every("1m")).await.unwrap();
+    store.put_schedule(world.now, "a", "api", &every("1m"), &Expect::Any).await.unwrap();
     assert_eq!(world.plan_all().await, 2);
     let applied = world.apply(&[]).await;
     assert_eq!((applied.retired, applied.cancelled), (2, 2));
     assert_eq!(store.next_due().await.unwrap(), None);
     assert_eq!(
-        store.put_schedule(world.now, "a", "api", &every("1m")).await.unwrap(),
+        store.put_schedule(world.now, "a", "api", &every("1m"), &Expect::Any).await.unwrap(),
         Put::NoAgent,
         "and does not come back without it"
     );
@@ -115,13 +159,17 @@ async fn a_removed_schedule_lets_run_what_runs(store: &impl Store) {
     let mut world = World::new(store);
     let node = world.join(1).await;
     world.apply(&[agent("a", AgentDefinition::default(), &[])]).await;
-    let Put::Added(id) = store.put_schedule(world.now, "a", "s", &every("5m")).await.unwrap() else {
+    let Put::Added(id) = store.put_schedule(world.now, "a", "s", &every("5m"), &Expect::Any).await.unwrap()
+    else {
         panic!("it is new")
     };
     world.plan_all().await;
     let running = world.claim(node, 5).await.remove(0);
     world.enqueue("a/s", None).await;
-    assert_eq!(store.remove_schedule(world.now, id).await.unwrap(), Removed::Gone { cancelled: 1 });
+    assert_eq!(
+        store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(),
+        Removed::Gone { cancelled: 1 }
+    );
     world.advance(60_000);
     assert_eq!(world.complete(&running).await, Finished::Ended(RunState::Completed));
     assert_eq!(store.next_due().await.unwrap(), None, "the end of its run does not arm it");

@@ -56,7 +56,7 @@ async fn schedules_are_listed_by_name_in_pages(store: &impl Store) {
             agent("a0", unlimited(), &[("s", every("1m"))]),
         ])
         .await;
-    store.put_schedule(world.now, "a0", "api", &every("1m")).await.unwrap();
+    store.put_schedule(world.now, "a0", "api", &every("1m"), &Expect::Any).await.unwrap();
     let names = async |filter: ScheduleFilter| {
         let mut names = Vec::new();
         for limit in [1, 2, 100] {

@@ -13,6 +13,7 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     whoever_waits_hears_of_work(&fresh().await).await;
     a_node_reads_its_cancel_marks(&fresh().await).await;
+    a_rescued_run_has_its_trace(&fresh().await).await;
 }
 
 /// Takes all hints that are there.
@@ -77,4 +78,25 @@ async fn a_node_reads_its_cancel_marks(store: &impl Store) {
     world.complete(&theirs).await;
     world.finish(&mine, belfry_core::retry::Outcome::Cancelled(Reason::Stopped)).await;
     assert!(store.cancel_marks(node).await.unwrap().is_empty(), "the mark goes with the run");
+}
+
+async fn a_rescued_run_has_its_trace(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let trace = uuid::Uuid::from_u128(77);
+    let mut ids = Vec::new();
+    for trace_id in [Some(trace), None] {
+        let id = world.run_id();
+        let definition = AgentDefinition::default();
+        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, world.now);
+        store.enqueue(world.now, &Enqueue { run: NewRun { trace_id, ..run }, key: None }).await.unwrap();
+        ids.push(id);
+    }
+    assert!(world.claim(node, 5).await.iter().any(|claimed| claimed.run == ids[0]));
+    let lease = store.nodes().await.unwrap()[0].lease_until;
+    let rescued = store.fence(world.now, node, lease).await.unwrap().unwrap();
+    assert_eq!((rescued.pending.first(), rescued.traces), (Some(&ids[0]), vec![(ids[0], trace)]));
 }

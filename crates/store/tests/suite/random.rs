@@ -313,9 +313,16 @@ impl<'a, S: Store> Side<'a, S> {
             },
             Operation::Put(which, variant) => {
                 let (agent, name) = PUT[*which];
-                let definition =
-                    [every("1m"), every("45s"), cron("*/2 * * * *"), cron("0 0 30 2 *")][*variant].clone();
-                let put = store.put_schedule(now, agent, name, &definition).await.unwrap();
+                let definitions = [every("1m"), every("45s"), cron("*/2 * * * *"), cron("0 0 30 2 *")];
+                let expect = match (which + variant) % 3 {
+                    0 => {
+                        let seen = definitions[(variant + 1) % 4].clone();
+                        Expect::Same { revision: 1, definition: Box::new(seen) }
+                    }
+                    _ => Expect::Any,
+                };
+                let put =
+                    store.put_schedule(now, agent, name, &definitions[*variant], &expect).await.unwrap();
                 self.learn_names().await;
                 match put {
                     Put::Added(_) => "added".into(),
@@ -325,7 +332,9 @@ impl<'a, S: Store> Side<'a, S> {
                 }
             }
             Operation::Remove(which) => match store.schedule(NAMES[*which]).await.unwrap() {
-                Some(record) => format!("{:?}", store.remove_schedule(now, record.id).await.unwrap()),
+                Some(record) => {
+                    format!("{:?}", store.remove_schedule(now, record.id, &Expect::Any).await.unwrap())
+                }
                 None => "none".into(),
             },
             Operation::Append { which, stale } => {

@@ -197,7 +197,7 @@ async fn a_stale_finish_changes_nothing(store: &impl Store) {
     let stale = world.claim(first, 1).await.remove(0);
     let lease = store.nodes().await.unwrap().iter().find(|node| node.id == first).unwrap().lease_until;
     let rescued = store.fence(world.now, first, lease).await.unwrap().unwrap();
-    assert_eq!(rescued.pending, [stale.run]);
+    assert_eq!((rescued.pending, rescued.traces), (vec![stale.run], vec![]));
     assert_eq!(world.complete(&stale).await, Finished::Stale);
     let fresh = world.claim(second, 1).await.remove(0);
     assert_eq!((fresh.run, fresh.epoch, fresh.attempt), (stale.run, stale.epoch + 1, 2));

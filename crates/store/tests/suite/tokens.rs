@@ -9,6 +9,7 @@ pub async fn all<S: Access>(fresh: impl AsyncFn() -> S) {
     an_id_is_given_once(&fresh().await).await;
     tokens_are_not_kept_without_end(&fresh().await).await;
     the_audit_is_read_backwards_page_by_page(&fresh().await).await;
+    a_row_is_there_before_the_change_and_goes_with_what_was_not_made(&fresh().await).await;
     what_is_old_goes_batch_by_batch(&fresh().await).await;
 }
 
@@ -35,7 +36,7 @@ fn entry(seconds: i64) -> AuditEntry {
         action: "pause".into(),
         target: format!("/api/v1/schedules/a/{seconds}/pause"),
         peer: "127.0.0.1".into(),
-        status: 200,
+        status: Some(200),
     }
 }
 
@@ -75,7 +76,7 @@ async fn tokens_are_not_kept_without_end(store: &impl Access) {
 async fn the_audit_is_read_backwards_page_by_page(store: &impl Access) {
     assert_eq!(store.audits(None, 10).await.unwrap(), Page { items: vec![], next: None });
     for second in 0..5 {
-        store.audit(&entry(second)).await.unwrap();
+        store.begin_audit(&entry(second)).await.unwrap();
     }
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
@@ -90,9 +91,24 @@ async fn the_audit_is_read_backwards_page_by_page(store: &impl Access) {
     assert_eq!(seen, [4, 3, 2, 1, 0].map(entry));
 }
 
+async fn a_row_is_there_before_the_change_and_goes_with_what_was_not_made(store: &impl Access) {
+    let open = |second| AuditEntry { status: None, ..entry(second) };
+    let mut rows = Vec::new();
+    for second in 0..3 {
+        rows.push(store.begin_audit(&open(second)).await.unwrap());
+    }
+    assert!(rows.is_sorted_by(|one, other| one < other));
+    store.end_audit(rows[0], Some(201)).await.unwrap();
+    store.end_audit(rows[1], None).await.unwrap();
+    store.end_audit(rows[1], Some(200)).await.unwrap();
+    let left = store.audits(None, 10).await.unwrap().items;
+    let made = AuditEntry { status: Some(201), ..entry(0) };
+    assert_eq!(left, [(rows[2], open(2)), (rows[0], made)], "the last one is under way");
+}
+
 async fn what_is_old_goes_batch_by_batch(store: &impl Access) {
     for second in 0..5 {
-        store.audit(&entry(second)).await.unwrap();
+        store.begin_audit(&entry(second)).await.unwrap();
     }
     store.add_token(&token("gone", Scope::Read)).await.unwrap();
     store.add_token(&TokenRecord { expires_at: None, ..token("stays", Scope::Read) }).await.unwrap();

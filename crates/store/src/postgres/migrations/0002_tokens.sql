@@ -17,6 +17,21 @@ create table audit (
     action text not null,
     target text not null,
     peer text not null,
-    status integer not null
+    status integer
 );
 create index audit_at on audit (at);
+
+-- What nodes tell each other of what happens, for a few seconds: who listens, and what was told. Nothing is lost with it.
+create unlogged table listeners (
+    id uuid primary key,
+    since timestamptz not null,
+    until timestamptz not null
+);
+create unlogged table told (
+    teller uuid not null,
+    seq bigint not null,
+    at timestamptz not null,
+    lost bigint not null,
+    lines text[] not null,
+    primary key (teller, seq)
+);

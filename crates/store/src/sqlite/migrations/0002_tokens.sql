@@ -17,6 +17,6 @@ create table audit (
   action text not null,
   target text not null,
   peer text not null,
-  status integer not null
+  status integer
 ) strict;
 create index audit_at on audit (at);
