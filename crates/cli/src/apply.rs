@@ -33,12 +33,7 @@ struct Answer {
 impl Apply {
     /// Applies them.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        // There is nothing to apply where there is no file.
-        place.load()?;
-        reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            apply(&reach, output).await
-        })
+        reach::block_on(async { apply(&place.open_with_files().await?, output).await })
     }
 }
 

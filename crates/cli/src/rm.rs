@@ -1,15 +1,14 @@
 //! `belfry rm`: removes a schedule that no file owns.
 
-use belfry_store::{Removed, Store};
 use clap::Args;
-use serde::Serialize;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
 
+use crate::client::schedule_path;
 use crate::failure::Failure;
-use crate::keys::owned;
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach};
-use crate::remote;
+use crate::place::{Need, Place};
+use crate::reach;
 
 /// Remove a schedule that was made with `belfry add`
 #[derive(Debug, Args)]
@@ -35,26 +34,21 @@ impl Rm {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::split(&self.name)?;
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                return remote::remove(&client, &self.name, output).await;
-            }
-            let reach = Reach::open(place).await?;
-            let record = reach.schedule(&self.name).await?;
-            match reach.store.remove_schedule(reach.now().await?, record.id).await? {
-                Removed::OwnedBy(source) => Err(owned(&self.name, &source, place)),
-                Removed::NotFound => Err(Failure::NotFound(format!("{} is gone already", self.name))),
-                Removed::Gone { cancelled } => {
-                    let words = match cancelled {
-                        0 => format!("{} removed", self.name),
-                        _ => format!("{} removed; {cancelled} waiting runs ended", self.name),
-                    };
-                    reach::answer(
-                        output,
-                        &Answer { schedule: &self.name, result: "removed", cancelled },
-                        &words,
-                    )
-                }
-            }
+            let client = place.client(Need::Store).await?;
+            let path = schedule_path(&self.name, "")?;
+            let Gone { cancelled } = client.send(Method::DELETE, &path, None, &[]).await?;
+            let words = match cancelled {
+                0 => format!("{} removed", self.name),
+                _ => format!("{} removed; {cancelled} waiting runs ended", self.name),
+            };
+            let answer = Answer { schedule: &self.name, result: "removed", cancelled };
+            reach::answer(output, &answer, &words)
         })
     }
+}
+
+/// What went.
+#[derive(Deserialize)]
+struct Gone {
+    cancelled: u32,
 }

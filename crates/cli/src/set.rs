@@ -1,14 +1,12 @@
 //! `belfry set`: changes a schedule that no file owns.
 
-use belfry_store::{API, Put, Store};
 use clap::Args;
 
-use crate::add::Answer;
 use crate::failure::Failure;
-use crate::keys::{Keys, Target, owned, refuse_past};
+use crate::keys::{Keys, write};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach};
+use crate::place::{Need, Place};
+use crate::reach;
 
 /// Change keys of a schedule that was made with `belfry add`
 #[derive(Debug, Args)]
@@ -31,35 +29,11 @@ pub struct Set {
 impl Set {
     /// Changes it.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        let (agent, schedule) = reach::split(&self.name)?;
+        reach::split(&self.name)?;
+        let body = self.keys.body(&self.name, false, output)?;
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            let record = reach.schedule(&self.name).await?;
-            if record.source != API {
-                return Err(owned(&self.name, &record.source, place));
-            }
-            let definitions = reach.store.definitions(&[record.id]).await?.into_iter().next().flatten();
-            let agent_definition = definitions.map(|found| found.agent_definition).unwrap_or_default();
-            let target =
-                Target { name: &self.name, agent: &agent_definition, base: Some(&record.definition) };
-            let definition = self.keys.read(&target, &reach, output)?;
-            let now = reach.now().await?;
-            // One that has fired may still be described anew.
-            if definition.timing_key() != record.definition.timing_key() {
-                refuse_past(&self.name, &definition, now)?;
-            }
-            let result = match reach.store.put_schedule(now, agent, schedule, &definition).await? {
-                Put::NoAgent => return Err(Failure::NotFound(format!("agent {agent} is gone"))),
-                Put::OwnedBy(source) => return Err(owned(&self.name, &source, place)),
-                Put::Added(_) => "added",
-                Put::Changed(_) => "changed",
-                Put::Unchanged(_) => "unchanged",
-            };
-            let words = match result {
-                "unchanged" => format!("{} is like that already", self.name),
-                result => format!("{} {result}", self.name),
-            };
-            reach::answer(output, &Answer { schedule: &self.name, result }, &words)
+            let client = place.client(Need::Files).await?;
+            write(&client, &self.name, &body, output).await
         })
     }
 }

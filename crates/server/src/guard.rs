@@ -37,6 +37,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
+/// What time it is for the store.
+const NOW: HeaderName = HeaderName::from_static("belfry-now");
+
 /// What a route takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -160,6 +163,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     headers.insert("traceparent", trace.header());
+    shared.tell_time(&mut response);
     response
 }
 
@@ -176,7 +180,9 @@ async fn admit(
     let shared = &guard.shared;
     let api = shared.api();
     let host = origin::check_host(&request.headers, &request.uri, shared.listen, &api.allowed_hosts)?;
-    if let Some(Peer(peer)) = request.extensions.get::<Peer>() {
+    // Whoever owns the server is not counted: its commands would stand in the way of each other.
+    let is_owner = bearer(&request.headers).is_some_and(|token| shared.is_local(token));
+    if let Some(Peer(peer)) = request.extensions.get::<Peer>().filter(|_| !is_owner) {
         shared.limiter.take(peer.ip(), api.rate)?;
     }
     if is_change(&request.method) {
@@ -212,20 +218,35 @@ async fn admit(
 /// Whose request it is.
 pub async fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    let Some(value) = given.next() else {
+    if given.next().is_none() {
         return match shared.is_open().await? {
             true => Ok(Actor { id: "anonymous".into(), scope: Scope::Admin }),
             false => Err(unauthorized("token_missing", "this takes a token")
                 .way_out("send `Authorization: Bearer bf_…`; `belfry token create` makes one")),
         };
-    };
+    }
     if given.next().is_some() {
         return Err(unauthorized("token_wrong", "there are two Authorization headers"));
     }
-    let token = value.to_str().ok().and_then(|text| text.split_once(' '));
-    match token {
-        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => shared.actor_of(token.trim()).await,
-        _ => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+    match bearer(headers) {
+        Some(token) => shared.actor_of(token).await,
+        None => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+    }
+}
+
+/// The token that a request brings.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = text.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+impl Shared {
+    /// Says what time it is here: whoever shows how long ago something was counts from that.
+    pub fn tell_time(&self, response: &mut Response) {
+        if let Ok(now) = HeaderValue::from_str(&self.now().to_string()) {
+            response.headers_mut().insert(NOW, now);
+        }
     }
 }
 

@@ -6,10 +6,12 @@
 
 mod extract;
 mod guard;
+mod inside;
 mod json;
 mod limiter;
 mod listen;
 mod meters;
+mod names;
 mod origin;
 mod page;
 mod problem;
@@ -36,6 +38,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 
 use guard::{Guard, Table};
+pub use inside::Inside;
 pub use secret::{hash as token_hash, id as token_id, random as new_token};
 pub use state::{Reload, Reloaded, Told};
 use state::{Shared, ended};

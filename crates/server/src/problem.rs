@@ -13,6 +13,7 @@ pub struct Problem {
     detail: String,
     field: Option<String>,
     way_out: Option<String>,
+    report: Option<String>,
     retry_after_s: Option<u64>,
 }
 
@@ -36,6 +37,10 @@ pub struct ProblemBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     way_out: Option<&'a str>,
+    /// Every mistake with its place, as a command line shows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    report: Option<&'a str>,
 }
 
 /// The media type of problems.
@@ -43,7 +48,15 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 
 impl Problem {
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem { status, code, detail: detail.into(), field: None, way_out: None, retry_after_s: None }
+        Problem {
+            status,
+            code,
+            detail: detail.into(),
+            field: None,
+            way_out: None,
+            report: None,
+            retry_after_s: None,
+        }
     }
 
     /// The request cannot be read.
@@ -89,6 +102,11 @@ impl Problem {
         self
     }
 
+    pub fn report(mut self, report: String) -> Problem {
+        self.report = Some(report);
+        self
+    }
+
     pub fn retry_after(mut self, seconds: u64) -> Problem {
         self.retry_after_s = Some(seconds);
         self
@@ -104,6 +122,7 @@ impl IntoResponse for Problem {
             detail: &self.detail,
             field: self.field.as_deref(),
             way_out: self.way_out.as_deref(),
+            report: self.report.as_deref(),
         };
         let text = serde_json::to_string(&body).unwrap_or_default();
         let mut response = (self.status, text).into_response();

@@ -127,10 +127,10 @@ impl Shared {
 
     /// A schedule, or what there is instead.
     pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Problem> {
-        self.store().schedule(name).await?.ok_or_else(|| {
-            Problem::not_found(format!("there is no schedule {name}"))
-                .way_out("GET /api/v1/schedules lists them")
-        })
+        match self.store().schedule(name).await? {
+            Some(record) => Ok(record),
+            None => Err(self.no_schedule(name).await?),
+        }
     }
 
     /// What a schedule's agent is.

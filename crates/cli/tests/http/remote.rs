@@ -72,7 +72,7 @@ fn what_goes_wrong_has_its_exit_code() {
     fails("bf_wrong_token", &["ls"], 4, "token");
     fails(&api.local, &["why", "hello/nobody"], 3, "there is no schedule");
     fails(&api.local, &["rm", "hello/quiet"], 2, "belongs to");
-    fails(&api.local, &["doctor"], 2, "not over --server");
+    fails(&api.local, &["doctor"], 2, "does nothing over --server");
     fails(&api.local, &["run", "hello/quiet", "--payload", "[]"], 2, "--payload");
     let gone = elsewhere.belfry(&["--server", "http://127.0.0.1:1", "ls"]);
     assert_eq!(gone.status.code(), Some(5));

@@ -16,6 +16,7 @@ use utoipa_axum::routes;
 
 use super::{Routes, json};
 use crate::extract::{Params, RunPath};
+use crate::page::hex;
 use crate::problem::Problem;
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
@@ -53,6 +54,10 @@ struct LogPiece {
     stream: LogStream,
     /// What; bytes that are no text are replaced.
     text: String,
+    /// The bytes as they are, two digits each, where they are no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    hex: Option<String>,
 }
 
 /// Where a piece was written.
@@ -75,6 +80,7 @@ impl LogPiece {
                 Stream::Note => LogStream::Note,
             },
             text: String::from_utf8_lossy(&chunk.bytes).into_owned(),
+            hex: std::str::from_utf8(&chunk.bytes).is_err().then(|| hex(&chunk.bytes)),
         }
     }
 }
