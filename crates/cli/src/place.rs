@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use belfry::Engine;
 use belfry_config::{Host, Loaded};
-use belfry_server::{Inside, Told};
+use belfry_server::{Inside, Limits, Told};
 use belfry_store::AnyStore;
 use clap::Args;
 use tokio::sync::mpsc;
@@ -93,6 +93,7 @@ impl Place {
             reload,
             env: variable,
             version: env!("CARGO_PKG_VERSION"),
+            limits: Limits::default(),
         }))
     }
 

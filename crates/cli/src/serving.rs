@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use belfry::Engine;
 use belfry_config::{Loaded, Settings};
-use belfry_server::{Reload, Server, Told};
+use belfry_server::{Limits, Reload, Server, Told};
 use tokio::sync::mpsc;
 
 use crate::failure::Failure;
@@ -55,6 +55,7 @@ impl Serving {
                 reload,
                 env: |name| std::env::var(name).ok(),
                 version: env!("CARGO_PKG_VERSION"),
+                limits: Limits::default(),
             };
             match Server::start(told).await {
                 Ok(server) => {

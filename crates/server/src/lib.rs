@@ -9,6 +9,7 @@ mod guard;
 mod inside;
 mod json;
 mod limiter;
+mod limits;
 mod listen;
 mod meters;
 mod names;
@@ -39,6 +40,7 @@ use tokio::task::JoinHandle;
 
 use guard::{Guard, Table};
 pub use inside::Inside;
+pub use limits::Limits;
 pub use secret::{hash as token_hash, id as token_id, random as new_token};
 pub use state::{Reload, Reloaded, Told};
 use state::{Shared, ended};
@@ -158,7 +160,8 @@ impl Server {
         let shared = Arc::new(Shared::new(told, address));
         tokio::spawn(note(shared.clone(), events));
         tokio::spawn(keep_house(shared.clone()));
-        let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
+        let ending = shared.ending.subscribe();
+        let serving = tokio::spawn(listen::serve(listener, router(&shared), ending, shared.limits));
         Ok(Server { shared, address, serving })
     }
 

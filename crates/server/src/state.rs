@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::limiter::Limiter;
+use crate::limits::Limits;
 use crate::meters::Meters;
 use crate::problem::Problem;
 use crate::ring::Ring;
@@ -42,6 +43,8 @@ pub struct Told {
     pub env: fn(&str) -> Option<String>,
     /// The version of the binary.
     pub version: &'static str,
+    /// What peers may take.
+    pub limits: Limits,
 }
 
 /// What every request finds.
@@ -51,6 +54,7 @@ pub struct Shared {
     pub file: String,
     pub env: fn(&str) -> Option<String>,
     pub version: &'static str,
+    pub limits: Limits,
     pub listen: SocketAddr,
     pub reload: mpsc::Sender<Reload>,
     /// Edits of schedules, one after the other: what an edit was decided on is then still so.
@@ -86,6 +90,7 @@ impl Shared {
             file: told.file,
             env: told.env,
             version: told.version,
+            limits: told.limits,
             listen,
             reload: told.reload,
             edits: tokio::sync::Mutex::default(),

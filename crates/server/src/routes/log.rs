@@ -23,6 +23,8 @@ use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
 /// So much is read at once.
 const PIECE: u32 = 256 << 10;
+/// Pieces that may wait for a reader. Each is up to 64 KiB, and half a megabyte in JSON at worst.
+const WAITING_MAX: usize = 2;
 /// How often a run that lives is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -106,7 +108,7 @@ async fn log(
         return Ok(json(StatusCode::OK, &List { items: chunks.iter().map(LogPiece::of).collect(), next }));
     }
     let permit = permit(&shared)?;
-    let (sink, response) = stream::events();
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(follow(shared, id, after, sink, permit));
     Ok(response)
 }
@@ -120,7 +122,7 @@ fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
 pub fn stream_run(shared: Arc<Shared>, id: RunId, first: &impl Serialize) -> Result<Response, Problem> {
     let permit = permit(&shared)?;
     let text = serde_json::to_string(first).unwrap_or_default();
-    let (sink, response) = stream::events();
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(async move {
         if sink.send(None, "taken", &text).await.is_ok() {
             follow(shared, id, None, sink, permit).await;
