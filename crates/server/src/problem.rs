@@ -11,9 +11,9 @@ pub struct Problem {
     status: StatusCode,
     code: &'static str,
     detail: String,
-    field: Option<String>,
-    way_out: Option<String>,
-    report: Option<String>,
+    field: Option<Box<str>>,
+    way_out: Option<Box<str>>,
+    report: Option<Box<str>>,
     retry_after_s: Option<u64>,
 }
 
@@ -93,17 +93,17 @@ impl Problem {
     }
 
     pub fn field(mut self, field: impl Into<String>) -> Problem {
-        self.field = Some(field.into());
+        self.field = Some(field.into().into());
         self
     }
 
     pub fn way_out(mut self, way_out: impl Into<String>) -> Problem {
-        self.way_out = Some(way_out.into());
+        self.way_out = Some(way_out.into().into());
         self
     }
 
     pub fn report(mut self, report: String) -> Problem {
-        self.report = Some(report);
+        self.report = Some(report.into());
         self
     }
 

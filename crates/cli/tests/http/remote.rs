@@ -1,26 +1,21 @@
 //! The command line as a client: over a server it says the same, in the same words and with the same exit codes, as where it
 //! opens the store itself.
 
-use std::collections::HashSet;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Output;
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
 
 use crate::client::{Api, CONFIG};
 use crate::support::{Site, eventually};
 
 /// What a command said and how it ended.
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
+pub struct Said {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
 impl Said {
-    fn of(output: Output) -> Said {
+    pub fn of(output: Output) -> Said {
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Said { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
@@ -420,87 +415,4 @@ fn what_a_run_writes_is_followed_over_a_server() {
     let said = Said::of(follow.wait_with_output().unwrap());
     assert_eq!((said.code, said.out.as_str()), (0, "begun\ndone\n"), "{}", said.err);
     both.api.stop();
-}
-
-/// Whether a command went to the server: what it changes is on record there.
-fn went_over(api: &Api, site: &Site) -> bool {
-    let audits = || api.get("/api/v1/audit?limit=1000").is(200)["items"].as_array().unwrap().len();
-    let before = audits();
-    assert!(site.belfry(&["resume", "hello/quiet"]).status.success());
-    audits() > before
-}
-
-#[test]
-fn a_server_is_found_by_its_file() {
-    for site in Site::each() {
-        site.config(CONFIG);
-        let api = Api::start(&site);
-        let file = site.state_file("server.json");
-        let told: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        let rewrite = |told: &Value| std::fs::write(&file, told.to_string()).unwrap();
-        let changed = |key: &str, value: Value| {
-            let mut told = told.clone();
-            told[key] = value;
-            rewrite(&told);
-        };
-        assert!(went_over(&api, &site), "it is found");
-        let audit = api.get("/api/v1/audit").is(200);
-        assert_eq!(audit["items"][0]["actor"], "local");
-        // What is stale, or of another, is passed over quietly, and the store is opened.
-        for (key, value) in [
-            ("pid", json!(u32::MAX)),
-            ("pid", json!(gone_pid())),
-            ("url", json!("http://127.0.0.1:1")),
-            ("url", json!("nonsense")),
-            ("store", json!("sqlite:/elsewhere/belfry.db")),
-            ("store", json!("postgres://ada@elsewhere/db")),
-        ] {
-            changed(key, value.clone());
-            let began = Instant::now();
-            let said = Said::of(site.belfry(&["ls"]));
-            assert_eq!(said.code, 0, "{key} {value}: {}", said.err);
-            assert_eq!(said.err.lines().count(), 2, "and nothing is said of it: {}", said.err);
-            assert!(began.elapsed() < Duration::from_secs(5));
-            assert!(!went_over(&api, &site), "{key} {value}");
-        }
-        rewrite(&json!({"url": 5}));
-        assert!(!went_over(&api, &site), "garbage");
-        rewrite(&told);
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(!went_over(&api, &site), "others may read it");
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert!(went_over(&api, &site), "again");
-        // A server that answers is believed, also where it says no.
-        changed("token", json!("bf_00000000_0"));
-        let said = Said::of(site.belfry(&["ls"]));
-        assert_eq!((said.code, said.out.as_str()), (4, ""), "{}", said.err);
-        rewrite(&told);
-        // Another store is another matter.
-        let other = site.belfry_with(&["ls"], |command| {
-            command.env("BELFRY_STORE", format!("sqlite:{}", site.path("other.db").display()));
-        });
-        assert_eq!(other.status.code(), Some(3), "there is none");
-        // Killed, it leaves its file behind; the next command finds the store.
-        api.up.lock().unwrap().kill();
-        assert!(file.exists());
-        assert_eq!(Said::of(site.belfry(&["ls"])).code, 0);
-    }
-}
-
-/// The process of a command that has ended.
-fn gone_pid() -> u32 {
-    let mut child = std::process::Command::new("true").spawn().unwrap();
-    child.wait().unwrap();
-    child.id()
-}
-
-#[test]
-fn many_commands_of_the_owner_are_not_counted() {
-    let site = Site::sqlite();
-    site.config(&CONFIG.replace("100000/s", "5/m"));
-    let api = Api::start(&site);
-    let codes: HashSet<_> = (0..12).map(|_| site.belfry(&["runs", "-n", "1"]).status.code()).collect();
-    assert_eq!(codes, HashSet::from([Some(0)]));
-    let statuses: Vec<u16> = (0..6).map(|_| api.get("/healthz").status).collect();
-    assert_eq!(statuses.last(), Some(&429), "others are: {statuses:?}");
 }
