@@ -20,6 +20,7 @@ use crate::events::Events;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
+use crate::words;
 
 /// A server answers sooner, also where it waits for a run.
 const ANSWER_WITHIN: Duration = Duration::from_secs(100);
@@ -215,13 +216,13 @@ async fn collect(body: Body) -> Result<Bytes, Failure> {
 /// A problem as a failure.
 fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
     let problem: Value = serde_json::from_slice(bytes).unwrap_or_default();
-    let part = |key: &str| problem[key].as_str().map(str::to_owned);
+    let part = |key: &str| problem[key].as_str().map(words::harmless);
     if let Some(report) = part("report") {
         return Failure::Report(report);
     }
     let detail = part("detail").unwrap_or_else(|| status.to_string());
     let words = match way_out(&problem) {
-        Some(way_out) => format!("{detail}; {way_out}"),
+        Some(way_out) => format!("{detail}; {}", words::harmless(way_out)),
         None => detail,
     };
     match (status, problem["code"].as_str()) {

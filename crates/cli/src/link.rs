@@ -16,7 +16,7 @@ use crate::failure::Failure;
 /// Another machine may be far away.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// One on this host answers at once or not at all.
-const NEAR_WITHIN: Duration = Duration::from_millis(500);
+const NEAR_WITHIN: Duration = Duration::from_millis(100);
 
 /// What requests go into.
 pub type Sender = SendRequest<Full<Bytes>>;
