@@ -9,8 +9,8 @@ use belfry::{GUEST, RunId};
 use belfry_server::Inside;
 use belfry_time::Timestamp;
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Limited};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
@@ -22,8 +22,12 @@ use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
 use crate::words;
 
-/// A server answers sooner, also where it waits for a run.
-const ANSWER_WITHIN: Duration = Duration::from_secs(100);
+/// A server answers sooner; nothing here asks it to wait.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Whoever is told to wait longer is told no.
+const WAIT_MAX: Duration = Duration::from_secs(15);
+/// Longer answers are none of ours: a list comes page by page.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
 /// Who answers.
 pub struct Client {
@@ -37,6 +41,16 @@ enum Way {
     Over(Link),
     /// This process, from the store.
     Here(Box<(Reach, Inside)>),
+}
+
+/// An answer whose body is still to come.
+struct Answer {
+    status: StatusCode,
+    /// When to ask again.
+    retry_after: Option<Duration>,
+    body: Body,
+    /// What it came over.
+    sender: Option<Sender>,
 }
 
 /// The body of an answer.
@@ -125,11 +139,11 @@ impl Client {
     /// What a run writes, from its beginning to its end.
     pub async fn follow(&self, run: RunId) -> Result<Events, Failure> {
         let request = self.request(Method::GET, &format!("/api/v1/runs/{run}/log?follow=true"), None, &[])?;
-        let (status, body, sender) = self.ask(request).await?;
-        if !status.is_success() {
-            return Err(failure(status, &collect(body).await?));
+        let answer = self.ask(request).await?;
+        if !answer.status.is_success() {
+            return Err(failure(answer.status, &collect(answer.body).await?));
         }
-        Ok(Events::new(body, sender))
+        Ok(Events::new(answer.body, answer.sender))
     }
 
     /// A request with everything; gives the answer's JSON.
@@ -141,22 +155,34 @@ impl Client {
         headers: &[(HeaderName, &str)],
     ) -> Result<T, Failure> {
         let request = self.request(method, path, body, headers)?;
-        let work = async {
-            let (status, body, sender) = self.ask(request).await?;
-            let bytes = collect(body).await?;
-            if let (Way::Over(link), Some(sender)) = (&self.way, sender) {
-                link.keep(sender);
-            }
-            Ok::<_, Failure>((status, bytes))
-        };
-        let late = || Failure::Unreachable("the server does not answer".into());
-        let (status, bytes) = tokio::time::timeout(ANSWER_WITHIN, work).await.map_err(|_| late())??;
+        let late = |_| Failure::Unreachable("the server does not answer".into());
+        let whole = tokio::time::timeout(ANSWER_WITHIN, self.whole(request));
+        let (status, bytes) = whole.await.map_err(late)??;
         if !status.is_success() {
             return Err(failure(status, &bytes));
         }
         let bytes = if bytes.is_empty() { b"null".as_slice() } else { &bytes };
         serde_json::from_slice(bytes)
             .map_err(|error| Failure::Unreachable(format!("the server answers what no Belfry does: {error}")))
+    }
+
+    /// A whole answer. Whoever asks too often waits, as it is told, and asks again.
+    async fn whole(&self, request: Request<Bytes>) -> Result<(StatusCode, Bytes), Failure> {
+        let mut waited = Duration::ZERO;
+        loop {
+            let answer = self.ask(request.clone()).await?;
+            let bytes = collect(answer.body).await?;
+            if let (Way::Over(link), Some(sender)) = (&self.way, answer.sender) {
+                link.keep(sender);
+            }
+            match answer.retry_after.filter(|_| answer.status == StatusCode::TOO_MANY_REQUESTS) {
+                Some(wait) if waited + wait <= WAIT_MAX => {
+                    waited += wait;
+                    tokio::time::sleep(wait).await;
+                }
+                _ => return Ok((answer.status, bytes)),
+            }
+        }
     }
 
     fn request(
@@ -187,7 +213,7 @@ impl Client {
         request.body(bytes).map_err(|error| Failure::Usage(format!("cannot be sent to a server: {error}")))
     }
 
-    async fn ask(&self, request: Request<Bytes>) -> Result<(StatusCode, Body, Option<Sender>), Failure> {
+    async fn ask(&self, request: Request<Bytes>) -> Result<Answer, Failure> {
         let (head, body, sender) = match &self.way {
             Way::Over(link) => {
                 let (answer, sender) = link.ask(request).await?;
@@ -199,16 +225,18 @@ impl Client {
                 (head, body.map_err(|error| error.to_string()).boxed_unsync(), None)
             }
         };
-        let told = head.headers.get("belfry-now").and_then(|now| now.to_str().ok()?.parse().ok());
+        let part = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let told = part("belfry-now").and_then(|now| now.parse().ok());
+        let retry_after = part("retry-after").and_then(|wait| wait.parse().ok()).map(Duration::from_secs);
         if let (Some(told), Ok(mut now)) = (told, self.now.lock()) {
             *now = Some(told);
         }
-        Ok((head.status, body, sender))
+        Ok(Answer { status: head.status, retry_after, body, sender })
     }
 }
 
 async fn collect(body: Body) -> Result<Bytes, Failure> {
-    let all = body.collect().await;
+    let all = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
     all.map(|all| all.to_bytes())
         .map_err(|error| Failure::Unreachable(format!("the answer ended early: {error}")))
 }

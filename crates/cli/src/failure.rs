@@ -51,7 +51,13 @@ impl Failure {
                 return ExitCode::from(2);
             }
             Failure::Report(report) => {
-                let _ = writeln!(anstream::stderr(), "{report}");
+                let style = anstyle::AnsiColor::Red.on_default().bold();
+                for line in report.lines() {
+                    let _ = match line.strip_prefix("error") {
+                        Some(rest) => writeln!(anstream::stderr(), "{style}error{style:#}{rest}"),
+                        None => writeln!(anstream::stderr(), "{line}"),
+                    };
+                }
                 return ExitCode::from(2);
             }
             Failure::NotFound(message) => (message.clone(), 3),

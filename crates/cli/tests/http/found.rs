@@ -92,3 +92,20 @@ fn many_commands_of_the_owner_are_not_counted() {
     let statuses: Vec<u16> = (0..6).map(|_| api.get("/healthz").status).collect();
     assert_eq!(statuses.last(), Some(&429), "others are: {statuses:?}");
 }
+
+#[test]
+fn who_asks_too_often_waits_as_it_is_told() {
+    let site = Site::sqlite();
+    site.config(&CONFIG.replace("100000/s", "3/s"));
+    let api = Api::start(&site);
+    let made = site.json(&["token", "create", "--scope", "read"]);
+    let server = format!("http://{}", api.address);
+    let mut refused = 0;
+    for _ in 0..8 {
+        refused += usize::from(api.get("/healthz").status == 429);
+        let arguments = ["--server", &server, "--token", made["token"].as_str().unwrap(), "runs"];
+        let said = Said::of(site.belfry(&arguments));
+        assert_eq!(said.code, 0, "{}", said.err);
+    }
+    assert!(refused > 0, "there was something to wait for");
+}
