@@ -16,7 +16,7 @@ use hyper::{Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::events::Events;
+use crate::events::Stream;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
@@ -136,14 +136,15 @@ impl Client {
         self.get(&format!("/api/v1/runs/{run}")).await
     }
 
-    /// What a run writes, from its beginning to its end.
-    pub async fn follow(&self, run: RunId) -> Result<Events, Failure> {
-        let request = self.request(Method::GET, &format!("/api/v1/runs/{run}/log?follow=true"), None, &[])?;
-        let answer = self.ask(request).await?;
+    /// What a run writes behind a place, as it comes.
+    pub async fn stream(&self, run: RunId, after: Option<u64>) -> Result<Stream, Failure> {
+        let after = after.map_or(String::new(), |after| format!("&after={after}"));
+        let path = format!("/api/v1/runs/{run}/log?follow=true{after}");
+        let answer = self.ask(self.request(Method::GET, &path, None, &[])?).await?;
         if !answer.status.is_success() {
             return Err(failure(answer.status, &collect(answer.body).await?));
         }
-        Ok(Events::new(answer.body, answer.sender))
+        Ok(Stream::new(answer.body, answer.sender))
     }
 
     /// A request with everything; gives the answer's JSON.

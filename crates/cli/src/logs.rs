@@ -9,7 +9,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, of_name, schedule_path};
-use crate::events::Event;
+use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::{Need, Place};
@@ -43,7 +43,7 @@ impl Logs {
             let mut run = self.find(&client).await?;
             let mut writer = Writer::new(output);
             if self.follow {
-                let mut events = client.follow(run.id).await?;
+                let mut events = Events::of(&client, run.id);
                 run = loop {
                     match events.next().await? {
                         Event::Output(piece) => writer.write(&piece)?,
@@ -149,7 +149,7 @@ impl<W: Write> Sink<W> {
 /// A piece of what a run has written.
 #[derive(Serialize, Deserialize)]
 pub struct Piece {
-    seq: u64,
+    pub seq: u64,
     attempt: u32,
     stream: String,
     text: String,

@@ -271,10 +271,7 @@ impl Waiting {
         until: Option<Instant>,
         mut writer: Option<Writer>,
     ) -> Result<Waited, Failure> {
-        let mut events = match writer {
-            Some(_) => Some(client.follow(run).await?),
-            None => None,
-        };
+        let mut events = writer.as_ref().map(|_| Events::of(client, run));
         let (mut told, began) = (false, Instant::now());
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -313,7 +310,7 @@ impl Waiting {
 }
 
 /// The next event, where there are any.
-async fn next(events: &mut Option<Events>) -> Result<Event, Failure> {
+async fn next(events: &mut Option<Events<'_>>) -> Result<Event, Failure> {
     match events {
         Some(events) => events.next().await,
         None => std::future::pending().await,

@@ -1,6 +1,8 @@
 //! How a command finds the server of a store by its `server.json`, and when it rather opens the store itself.
 
 use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
@@ -108,4 +110,53 @@ fn who_asks_too_often_waits_as_it_is_told() {
         assert_eq!(said.code, 0, "{}", said.err);
     }
     assert!(refused > 0, "there was something to wait for");
+}
+
+/// A server that leaves its readers: what it answers to each request that it is sent, and then the connection ends.
+fn one_that_leaves(answer: impl Fn(&str) -> (&'static str, String) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head).unwrap_or(0) > 0 {}
+            let (kind, body) = answer(head.split(' ').nth(1).unwrap_or_default());
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n");
+            // Whoever has left needs no answer.
+            let _ = reader.get_mut().write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_reader_that_was_left_comes_back_and_misses_nothing() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let run = api.post("/api/v1/schedules/hello/quiet/run", &json!({"wait_ms": 20000})).is(201);
+    let id = run["id"].as_str().unwrap().to_owned();
+    let address = one_that_leaves(move |path| {
+        let piece = |seq: u64, text: &str| {
+            let piece = json!({"seq": seq, "attempt": 1, "stream": "stdout", "text": text});
+            format!("id: {seq}\nevent: output\ndata: {piece}\n\n")
+        };
+        let stream = "text/event-stream";
+        match path.split_once("/log?follow=true") {
+            None => ("application/json", run.to_string()),
+            Some((_, "")) => (stream, piece(1, "one\n") + ": \n\nevent: output\ndata: {\"se"),
+            Some((_, "&after=1")) => (stream, piece(2, "two\n")),
+            Some(_) => (stream, piece(3, "three\n") + &format!("event: end\ndata: {run}\n\n")),
+        }
+    });
+    let said = Said::of(site.belfry(&["--server", &format!("http://{address}"), "logs", "-f", &id]));
+    assert_eq!((said.code, said.out.as_str()), (0, "one\ntwo\nthree\n"), "{}", said.err);
+    let run = api.get(&format!("/api/v1/runs/{id}")).is(200);
+    let address = one_that_leaves(move |path| match path.contains("/log") {
+        false => ("application/json", run.to_string()),
+        true => ("text/event-stream", String::new()),
+    });
+    let said = Said::of(site.belfry(&["--server", &format!("http://{address}"), "logs", "-f", &id]));
+    assert_eq!(said.code, 5, "one that never says anything is given up: {}", said.err);
 }
