@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
+use crate::noted::noted;
 use crate::output::Output;
 use crate::place::{Place, SOURCE};
 use crate::reach::{self, Reach};
@@ -34,12 +34,7 @@ struct Answer {
 impl Apply {
     /// Applies them.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        // There is nothing to apply where there is no file.
-        place.load()?;
-        reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            apply(&reach, output).await
-        })
+        reach::block_on(async { apply(&place.open_with_files().await?, output).await })
     }
 }
 
@@ -63,7 +58,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
             reach.store.put_lanes(now, &lanes).await?;
             reach.store.apply(now, SOURCE, &loaded.digest, &loaded.agents).await
         };
-        noted(&reach.store, Deed::to("reload", "reload"), apply, |_| true).await?
+        noted(&reach.store, apply).await?
     };
     let Applied { added, changed, retired, cancelled, foreign } = applied;
     let mut words = match same {

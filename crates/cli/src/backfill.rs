@@ -1,16 +1,21 @@
 //! `belfry backfill`: runs for ticks of the past.
 
-use belfry::{Backfill as Request, RunId};
-use belfry_time::{Timestamp, Zone, parse_instant};
+use belfry::RunId;
+use belfry::api::Schedule;
+use belfry_time::{SignedDuration, Timestamp, Zone, parse_instant};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::client::{Client, schedule_path};
 use crate::failure::{Failure, InOption};
-use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reach::{self, Reach};
+use crate::place::{Need, Place};
+use crate::reach;
 use crate::words;
+
+/// Runs that are asked for at once.
+const AT_ONCE: u64 = 1000;
 
 /// Make runs for ticks of the past
 #[derive(Debug, Args)]
@@ -47,7 +52,7 @@ pub struct Backfill {
     limit: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Answer {
     dry_run: bool,
     runs: Vec<One>,
@@ -55,9 +60,11 @@ struct Answer {
     left_out: u64,
     /// Ticks beyond the limit.
     more: u64,
+    /// Only up to here: what comes after, the schedule plans by itself.
+    cut_at: Option<Timestamp>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct One {
     tick_at: Timestamp,
     run_id: Option<RunId>,
@@ -68,34 +75,40 @@ impl Backfill {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::split(&self.name)?;
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            let record = reach.schedule(&self.name).await?;
-            let zone = match (&output.tz, belfry::api::timing_of(&record)) {
-                (None, Some(timing)) => timing.zone().clone(),
+            let client = place.client(Need::Files).await?;
+            let schedule: Schedule = client.get(&schedule_path(&self.name, "")?).await?;
+            let zone = match (&output.tz, Zone::get(&schedule.timezone)) {
+                (None, Ok(zone)) => zone,
                 _ => output.zone()?,
             };
-            let request = self.request(&zone)?;
-            let now = reach.now().await?;
-            let options = reach.options();
-            let backfill = belfry::backfill(&reach.store, &options, now, &record, &request);
-            let done = match self.dry_run {
-                true => backfill.await?,
-                false => {
-                    let deed =
-                        Deed::to("backfill_schedule", format_args!("schedules/{}/backfill", self.name));
-                    noted(&reach.store, deed, backfill, |done| !done.runs.is_empty()).await?
+            let (mut from, to) = self.span(&zone)?;
+            let mut all = Answer { dry_run: self.dry_run, ..Answer::default() };
+            // A server makes so many at once that it answers soon.
+            loop {
+                let limit = (self.limit - all.runs.len() as u64).min(AT_ONCE);
+                let body = json!({
+                    "from": from, "to": to, "missing": self.missing, "dry_run": self.dry_run, "limit": limit,
+                });
+                let part: Answer = client.post(&schedule_path(&self.name, "/backfill")?, &body).await?;
+                all.left_out += part.left_out;
+                (all.more, all.cut_at) = (part.more, part.cut_at);
+                let last = part.runs.last().map(|one| one.tick_at);
+                all.runs.extend(part.runs);
+                match last {
+                    Some(last) if all.more > 0 && (all.runs.len() as u64) < self.limit => {
+                        from = last.saturating_add(SignedDuration::from_micros(1)).unwrap_or(last);
+                    }
+                    _ => break,
                 }
-            };
-            if let Some(planned) = done.cut_at {
+            }
+            if let Some(planned) = all.cut_at {
                 reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
             }
-            let runs = done.runs.into_iter().map(|(tick_at, run_id)| One { tick_at, run_id }).collect();
-            let answer = Answer { dry_run: self.dry_run, runs, left_out: done.left_out, more: done.more };
-            self.tell(&reach, output, &zone, &answer)
+            self.tell(&client, output, &zone, &all)
         })
     }
 
-    fn request(&self, zone: &Zone) -> Result<Request, Failure> {
+    fn span(&self, zone: &Zone) -> Result<(Timestamp, Timestamp), Failure> {
         let from = parse_instant(&self.from, Some(zone)).in_option("--from")?;
         let to = parse_instant(&self.to, Some(zone)).in_option("--to")?;
         if from >= to {
@@ -105,11 +118,10 @@ impl Backfill {
                 zone.rfc3339(to)
             )));
         }
-        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        Ok(Request { from, to, missing: self.missing, dry_run: self.dry_run, limit, key: None })
+        Ok((from, to))
     }
 
-    fn tell(&self, reach: &Reach, output: &Output, zone: &Zone, answer: &Answer) -> Result<(), Failure> {
+    fn tell(&self, client: &Client, output: &Output, zone: &Zone, answer: &Answer) -> Result<(), Failure> {
         let count = answer.runs.len();
         let (made, runs) = (if self.dry_run { "would make" } else { "made" }, words::count(count, "run"));
         let mut lines: Vec<String> = Vec::new();
@@ -134,7 +146,7 @@ impl Backfill {
         }
         lines.push(last);
         reach::answer(output, answer, &lines.join("\n"))?;
-        if !self.dry_run && count > 0 && reach.server.is_none() {
+        if !self.dry_run && count > 0 && !client.is_served() {
             reach::say("no server runs: they wait for the next `belfry up`");
         }
         Ok(())

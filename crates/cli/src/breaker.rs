@@ -1,20 +1,17 @@
 //! `belfry breaker`: which breakers have counted or opened, how they came there, and closing them by hand.
 
-use std::collections::HashMap;
-
-use belfry::AgentDefinition;
-use belfry::api::Breaker as Shown;
+use belfry::api::{Breaker as Shown, List};
 use belfry_core::breaker::{State, TransitionReason};
-use belfry_store::{BreakerEntry, Store};
 use belfry_time::{Timestamp, Zone};
 use clap::{Args, Subcommand};
 use comfy_table::Color;
+use hyper::Method;
 
+use crate::client::{Client, encoded};
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
@@ -52,12 +49,12 @@ impl Breaker {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
-            let reading = Reading::open(place).await?;
+            let client = place.client(Need::Store).await?;
             match &self.verb {
                 None | Some(Verb::Ls) => {
-                    let breakers = shown(&reading, None, None).await?;
+                    let breakers = shown(&client, None, None).await?;
                     match output.format {
-                        Format::Table => list(&breakers, reading.now, &zone),
+                        Format::Table => list(&breakers, client.now(), &zone),
                         format => reading::print_items(format, breakers),
                     }
                 }
@@ -66,54 +63,38 @@ impl Breaker {
                         Some((agent, command)) => (agent, Some(command)),
                         None => (name.as_str(), None),
                     };
-                    reading.check_agent(agent).await?;
-                    let breakers = shown(&reading, Some(agent), command).await?;
+                    client.agent(agent).await?;
+                    let breakers = shown(&client, Some(agent), command).await?;
                     match output.format {
-                        Format::Table => show(&breakers, name, reading.now, &zone),
+                        Format::Table => show(&breakers, name, client.now(), &zone),
                         format => reading::print_items(format, breakers),
                     }
                 }
-                Some(Verb::Reset { agent, command }) => reset(&reading, agent, command.as_deref()).await,
+                Some(Verb::Reset { agent, command }) => reset(&client, agent, command.as_deref()).await,
             }
         })
     }
 }
 
-async fn entries(
-    reading: &Reading,
-    agent: Option<&str>,
-    command: Option<&str>,
-) -> Result<Vec<BreakerEntry>, Failure> {
-    let mut entries = reading.store.breakers().await?;
-    entries.retain(|entry| {
-        agent.is_none_or(|agent| entry.agent_name == agent)
-            && command.is_none_or(|command| entry.command == command)
+async fn shown(client: &Client, agent: Option<&str>, command: Option<&str>) -> Result<Vec<Shown>, Failure> {
+    let mut breakers = client.get::<List<Shown>>("/api/v1/breakers").await?.items;
+    breakers.retain(|breaker| {
+        agent.is_none_or(|agent| breaker.agent == agent)
+            && command.is_none_or(|command| breaker.command == command)
     });
-    Ok(entries)
-}
-
-async fn shown(reading: &Reading, agent: Option<&str>, command: Option<&str>) -> Result<Vec<Shown>, Failure> {
-    let agents = reading.store.agents().await?;
-    let agents: HashMap<i64, AgentDefinition> =
-        agents.into_iter().map(|agent| (agent.id, agent.definition)).collect();
-    let mut breakers = Vec::new();
-    for entry in entries(reading, agent, command).await? {
-        let record = reading.store.breaker(entry.agent, &entry.command).await?;
-        breakers.push(Shown::of(&entry, &record, agents.get(&entry.agent)));
-    }
     Ok(breakers)
 }
 
-async fn reset(reading: &Reading, agent: &str, command: Option<&str>) -> Result<(), Failure> {
-    reading.check_agent(agent).await?;
-    let entries = entries(reading, Some(agent), command).await?;
+async fn reset(client: &Client, agent: &str, command: Option<&str>) -> Result<(), Failure> {
+    client.agent(agent).await?;
     let mut closed = 0;
-    for entry in &entries {
-        let reset = reading.store.reset_breaker(reading.now, entry.agent, &entry.command);
-        let deed = Deed::to("reset_breaker", format_args!("breakers/{agent}/{}/reset", entry.command));
-        if noted(&reading.store, deed, reset, |reset| *reset).await? {
+    for breaker in shown(client, Some(agent), command).await? {
+        let (agent, command) = (&breaker.agent, &breaker.command);
+        let path = format!("/api/v1/breakers/{}/{}/reset", encoded(agent), encoded(command));
+        let after: Shown = client.send(Method::POST, &path, None, &[]).await?;
+        if (after.failures, after.history.len()) != (breaker.failures, breaker.history.len()) {
             closed += 1;
-            reading::remark(&format!("{}/{} is closed", entry.agent_name, entry.command));
+            reading::remark(&format!("{agent}/{command} is closed"));
         }
     }
     if closed == 0 {

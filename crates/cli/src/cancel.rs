@@ -2,22 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+use belfry::api::Run;
 use belfry::{RunId, RunState};
-use belfry_core::Reason;
-use belfry_store::{Cancelled, RunFilter, RunRecord, Store};
 use belfry_time::parse_duration;
 use clap::Args;
 use serde::Serialize;
+use serde_json::{Value, json};
 
+use crate::client::{Client, of_name, schedule_path};
 use crate::failure::{Failure, InOption};
-use crate::noted::{Deed, noted};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach};
-use crate::remote;
+use crate::place::{Need, Place};
+use crate::reach;
 
-/// Live runs of one schedule that are read at once.
-const PAGE: u32 = 1000;
+/// Runs that a message names before it says that there are others.
+const NAMES_MAX: usize = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// End a run: one that waits ends at once, one that runs is told to
@@ -67,17 +66,13 @@ impl Cancel {
             reach::run_id(&self.what)?;
         }
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                return remote::cancel(&client, &self.what, self.wait, output).await;
-            }
-            let reach = Reach::open(place).await?;
-            let runs = self.meant(&reach).await?;
+            let client = place.client(Need::Store).await?;
             let mut done = Vec::new();
-            for run in &runs {
-                done.extend(self.cancel(&reach, run).await?);
+            for run in self.meant(&client).await? {
+                done.extend(self.cancel(&client, run).await?);
             }
             if self.wait {
-                self.wait_for(&reach, &mut done, timeout).await?;
+                self.wait_for(&client, &mut done, timeout).await?;
             }
             let lines: Vec<_> = done
                 .iter()
@@ -90,67 +85,47 @@ impl Cancel {
         })
     }
 
-    async fn meant(&self, reach: &Reach) -> Result<Vec<RunRecord>, Failure> {
-        if !self.what.contains('/') {
-            return Ok(vec![reach.run(reach::run_id(&self.what)?).await?]);
+    async fn meant(&self, client: &Client) -> Result<Vec<RunId>, Failure> {
+        let name = &self.what;
+        if !name.contains('/') {
+            return Ok(vec![client.run(reach::run_id(name)?).await?.id]);
         }
-        let record = reach.schedule(&self.what).await?;
-        let filter = RunFilter {
-            schedule: Some(record.name.clone()),
-            states: vec![RunState::Pending, RunState::Running],
-            ..RunFilter::default()
-        };
-        let (mut runs, mut after) = (Vec::new(), None);
-        loop {
-            let page = reach.store.runs(&filter, after, PAGE).await?;
-            runs.extend(page.items);
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
+        client.get::<Value>(&schedule_path(name, "")?).await?;
+        let mut runs: Vec<RunId> = Vec::new();
+        for state in [RunState::Running, RunState::Pending] {
+            let path = format!("/api/v1/runs?{}&state={state}", of_name(name));
+            runs.extend(client.list::<Run>(&path, usize::MAX).await?.iter().map(|run| run.id));
         }
         match runs.len() {
-            0 => {
-                Err(Failure::NotFound(format!("{} has no live run: there is nothing to cancel", record.name)))
-            }
+            0 => Err(Failure::NotFound(format!("{name} has no live run: there is nothing to cancel"))),
             1 => Ok(runs),
             _ if self.all => Ok(runs),
-            many => Err(Failure::Usage(format!(
-                "{} has {many} live runs: --all cancels them all, or name one of {}",
-                record.name,
-                reach::list(runs.iter().map(|run| run.id.to_string()).collect())
-            ))),
+            many => {
+                let few: Vec<String> = runs.iter().take(NAMES_MAX).map(ToString::to_string).collect();
+                let more = if many > NAMES_MAX { " and others" } else { "" };
+                Err(Failure::Usage(format!(
+                    "{name} has {many} live runs: --all cancels them all, or name one of {}{more}",
+                    few.join(", ")
+                )))
+            }
         }
     }
 
-    async fn cancel(&self, reach: &Reach, run: &RunRecord) -> Result<Option<One>, Failure> {
-        let cancel = reach.store.cancel(reach.now().await?, run.id, Reason::Requested);
-        let deed = Deed::to("cancel_run", format_args!("runs/{}/cancel", run.id));
-        let is_change = |cancelled: &Cancelled| matches!(cancelled, Cancelled::Ended | Cancelled::Told(_));
-        let state = match noted(&reach.store, deed, cancel, is_change).await? {
-            Cancelled::Ended | Cancelled::Before(RunState::Cancelled) => RunState::Cancelled,
-            Cancelled::Told(_) => RunState::Running,
+    async fn cancel(&self, client: &Client, run: RunId) -> Result<Option<One>, Failure> {
+        match client.post::<Run>(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await {
+            Ok(run) => Ok(Some(One { run_id: run.id, state: run.state })),
             // Of several, some may end by themselves meanwhile.
-            Cancelled::Before(_) | Cancelled::NotFound if self.what.contains('/') => return Ok(None),
-            Cancelled::Before(state) => {
-                return Err(Failure::Usage(format!("run {} has ended already: it is {state}", run.id)));
-            }
-            Cancelled::NotFound => {
-                return Err(Failure::NotFound(format!(
-                    "there is no run {}, or it is no longer kept",
-                    run.id
-                )));
-            }
-        };
-        Ok(Some(One { run_id: run.id, state }))
+            Err(Failure::Usage(_) | Failure::NotFound(_)) if self.what.contains('/') => Ok(None),
+            Err(failure) => Err(failure),
+        }
     }
 
-    async fn wait_for(&self, reach: &Reach, done: &mut [One], timeout: Duration) -> Result<(), Failure> {
+    async fn wait_for(&self, client: &Client, done: &mut [One], timeout: Duration) -> Result<(), Failure> {
         let began = Instant::now();
         loop {
             let mut living = 0;
             for one in done.iter_mut().filter(|one| one.state.is_live()) {
-                one.state = reach.run(one.run_id).await?.state;
+                one.state = client.run(one.run_id).await?.state;
                 living += usize::from(one.state.is_live());
             }
             if living == 0 {
@@ -160,9 +135,9 @@ impl Cancel {
                 return Err(Failure::Timeout(format!(
                     "{living} told to end, and still there after {}; {}",
                     self.timeout,
-                    match reach.server {
-                        Some(_) => "its agent's `grace` may be longer",
-                        None => "no server runs that could see to it: `belfry up` does",
+                    match client.is_served() {
+                        true => "its agent's `grace` may be longer",
+                        false => "no server runs that could see to it: `belfry up` does",
                     }
                 )));
             }

@@ -1,46 +1,104 @@
-//! A server over HTTP, as the command line talks to it: one connection a request, JSON in and out, and problems as failures
-//! with the exit codes that everything else has.
+//! How a command is answered: by a server over HTTP, or by the same routes in this process where none runs. Whoever asks does
+//! not see which: JSON in and out, and problems as failures with the exit codes that everything has.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use belfry::api::List;
+use belfry::api::{Agent, List, Node, NodeStatus, Run};
+use belfry::{GUEST, RunId};
+use belfry_server::Inside;
+use belfry_time::Timestamp;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName};
-use hyper::{Method, Request, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Limited};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::{Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::net::TcpStream;
 
+use crate::events::Stream;
 use crate::failure::Failure;
+use crate::link::{Link, Sender};
+use crate::reach::{Reach, Server};
+use crate::words;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// A server answers sooner, also where it waits for a run.
-const ANSWER_WITHIN: Duration = Duration::from_secs(100);
+/// A server answers sooner; nothing here asks it to wait.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Whoever is told to wait longer is told no.
+const WAIT_MAX: Duration = Duration::from_secs(15);
+/// Longer answers are none of ours: a list comes page by page.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
 
-/// A server.
+/// Who answers.
 pub struct Client {
-    authority: String,
-    token: Option<String>,
+    way: Way,
+    /// What time it was for the store at the last answer.
+    now: Mutex<Option<Timestamp>>,
 }
 
+enum Way {
+    /// A server.
+    Over(Link),
+    /// This process, from the store.
+    Here(Box<(Reach, Inside)>),
+}
+
+/// An answer whose body is still to come.
+struct Answer {
+    status: StatusCode,
+    /// When to ask again.
+    retry_after: Option<Duration>,
+    body: Body,
+    /// What it came over.
+    sender: Option<Sender>,
+}
+
+/// The body of an answer.
+pub type Body = UnsyncBoxBody<Bytes, String>;
+
 impl Client {
-    /// A server by its address, `http://host:port`.
-    pub fn new(url: &str, token: Option<String>) -> Result<Client, Failure> {
-        let wrong = || {
-            Failure::Usage(format!(
-                "--server must be an address such as http://127.0.0.1:7400, got {url:?}; for TLS, tunnel to it"
-            ))
-        };
-        let uri: Uri = url.parse().map_err(|_| wrong())?;
-        let authority =
-            uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(wrong)?;
-        if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
-            return Err(wrong());
+    /// A server.
+    pub fn over(link: Link) -> Client {
+        Client { way: Way::Over(link), now: Mutex::default() }
+    }
+
+    /// This process.
+    pub fn here(reach: Reach, inside: Inside) -> Client {
+        Client { way: Way::Here(Box::new((reach, inside))), now: Mutex::default() }
+    }
+
+    /// The store, where this process has opened it.
+    pub fn reach(&self) -> Option<&Reach> {
+        match &self.way {
+            Way::Over(_) => None,
+            Way::Here(here) => Some(&here.0),
         }
-        let port = authority.port_u16().unwrap_or(80);
-        Ok(Client { authority: format!("{}:{port}", authority.host()), token })
+    }
+
+    /// Whether somebody plans and runs what is in the store.
+    pub fn is_served(&self) -> bool {
+        self.reach().is_none_or(|reach| reach.server.is_some())
+    }
+
+    /// Who that is.
+    pub async fn server(&self) -> Result<Option<Server>, Failure> {
+        match &self.way {
+            Way::Here(here) => Ok(here.0.server),
+            Way::Over(Link { process: Some(pid), .. }) => Ok(Some(Server::Process(*pid))),
+            Way::Over(_) => {
+                let nodes = self.get::<List<Node>>("/api/v1/nodes").await?.items;
+                let serves = |node: &&Node| {
+                    node.status != NodeStatus::Dead && !node.labels.iter().any(|label| label == GUEST)
+                };
+                Ok(Some(Server::Nodes(nodes.iter().filter(serves).count())))
+            }
+        }
+    }
+
+    /// What time it is for the store, as the last answer said.
+    pub fn now(&self) -> Timestamp {
+        let now = self.now.lock().ok().and_then(|now| *now);
+        now.unwrap_or_else(Timestamp::now)
     }
 
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
@@ -68,6 +126,27 @@ impl Client {
         }
     }
 
+    /// An agent, which must be there.
+    pub async fn agent(&self, name: &str) -> Result<Agent, Failure> {
+        self.get(&format!("/api/v1/agents/{}", encoded(name))).await
+    }
+
+    /// A run, which must be there.
+    pub async fn run(&self, run: RunId) -> Result<Run, Failure> {
+        self.get(&format!("/api/v1/runs/{run}")).await
+    }
+
+    /// What a run writes behind a place, as it comes.
+    pub async fn stream(&self, run: RunId, after: Option<u64>) -> Result<Stream, Failure> {
+        let after = after.map_or(String::new(), |after| format!("&after={after}"));
+        let path = format!("/api/v1/runs/{run}/log?follow=true{after}");
+        let answer = self.ask(self.request(Method::GET, &path, None, &[])?).await?;
+        if !answer.status.is_success() {
+            return Err(failure(answer.status, &collect(answer.body).await?));
+        }
+        Ok(Stream::new(answer.body, answer.sender))
+    }
+
     /// A request with everything; gives the answer's JSON.
     pub async fn send<T: DeserializeOwned>(
         &self,
@@ -76,70 +155,109 @@ impl Client {
         body: Option<&Value>,
         headers: &[(HeaderName, &str)],
     ) -> Result<T, Failure> {
-        let (status, bytes) = self.exchange(method, path, body, headers).await?;
+        let request = self.request(method, path, body, headers)?;
+        let late = |_| Failure::Unreachable("the server does not answer".into());
+        let whole = tokio::time::timeout(ANSWER_WITHIN, self.whole(request));
+        let (status, bytes) = whole.await.map_err(late)??;
         if !status.is_success() {
             return Err(failure(status, &bytes));
         }
         let bytes = if bytes.is_empty() { b"null".as_slice() } else { &bytes };
-        serde_json::from_slice(bytes).map_err(|error| {
-            Failure::Unreachable(format!("{} answers what no Belfry does: {error}", self.authority))
-        })
+        serde_json::from_slice(bytes)
+            .map_err(|error| Failure::Unreachable(format!("the server answers what no Belfry does: {error}")))
     }
 
-    async fn exchange(
+    /// A whole answer. Whoever asks too often waits, as it is told, and asks again.
+    async fn whole(&self, request: Request<Bytes>) -> Result<(StatusCode, Bytes), Failure> {
+        let mut waited = Duration::ZERO;
+        loop {
+            let answer = self.ask(request.clone()).await?;
+            let bytes = collect(answer.body).await?;
+            if let (Way::Over(link), Some(sender)) = (&self.way, answer.sender) {
+                link.keep(sender);
+            }
+            match answer.retry_after.filter(|_| answer.status == StatusCode::TOO_MANY_REQUESTS) {
+                Some(wait) if waited + wait <= WAIT_MAX => {
+                    waited += wait;
+                    tokio::time::sleep(wait).await;
+                }
+                _ => return Ok((answer.status, bytes)),
+            }
+        }
+    }
+
+    fn request(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
         headers: &[(HeaderName, &str)],
-    ) -> Result<(StatusCode, Bytes), Failure> {
-        let unreachable =
-            |why: String| Failure::Unreachable(format!("cannot reach {}: {why}", self.authority));
-        let stream = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(&self.authority)).await;
-        let stream = stream.map_err(|_| unreachable("it does not answer".into()))?;
-        let stream = stream.map_err(|error| unreachable(error.to_string()))?;
-        let mut request = Request::builder().method(method).uri(path).header(HOST, &self.authority);
-        request = request.header(ACCEPT, "application/json");
-        if let Some(token) = &self.token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    ) -> Result<Request<Bytes>, Failure> {
+        let mut request = Request::builder().method(method).uri(path).header(ACCEPT, "application/json");
+        if let Way::Over(link) = &self.way {
+            request = request.header(HOST, &link.authority);
+            if let Some(token) = &link.token {
+                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            }
         }
         for (name, value) in headers {
             request = request.header(name, *value);
+        }
+        let trace = std::env::var("TRACEPARENT").ok();
+        if let Some(trace) = trace.and_then(|trace| HeaderValue::from_str(&trace).ok()) {
+            request = request.header("traceparent", trace);
         }
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
-        let request = request
-            .body(Full::new(bytes))
-            .map_err(|error| Failure::Usage(format!("cannot be sent to a server: {error}")))?;
-        let work = async {
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-            tokio::spawn(connection);
-            let answer = sender.send_request(request).await?;
-            let status = answer.status();
-            Ok::<_, hyper::Error>((status, answer.into_body().collect().await?.to_bytes()))
-        };
-        match tokio::time::timeout(ANSWER_WITHIN, work).await {
-            Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
-            Err(_) => Err(unreachable("it does not answer".into())),
-        }
+        request.body(bytes).map_err(|error| Failure::Usage(format!("cannot be sent to a server: {error}")))
     }
+
+    async fn ask(&self, request: Request<Bytes>) -> Result<Answer, Failure> {
+        let (head, body, sender) = match &self.way {
+            Way::Over(link) => {
+                let (answer, sender) = link.ask(request).await?;
+                let (head, body) = answer.into_parts();
+                (head, body.map_err(|error| error.to_string()).boxed_unsync(), Some(sender))
+            }
+            Way::Here(here) => {
+                let (head, body) = here.1.answer(request).await.into_parts();
+                (head, body.map_err(|error| error.to_string()).boxed_unsync(), None)
+            }
+        };
+        let part = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+        let told = part("belfry-now").and_then(|now| now.parse().ok());
+        let retry_after = part("retry-after").and_then(|wait| wait.parse().ok()).map(Duration::from_secs);
+        if let (Some(told), Ok(mut now)) = (told, self.now.lock()) {
+            *now = Some(told);
+        }
+        Ok(Answer { status: head.status, retry_after, body, sender })
+    }
+}
+
+async fn collect(body: Body) -> Result<Bytes, Failure> {
+    let all = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+    all.map(|all| all.to_bytes())
+        .map_err(|error| Failure::Unreachable(format!("the answer ended early: {error}")))
 }
 
 /// A problem as a failure.
 fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
     let problem: Value = serde_json::from_slice(bytes).unwrap_or_default();
-    let part = |key: &str| problem[key].as_str().map(str::to_owned);
+    let part = |key: &str| problem[key].as_str().map(words::harmless);
+    if let Some(report) = part("report") {
+        return Failure::Report(report);
+    }
     let detail = part("detail").unwrap_or_else(|| status.to_string());
-    let words = match part("way_out") {
-        Some(way_out) => format!("{detail}; {way_out}"),
+    let words = match way_out(&problem) {
+        Some(way_out) => format!("{detail}; {}", words::harmless(way_out)),
         None => detail,
     };
-    match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::Denied(words),
-        StatusCode::NOT_FOUND => Failure::NotFound(words),
+    match (status, problem["code"].as_str()) {
+        (_, Some("queue_full" | "stale")) => Failure::Run(words),
+        (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Failure::Denied(words),
+        (StatusCode::NOT_FOUND, _) => Failure::NotFound(words),
         _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
             Failure::Unreachable(words)
         }
@@ -147,10 +265,35 @@ fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
     }
 }
 
+/// What to do instead, for people at a command line.
+fn way_out(problem: &Value) -> Option<&str> {
+    let way_out = problem["way_out"].as_str();
+    match problem["code"].as_str() {
+        Some("exists") => Some("`belfry set` changes it, `belfry rm` removes it"),
+        Some("past") => Some("use a later time, or `belfry run` to run it now"),
+        Some("token_missing") => Some("--token or BELFRY_TOKEN gives it; `belfry token create` makes one"),
+        // Requests are for programs.
+        _ => way_out.filter(|way_out| !["GET ", "PUT "].iter().any(|verb| way_out.starts_with(verb))),
+    }
+}
+
 /// The path of a schedule, or of something of it.
 pub fn schedule_path(name: &str, rest: &str) -> Result<String, Failure> {
     let (agent, schedule) = crate::reach::split(name)?;
     Ok(format!("/api/v1/schedules/{}/{}{rest}", encoded(agent), encoded(schedule)))
+}
+
+/// The query for an agent or one schedule of it.
+pub fn of_name(name: &str) -> String {
+    match name.split_once('/') {
+        Some((agent, schedule)) => format!("agent={}&schedule={}", encoded(agent), encoded(schedule)),
+        None => format!("agent={}", encoded(name)),
+    }
+}
+
+/// The header for a key that makes a repeat answer with the first run.
+pub fn key_header(key: Option<&str>) -> Vec<(HeaderName, &str)> {
+    key.map(|key| (HeaderName::from_static("idempotency-key"), key)).into_iter().collect()
 }
 
 /// A text as part of a path or a query.

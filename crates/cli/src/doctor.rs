@@ -96,6 +96,7 @@ impl Doctor {
 
 fn said(failure: &Failure) -> String {
     match failure {
+        Failure::Report(report) => report.clone(),
         Failure::Usage(message)
         | Failure::Unreachable(message)
         | Failure::Denied(message)

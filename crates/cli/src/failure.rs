@@ -12,6 +12,8 @@ pub enum Failure {
     Time(&'static str, belfry_time::Error),
     /// The files are wrong, as it was told already. Exit code 2.
     Config(belfry_config::Errors),
+    /// What was written is wrong, as it was told with its places. Exit code 2.
+    Report(String),
     /// What was asked for is not there. Exit code 3.
     NotFound(String),
     /// The server does not allow it. Exit code 4.
@@ -46,6 +48,16 @@ impl Failure {
             }
             Failure::Config(errors) => {
                 let _ = writeln!(anstream::stderr(), "{}", errors.render(true));
+                return ExitCode::from(2);
+            }
+            Failure::Report(report) => {
+                let style = anstyle::AnsiColor::Red.on_default().bold();
+                for line in report.lines() {
+                    let _ = match line.strip_prefix("error") {
+                        Some(rest) => writeln!(anstream::stderr(), "{style}error{style:#}{rest}"),
+                        None => writeln!(anstream::stderr(), "{line}"),
+                    };
+                }
                 return ExitCode::from(2);
             }
             Failure::NotFound(message) => (message.clone(), 3),

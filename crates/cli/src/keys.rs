@@ -1,18 +1,18 @@
-//! A schedule on the command line: `key=value` pairs, options for the common keys, or a file. All go through one parser,
-//! which is also that of the files.
+//! A schedule on the command line: `key=value` pairs, options for the common keys, or a file. All go to one parser, which is
+//! also that of the files.
 
 use std::io::Read;
 use std::path::PathBuf;
 
-use belfry_config::{About, Inherited, Input, parse_schedule};
-use belfry_core::{AgentDefinition, ScheduleDefinition};
-use belfry_time::Timestamp;
 use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
+use crate::client::{Client, schedule_path};
 use crate::failure::Failure;
-use crate::output::{Output, host_zone};
-use crate::place::{Place, SOURCE};
-use crate::reach::{self, Reach};
+use crate::output::Output;
+use crate::reach;
+use crate::words;
 
 /// A schedule in a file longer than this is a mistake.
 const FILE_MAX: u64 = 1 << 20;
@@ -81,53 +81,24 @@ pub struct Keys {
     lane: Option<String>,
 }
 
-/// What keys are read for.
-pub struct Target<'a> {
-    /// `agent/schedule`.
-    pub name: &'a str,
-    pub agent: &'a AgentDefinition,
-    /// What it is now, where it is changed.
-    pub base: Option<&'a ScheduleDefinition>,
-}
-
 impl Keys {
-    /// Reads them to a definition that works, and tells what hardly works as meant.
-    pub fn read(
-        &self,
-        target: &Target<'_>,
-        reach: &Reach,
-        output: &Output,
-    ) -> Result<ScheduleDefinition, Failure> {
-        let host = host_zone();
-        let settings = reach.loaded.as_ref().map(|loaded| &loaded.settings);
-        let named = settings.filter(|s| s.timezone_is_named).map(|s| s.timezone.as_str());
-        let inherited = Inherited {
-            timezone: output.tz.as_deref().or(named),
-            host_timezone: settings.map_or(host.name(), |settings| &settings.timezone),
-            late_after_ms: settings.and_then(|settings| settings.engine.late_after_ms),
-        };
-        let mut origin = "command line".to_owned();
-        let (text, pairs);
-        let input = match &self.file {
-            Some(path) => {
-                origin = path.display().to_string();
-                text = read_file(path)?;
-                Input::Text(&text)
-            }
+    /// What was written, as the server reads it.
+    pub fn body(&self, name: &str, add: bool, output: &Output) -> Result<Value, Failure> {
+        match &self.file {
+            Some(path) => Ok(json!({
+                "add": add,
+                "text": read_file(path)?,
+                "origin": path.display().to_string(),
+                "timezone": output.tz,
+            })),
             None => {
-                pairs = self.all_pairs(output)?;
+                let pairs = self.all_pairs(output)?;
                 if pairs.is_empty() {
-                    return Err(nothing_said(target));
+                    return Err(nothing_said(name, add));
                 }
-                Input::Pairs(&pairs)
+                Ok(json!({"add": add, "pairs": pairs, "origin": "command line", "timezone": output.tz}))
             }
-        };
-        let about = About { name: target.name, origin: &origin, inherited, agent: Some(target.agent) };
-        let parsed = parse_schedule(input, target.base, &about)?;
-        for warning in &parsed.warnings {
-            reach::say(&warning.render(true));
         }
-        Ok(parsed.definition)
     }
 
     /// What was written, as pairs: options are short for `key=value`.
@@ -162,15 +133,40 @@ impl Keys {
     }
 }
 
-fn nothing_said(target: &Target<'_>) -> Failure {
-    let name = target.name;
-    Failure::Usage(match target.base {
-        Some(_) => {
+/// Makes or changes a schedule, and tells what hardly works as meant.
+pub async fn write(client: &Client, name: &str, body: &Value, output: &Output) -> Result<(), Failure> {
+    let written: Written = client.post(&schedule_path(name, "/write")?, body).await?;
+    for warning in &written.warnings {
+        reach::say(&words::harmless(warning));
+    }
+    let words = match written.result.as_str() {
+        "unchanged" => format!("{name} is like that already"),
+        result => format!("{name} {result}"),
+    };
+    reach::answer(output, &Answer { schedule: name, result: &written.result }, &words)
+}
+
+/// What became of it.
+#[derive(Deserialize)]
+struct Written {
+    result: String,
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    schedule: &'a str,
+    result: &'a str,
+}
+
+fn nothing_said(name: &str, add: bool) -> Failure {
+    Failure::Usage(match add {
+        false => {
             format!(
                 "what should change? For example `belfry set {name} every=30m`; `prompt=null` goes back to the default"
             )
         }
-        None => {
+        true => {
             format!(
                 "when should it run? For example `belfry add {name} --every 20m` or `belfry add {name} --cron \"0 9 * * 1-5\"`"
             )
@@ -193,25 +189,4 @@ fn read_file(path: &PathBuf) -> Result<String, Failure> {
         }
         _ => Ok(text),
     }
-}
-
-/// A one-shot whose time has passed never fires: it is refused, with both times.
-pub fn refuse_past(name: &str, definition: &ScheduleDefinition, now: Timestamp) -> Result<(), Failure> {
-    match belfry::past_words(name, definition, now) {
-        Some(words) => {
-            Err(Failure::Usage(format!("{words}. Use a later time, or `belfry run` to run it now")))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Why a schedule that belongs to somebody else is not touched.
-pub fn owned(name: &str, source: &str, place: &Place) -> Failure {
-    Failure::Usage(match source {
-        SOURCE => {
-            let file = place.file();
-            format!("{name} is not touched: it belongs to {}; edit it there", file.display())
-        }
-        other => format!("{name} is not touched: it belongs to {other:?}, which alone changes it"),
-    })
 }

@@ -1,19 +1,19 @@
 //! `belfry lanes`: pools of slots, what they hold, and changing that at run time.
 
-use belfry::api::Lane;
-use belfry::{LaneRecord, LaneSettings, RunId};
-use belfry_store::Store;
+use belfry::RunId;
+use belfry::api::{Lane, List};
 use clap::{Args, Subcommand};
 use comfy_table::Color;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::client::{Client, encoded};
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reach::{self, Reach, answer};
+use crate::place::{Need, Place};
+use crate::reach::{self, answer};
 use crate::reading;
-use crate::remote_talk;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
@@ -86,34 +86,28 @@ impl Lanes {
     /// Lists, sets or clears.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                return match &self.verb {
-                    None | Some(Verb::Ls) => print(remote_talk::lanes(&client).await?, output),
-                    Some(Verb::Set(set)) => {
-                        told(&remote_talk::set_lane(&client, &set.lane, &set.change()?).await?, output)
-                    }
-                    Some(Verb::Clear { lane }) => {
-                        tell_cleared(lane, &remote_talk::clear_lane(&client, lane).await?, output)
-                    }
-                };
-            }
-            let reach = Reach::open(place).await?;
+            let client = place.client(Need::Store).await?;
             match &self.verb {
-                None | Some(Verb::Ls) => list(&reach, output).await,
-                Some(Verb::Set(set)) => set.run(&reach, output).await,
-                Some(Verb::Clear { lane }) => clear(&reach, lane, output).await,
+                None | Some(Verb::Ls) => {
+                    print(client.get::<List<Lane>>("/api/v1/lanes").await?.items, output)
+                }
+                Some(Verb::Set(set)) => set.run(&client, output).await,
+                Some(Verb::Clear { lane }) => {
+                    let path = format!("/api/v1/lanes/{}/clear", encoded(lane));
+                    let cleared: Cleared = client.send(Method::POST, &path, None, &[]).await?;
+                    let words = format!("{} cancelled", words::count(cleared.ended.len(), "waiting run"));
+                    answer(output, &cleared, &words)
+                }
             }
         })
     }
 }
 
-async fn known(reach: &Reach) -> Result<Vec<LaneRecord>, Failure> {
-    Ok(belfry::lanes(&reach.store, &reach.options(), reach.now().await?).await?)
-}
-
-async fn list(reach: &Reach, output: &Output) -> Result<(), Failure> {
-    let now = reach.now().await?;
-    print(known(reach).await?.iter().map(|lane| Lane::of(lane, now)).collect(), output)
+/// What was cleared.
+#[derive(Serialize, Deserialize)]
+struct Cleared {
+    lane: String,
+    ended: Vec<RunId>,
 }
 
 fn print(lanes: Vec<Lane>, output: &Output) -> Result<(), Failure> {
@@ -149,43 +143,17 @@ fn print(lanes: Vec<Lane>, output: &Output) -> Result<(), Failure> {
 }
 
 impl Set {
-    async fn run(&self, reach: &Reach, output: &Output) -> Result<(), Failure> {
-        let found = known(reach).await?.into_iter().find(|lane| lane.name == self.lane);
-        let settings = match (self.reset, found.as_ref().and_then(LaneRecord::settings)) {
-            (true, None) => return Err(Failure::NotFound(format!("there is no lane {}", self.lane))),
-            (true, Some(_)) => None,
-            (false, None) if self.slots.is_none() => {
-                let words = format!(
-                    "there is no lane {0}: say how many slots it has, `belfry lanes set {0} 10`",
-                    self.lane
-                );
-                return Err(Failure::Usage(words));
-            }
-            (false, before) => {
-                if self.slots.is_none() && self.limit.is_none() && self.queue_limit.is_none() {
-                    return Err(Failure::Usage(NOTHING_SAID.into()));
-                }
-                let before = before.unwrap_or(LaneSettings { slots: 1, limit: None, queue_limit: None });
-                Some(LaneSettings {
-                    slots: self.slots.unwrap_or(before.slots),
-                    limit: self.limit.map_or(before.limit, |number| number.0),
-                    queue_limit: self.queue_limit.map_or(before.queue_limit, |number| number.0),
-                })
-            }
-        };
+    async fn run(&self, client: &Client, output: &Output) -> Result<(), Failure> {
         if !belfry::is_lane_name(&self.lane) {
-            let words = "the name of a lane has letters, digits, `-` and `_`, and at most 64 of them";
+            let words = "the name of a lane has letters, digits, `-`, `_` and `.`, and at most 64 of them";
             return Err(Failure::Usage(words.into()));
         }
-        let set = reach.store.set_lane(reach.now().await?, &self.lane, settings);
-        noted(&reach.store, Deed::to("change_lane", format_args!("lanes/{}", self.lane)), set, |_| true)
-            .await?;
-        let now = reach.now().await?;
-        let lane = known(reach).await?.into_iter().find(|lane| lane.name == self.lane);
-        let Some(lane) = lane.map(|lane| Lane::of(&lane, now)) else {
-            return answer(output, &json!({"name": self.lane}), &format!("the lane {} is gone", self.lane));
-        };
-        told(&lane, output)
+        let path = format!("/api/v1/lanes/{}", encoded(&self.lane));
+        let lane: Option<Lane> = client.send(Method::PATCH, &path, Some(&self.change()?), &[]).await?;
+        match lane {
+            Some(lane) => told(&lane, output),
+            None => answer(output, &json!({"name": self.lane}), &format!("the lane {} is gone", self.lane)),
+        }
     }
 
     /// What is to be changed, as a server takes it.
@@ -221,19 +189,4 @@ fn told(lane: &Lane, output: &Output) -> Result<(), Failure> {
         limit(lane.queue_limit)
     );
     answer(output, &lane, &words)
-}
-
-async fn clear(reach: &Reach, lane: &str, output: &Output) -> Result<(), Failure> {
-    if !known(reach).await?.iter().any(|known| known.name == lane) {
-        return Err(Failure::NotFound(format!("there is no lane {lane}; `belfry lanes` lists them")));
-    }
-    let clear = reach.store.clear_lane(reach.now().await?, lane);
-    let deed = Deed::to("clear_lane", format_args!("lanes/{lane}/clear"));
-    let ended = noted(&reach.store, deed, clear, |ended| !ended.is_empty()).await?;
-    tell_cleared(lane, &ended, output)
-}
-
-fn tell_cleared(lane: &str, ended: &[RunId], output: &Output) -> Result<(), Failure> {
-    let words = format!("{} cancelled", words::count(ended.len(), "waiting run"));
-    answer(output, &json!({"lane": lane, "ended": ended}), &words)
 }

@@ -1,24 +1,21 @@
 //! `belfry logs`: what a run has written, to the streams it wrote it to.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
 
+use belfry::api::{List, Run};
 use belfry::{RunId, RunState};
-use belfry_store::{OutputChunk, RunFilter, RunRecord, Store, Stream};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, of_name, schedule_path};
+use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::tame::Tame;
 use crate::words;
-
-/// So much is read at once.
-const PIECE: u32 = 256 * 1024;
-/// So often a run that lives is looked at, whatever hints the store gives.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Show the output of a run
 #[derive(Debug, Args)]
@@ -42,36 +39,31 @@ pub struct Logs {
 impl Logs {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reading::block_on(async {
-            let reading = Reading::open(place).await?;
-            let run = self.find(&reading).await?;
+            let client = place.client(Need::Store).await?;
+            let mut run = self.find(&client).await?;
             let mut writer = Writer::new(output);
-            let mut after = None;
-            let mut run = run;
-            loop {
-                // What is written before the end is there when the end is.
-                let chunks = reading.store.output(run.id, after, PIECE).await?;
-                if let Some(last) = chunks.last() {
-                    after = Some(last.seq);
-                    chunks.iter().try_for_each(|chunk| writer.write(chunk))?;
-                    continue;
-                }
-                writer.flush()?;
-                if !self.follow || !run.state.is_live() {
-                    break;
-                }
-                let hint = tokio::time::timeout(LOOK_EVERY, reading.store.changed());
-                let _ = hint.await;
-                run = reading.store.run(run.id).await?.ok_or_else(|| gone(&run.id.to_string()))?;
+            if self.follow {
+                let mut events = Events::of(&client, run.id);
+                run = loop {
+                    match events.next().await? {
+                        Event::Output(piece) => writer.write(&piece)?,
+                        Event::End(run) => break *run,
+                    }
+                    writer.flush()?;
+                };
+            } else {
+                read(&client, run.id, &mut writer).await?;
             }
+            let silent = writer.is_silent;
             writer.finish()?;
             if output.format == Format::Table {
-                remark_end(&run, after.is_none());
+                remark_end(&run, silent);
             }
             Ok(())
         })
     }
 
-    async fn find(&self, reading: &Reading) -> Result<RunRecord, Failure> {
+    async fn find(&self, client: &Client) -> Result<Run, Failure> {
         if !self.what.contains('/') {
             let id = self.what.parse().map(RunId).map_err(|_| {
                 let what = &self.what;
@@ -79,32 +71,42 @@ impl Logs {
                     "a run is an id as in `belfry runs`, a schedule is agent/schedule, got {what:?}"
                 ))
             })?;
-            return reading.store.run(id).await?.ok_or_else(|| gone(&self.what));
+            return client.run(id).await;
         }
-        let filter = RunFilter { schedule: Some(self.what.clone()), ..RunFilter::default() };
-        if let Some(run) = reading.runs(&filter, 1).await?.pop() {
+        let newest: Vec<Run> = client.list(&format!("/api/v1/runs?{}", of_name(&self.what)), 1).await?;
+        if let Some(run) = newest.into_iter().next() {
             return Ok(run);
         }
-        reading.schedule(&self.what).await?;
+        client.get::<serde_json::Value>(&schedule_path(&self.what, "")?).await?;
         Err(Failure::NotFound(format!("{} has not run yet", self.what)))
     }
 }
 
-fn gone(run: &str) -> Failure {
-    Failure::NotFound(format!("there is no run {run}; `belfry runs` lists them"))
+/// Writes all that is there now.
+async fn read(client: &Client, run: RunId, writer: &mut Writer) -> Result<(), Failure> {
+    let mut after = String::new();
+    loop {
+        let page: List<Piece> = client.get(&format!("/api/v1/runs/{run}/log{after}")).await?;
+        page.items.iter().try_for_each(|piece| writer.write(piece))?;
+        match page.next {
+            Some(next) => after = format!("?after={next}"),
+            None => return Ok(()),
+        }
+    }
 }
 
 /// How the run stands, beside its output.
-fn remark_end(run: &RunRecord, silent: bool) {
+fn remark_end(run: &Run, silent: bool) {
     let nothing = if silent { "no output; " } else { "" };
     let took = run.started_at.zip(run.finished_at).map(|(from, to)| words::span(to.duration_since(from)));
     let took = took.map_or(String::new(), |took| format!(" after {took}"));
-    let why = run.reason.map_or(String::new(), |reason| format!(" ({reason})"));
+    let why = run.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let name = run.name();
     match run.state {
         RunState::Completed if !silent => {}
-        RunState::Running => reading::remark(&format!("{nothing}{} is still running", run.name)),
-        RunState::Pending => reading::remark(&format!("{nothing}{} waits to be started", run.name)),
-        state => reading::remark(&format!("{nothing}{} {state}{why}{took}", run.name)),
+        RunState::Running => reading::remark(&format!("{nothing}{name} is still running")),
+        RunState::Pending => reading::remark(&format!("{nothing}{name} waits to be started")),
+        state => reading::remark(&format!("{nothing}{name} {state}{why}{took}")),
     }
 }
 
@@ -114,6 +116,8 @@ pub struct Writer {
     out: Sink<io::Stdout>,
     err: Sink<io::Stderr>,
     attempt: u32,
+    /// Nothing was written.
+    is_silent: bool,
 }
 
 struct Sink<W> {
@@ -142,12 +146,26 @@ impl<W: Write> Sink<W> {
     }
 }
 
-#[derive(Serialize)]
-struct Piece<'a> {
-    seq: u64,
+/// A piece of what a run has written.
+#[derive(Serialize, Deserialize)]
+pub struct Piece {
+    pub seq: u64,
     attempt: u32,
-    stream: &'static str,
-    text: std::borrow::Cow<'a, str>,
+    stream: String,
+    text: String,
+    /// The bytes themselves, where they are no text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hex: Option<String>,
+}
+
+impl Piece {
+    fn bytes(&self) -> Cow<'_, [u8]> {
+        let pair = |two: &[u8]| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok();
+        match &self.hex {
+            Some(hex) => hex.as_bytes().chunks(2).filter_map(pair).collect(),
+            None => Cow::Borrowed(self.text.as_bytes()),
+        }
+    }
 }
 
 impl Writer {
@@ -159,33 +177,27 @@ impl Writer {
             out: Sink::new(io::stdout(), tame(io::stdout().is_terminal())),
             err: Sink::new(io::stderr(), tame(io::stderr().is_terminal())),
             attempt: 0,
+            is_silent: true,
         }
     }
 
-    pub fn write(&mut self, chunk: &OutputChunk) -> Result<(), Failure> {
+    pub fn write(&mut self, piece: &Piece) -> Result<(), Failure> {
+        self.is_silent = false;
         if self.format != Format::Table {
-            let stream = match chunk.stream {
-                Stream::Out => "stdout",
-                Stream::Err => "stderr",
-                Stream::Note => "note",
-            };
-            let text = String::from_utf8_lossy(&chunk.bytes);
-            let piece = Piece { seq: chunk.seq, attempt: chunk.attempt, stream, text };
-            serde_json::to_writer(&mut self.out.to, &piece)?;
+            serde_json::to_writer(&mut self.out.to, piece)?;
             return Ok(writeln!(self.out.to)?);
         }
-        if chunk.attempt > 1 && chunk.attempt != self.attempt {
+        if piece.attempt > 1 && piece.attempt != self.attempt {
             self.out.to.flush()?;
-            reading::remark(&format!("-- attempt {}", chunk.attempt));
+            reading::remark(&format!("-- attempt {}", piece.attempt));
         }
-        self.attempt = chunk.attempt;
-        match chunk.stream {
-            Stream::Out => self.out.write(&chunk.bytes)?,
-            Stream::Err => self.err.write(&chunk.bytes)?,
-            Stream::Note => {
+        self.attempt = piece.attempt;
+        match piece.stream.as_str() {
+            "stdout" => self.out.write(&piece.bytes())?,
+            "stderr" => self.err.write(&piece.bytes())?,
+            _ => {
                 self.out.to.flush()?;
-                let note = words::one_line(&String::from_utf8_lossy(&chunk.bytes), 400);
-                reading::remark(&format!("-- {note}"));
+                reading::remark(&format!("-- {}", words::one_line(&piece.text, 400)));
             }
         }
         Ok(())

@@ -1,20 +1,16 @@
 //! `belfry ls`: all schedules, the next first, as `systemctl list-timers` shows timers.
 
-use std::collections::HashMap;
-
-use belfry::AgentDefinition;
 use belfry::api::{Schedule, ScheduleStatus};
 use belfry_core::RunState;
-use belfry_store::Store;
 use belfry_time::{Timestamp, Zone};
 use clap::Args;
 use comfy_table::Color;
 
-use crate::client::{Client, encoded};
+use crate::client::encoded;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::sheet::{self, Sheet, column};
 use crate::words;
 
@@ -38,46 +34,20 @@ impl Ls {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
-            if let Some(client) = place.client()? {
-                return self.over(&client, output, &zone).await;
-            }
-            let reading = Reading::open(place).await?;
-            let agents = reading.store.agents().await?;
-            if let Some(agent) = &self.agent {
-                reading.check_agent(agent).await?;
-            }
-            let agents: HashMap<i64, AgentDefinition> =
-                agents.into_iter().map(|agent| (agent.id, agent.definition)).collect();
-            let fallback = AgentDefinition::default();
-            let records = reading.schedules(self.agent.as_deref()).await?;
-            let schedules: Vec<Schedule> = records
-                .iter()
-                .map(|record| {
-                    Schedule::of(record, agents.get(&record.agent).unwrap_or(&fallback), reading.now)
-                })
-                .collect();
+            let client = place.client(Need::Store).await?;
+            let path = match &self.agent {
+                Some(agent) => {
+                    client.agent(agent).await?;
+                    format!("/api/v1/schedules?agent={}", encoded(agent))
+                }
+                None => "/api/v1/schedules".to_owned(),
+            };
+            let schedules: Vec<Schedule> = client.list(&path, usize::MAX).await?;
             match output.format {
-                Format::Table => print(schedules, reading.now, &zone),
+                Format::Table => print(schedules, client.now(), &zone),
                 format => reading::print_items(format, schedules),
             }
         })
-    }
-}
-
-impl Ls {
-    async fn over(&self, client: &Client, output: &Output, zone: &Zone) -> Result<(), Failure> {
-        let path = match &self.agent {
-            Some(agent) => {
-                client.get::<serde_json::Value>(&format!("/api/v1/agents/{}", encoded(agent))).await?;
-                format!("/api/v1/schedules?agent={}", encoded(agent))
-            }
-            None => "/api/v1/schedules".to_owned(),
-        };
-        let schedules: Vec<Schedule> = client.list(&path, usize::MAX).await?;
-        match output.format {
-            Format::Table => print(schedules, Timestamp::now(), zone),
-            format => reading::print_items(format, schedules),
-        }
     }
 }
 

@@ -11,10 +11,12 @@ mod client;
 mod config;
 mod diff;
 mod doctor;
+mod events;
 mod failure;
 mod keys;
 mod lanes;
 mod lines;
+mod link;
 mod logs;
 mod ls;
 mod next;
@@ -26,14 +28,13 @@ mod place;
 mod reach;
 mod reading;
 mod reload;
-mod remote;
-mod remote_talk;
 mod resume;
 mod retry;
 mod rm;
 mod run;
 mod runs;
 mod send;
+mod server_file;
 mod serving;
 mod sessions;
 mod set;
@@ -112,44 +113,19 @@ enum Command {
 }
 
 impl Command {
-    /// The name of a command that works on files and stores alone.
-    fn needs_store(&self) -> Option<&'static str> {
+    /// The name of a command that is about files and the store, and not for a server.
+    fn is_for_files(&self) -> Option<&'static str> {
         Some(match self {
             Command::Up(_) => "up",
-            Command::Add(_) => "add",
-            Command::Set(_) => "set",
+            Command::Init(_) => "init",
+            Command::Check(_) => "check",
             Command::Apply(_) => "apply",
-            Command::Backfill(_) => "backfill",
             Command::Diff(_) => "diff",
             Command::Export(_) => "export",
-            Command::Show(_) => "show",
-            Command::Logs(_) => "logs",
-            Command::Breaker(_) => "breaker",
+            Command::Config(_) => "config",
             Command::Doctor(_) => "doctor",
             Command::Store(_) => "store",
-            Command::Token(_) => "token",
-            Command::Init(_)
-            | Command::Check(_)
-            | Command::Next(_)
-            | Command::Config(_)
-            | Command::Run(_)
-            | Command::Cancel(_)
-            | Command::Retry(_)
-            | Command::Pause(_)
-            | Command::Resume(_)
-            | Command::Rm(_)
-            | Command::Reload(_)
-            | Command::Ls(_)
-            | Command::Why(_)
-            | Command::Runs(_)
-            | Command::Send(_)
-            | Command::Stop(_)
-            | Command::Stopall(_)
-            | Command::Sessions(_)
-            | Command::Lanes(_)
-            | Command::Nodes(_)
-            | Command::Completions(_)
-            | Command::Version(_) => return None,
+            _ => return None,
         })
     }
 }
@@ -161,7 +137,7 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     cli.output.set_colours();
-    if let Some(name) = cli.command.needs_store()
+    if let Some(name) = cli.command.is_for_files()
         && let Err(failure) = cli.place.refuse_server(name)
     {
         return failure.report();

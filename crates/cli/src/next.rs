@@ -2,16 +2,16 @@
 
 use std::io::{self, BufRead, Write};
 
-use belfry_core::check::Status;
-use belfry_store::ScheduleRecord;
+use belfry::api::Schedule;
 use belfry_time::{Shift, Tick, Timestamp, Timing, Zone, format_duration, parse_instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use crate::client::schedule_path;
 use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output, table};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::timing::TimingArgs;
 
 /// More ticks than this are a mistake, and would fill memory.
@@ -68,66 +68,77 @@ impl Next {
             timing if self.timing.every.is_some() => timing.with_origin(from),
             timing => timing,
         };
-        let ticks = upcoming(&timing, from, self.count);
-        print(&timing, from, &ticks, &zone, output)
+        let ticks: Vec<Row> =
+            upcoming(&timing, from, self.count).iter().map(|tick| Row::of(tick, &timing)).collect();
+        print(&format!("{}, {}", timing.describe(), timing.zone()), from, &ticks, &zone, output)
     }
 
-    /// From the store, as its planner will find them; from another instant, as if the schedule had ticked then.
+    /// As the planner will find them; from another instant, as if the schedule had ticked then.
     fn of_schedule(&self, name: &str, place: &Place, output: &Output) -> Result<(), Failure> {
-        place.refuse_server("next AGENT/SCHEDULE")?;
-        let (record, now) = reading::block_on(async {
-            let reading = Reading::open(place).await?;
-            Ok((reading.schedule(name).await?, reading.now))
-        })?;
-        let timing = record.definition.timing(name).in_option("timing")?;
-        let Some(timing) = timing else {
-            return Err(Failure::Usage(format!("{name} runs on request only, and never ticks by itself")));
-        };
-        let timing = record.origin.map_or(timing.clone(), |origin| timing.with_origin(origin));
-        let zone = match &output.tz {
-            Some(_) => output.zone()?,
-            None => timing.zone().clone(),
-        };
-        let (from, ticks) = match &self.from {
-            Some(from) => {
-                let from = parse_instant(from, Some(&zone)).in_option("--from")?;
-                (from, timing.ticks(from).take(self.count as usize).collect())
+        reading::block_on(async {
+            let client = place.client(Need::Store).await?;
+            let mut query = format!("/next?n={}", self.count);
+            let mut from = None;
+            if let Some(text) = &self.from {
+                let zone = match &output.tz {
+                    Some(_) => output.zone()?,
+                    None => {
+                        let schedule: Schedule = client.get(&schedule_path(name, "")?).await?;
+                        Zone::get(&schedule.timezone).in_option("timing")?
+                    }
+                };
+                let at = parse_instant(text, Some(&zone)).in_option("--from")?;
+                query.push_str(&format!("&from={at}"));
+                from = Some(at);
             }
-            None => (now, belfry::api::upcoming(&record, self.count as usize)),
-        };
-        if ticks.is_empty() {
-            reading::remark(&nothing(&record));
-            if output.format == Format::Table {
-                return Ok(());
+            let found: Found = client.get(&schedule_path(name, &query)?).await?;
+            let own = Zone::get(&found.tz).in_option("timing")?;
+            let zone = if output.tz.is_some() { output.zone()? } else { own };
+            if let Some(reason) = &found.reason {
+                reading::remark(reason);
+                if output.format == Format::Table {
+                    return Ok(());
+                }
             }
-        }
-        print(&timing, from, &ticks, &zone, output)
+            let head = format!("{}, {}", found.words, found.tz);
+            print(&head, from.unwrap_or_else(|| client.now()), &found.ticks, &zone, output)
+        })
     }
 }
 
-/// Why a schedule has no tick to come.
-fn nothing(record: &ScheduleRecord) -> String {
-    let why = match (&record.status, record.waits_for) {
-        (Status::Active, Some(run)) => format!("counts from the end of run {run}, which lives"),
-        (Status::Active, None) => "has no tick to come".into(),
-        (Status::Paused { .. }, _) => "is paused until it is resumed".into(),
-        (Status::Disabled, _) => "is not enabled".into(),
-        (Status::Invalid { reason }, _) => format!("is invalid: {reason}"),
-        (Status::Exhausted, _) => "has fired for the last time".into(),
-    };
-    format!("{} {why}", record.name)
+/// The ticks of a schedule.
+#[derive(Deserialize)]
+struct Found {
+    tz: String,
+    words: String,
+    ticks: Vec<Row>,
+    reason: Option<String>,
 }
 
-fn print(
-    timing: &Timing,
-    from: Timestamp,
-    ticks: &[Tick],
-    zone: &Zone,
-    output: &Output,
-) -> Result<(), Failure> {
+/// A tick to come.
+#[derive(Deserialize)]
+struct Row {
+    tick_at: Timestamp,
+    due_at: Timestamp,
+    /// What a change of clocks did to it.
+    shift: Option<String>,
+}
+
+impl Row {
+    fn of(tick: &Tick, timing: &Timing) -> Row {
+        let shift = timing.shift(tick.tick_at).map(|shift| match shift {
+            Shift::Moved => "moved",
+            Shift::FirstPass => "first_pass",
+            Shift::SecondPass => "second_pass",
+        });
+        Row { tick_at: tick.tick_at, due_at: tick.due_at, shift: shift.map(str::to_owned) }
+    }
+}
+
+fn print(head: &str, from: Timestamp, ticks: &[Row], zone: &Zone, output: &Output) -> Result<(), Failure> {
     let mut out = io::BufWriter::new(anstream::stdout());
     match output.format {
-        Format::Table => print_table(&mut out, timing, from, ticks, zone)?,
+        Format::Table => print_table(&mut out, head, from, ticks, zone)?,
         Format::Json => {
             let ticks = ticks.iter().map(|tick| TickOut::new(tick, zone)).collect();
             serde_json::to_writer(&mut out, &TicksOut { tz: zone.name(), ticks })?;
@@ -166,19 +177,19 @@ struct TickOut {
 }
 
 impl TickOut {
-    fn new(tick: &Tick, zone: &Zone) -> TickOut {
+    fn new(tick: &Row, zone: &Zone) -> TickOut {
         TickOut { tick_at: zone.rfc3339(tick.tick_at), due_at: zone.rfc3339(tick.due_at) }
     }
 }
 
 fn print_table(
     out: &mut impl Write,
-    timing: &Timing,
+    head: &str,
     from: Timestamp,
-    ticks: &[Tick],
+    ticks: &[Row],
     zone: &Zone,
 ) -> Result<(), Failure> {
-    writeln!(out, "{}, {}\n", timing.describe(), timing.zone())?;
+    writeln!(out, "{head}\n")?;
     if ticks.is_empty() {
         return Ok(writeln!(out, "never after {}", zone.rfc3339(from))?);
     }
@@ -195,7 +206,7 @@ fn print_table(
             zone.name().to_owned(),
             local.strftime("%:z").to_string(),
             distance(from, tick.tick_at),
-            note(timing, tick.tick_at).to_owned(),
+            note(tick).to_owned(),
         ];
         if jittered {
             let same_day = zone.local(tick.due_at).date() == local.date();
@@ -220,12 +231,12 @@ fn clock(at: Timestamp, zone: &Zone, format: &str) -> String {
 }
 
 /// What a change of clocks did to a tick, marked so that it stands out.
-fn note(timing: &Timing, tick_at: Timestamp) -> &'static str {
-    match timing.shift(tick_at) {
-        None => "",
-        Some(Shift::Moved) => "* moved out of a gap",
-        Some(Shift::FirstPass) => "* first of two",
-        Some(Shift::SecondPass) => "* second of two",
+fn note(tick: &Row) -> &'static str {
+    match tick.shift.as_deref() {
+        Some("moved") => "* moved out of a gap",
+        Some("first_pass") => "* first of two",
+        Some("second_pass") => "* second of two",
+        _ => "",
     }
 }
 

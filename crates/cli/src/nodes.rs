@@ -1,15 +1,14 @@
 //! `belfry nodes`: who runs from this store.
 
 use belfry::api::{List, Node, NodeStatus};
-use belfry_store::Store;
 use belfry_time::{Timestamp, Zone};
 use clap::Args;
 use comfy_table::Color;
 
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
@@ -26,15 +25,8 @@ impl Nodes {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
-            let (nodes, now) = match place.client()? {
-                Some(client) => (client.get::<List<Node>>("/api/v1/nodes").await?.items, Timestamp::now()),
-                None => {
-                    let reading = Reading::open(place).await?;
-                    let live = reading.store.live_runs().await?;
-                    let nodes = reading.store.nodes().await?;
-                    (nodes.iter().map(|node| Node::of(node, &live, reading.now)).collect(), reading.now)
-                }
-            };
+            let client = place.client(Need::Store).await?;
+            let (nodes, now) = (client.get::<List<Node>>("/api/v1/nodes").await?.items, client.now());
             match output.format {
                 Format::Table => print(&nodes, now, &zone),
                 format => reading::print_items(format, nodes),

@@ -1,17 +1,16 @@
 //! `belfry pause`: schedules stand still until somebody resumes them, or until a time.
 
-use belfry_core::check::Status;
-use belfry_store::{ScheduleRecord, Store};
+use belfry::api::Schedule;
 use belfry_time::{Timestamp, Zone, parse_duration, parse_instant};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::client::{Client, of_name, schedule_path};
 use crate::failure::{Failure, InOption};
-use crate::noted::{Deed, noted};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach};
-use crate::remote;
+use crate::place::{Need, Place};
+use crate::reach;
 
 /// Pause schedules: no tick makes a run until they are resumed
 #[derive(Debug, Args)]
@@ -52,35 +51,31 @@ impl Pause {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                let (until, reason) = (self.until(Timestamp::now(), &zone)?, self.reason.as_deref());
-                return remote::pause(&client, &self.names, reason, until, &zone, output).await;
-            }
-            let reach = Reach::open(place).await?;
-            let now = reach.now().await?;
-            let until = self.until(now, &zone)?;
+            let client = place.client(Need::Store).await?;
+            let schedules = all_of(&client, &self.names).await?;
+            let until = self.until(client.now(), &zone)?;
+            let end = match until {
+                Some(until) => format!("until {}", crate::up::local(until, &zone)),
+                None => "until it is resumed".into(),
+            };
+            let body = json!({"reason": self.reason, "until": until});
             let mut answer = Answer { paused: Vec::new(), until, unchanged: Vec::new() };
             let mut lines = Vec::new();
-            for record in all_of(&reach, &self.names).await? {
-                let pause = reach.store.pause(now, record.id, self.reason.as_deref(), until);
-                let deed = Deed::to("pause_schedule", format_args!("schedules/{}/pause", record.name));
-                let paused = noted(&reach.store, deed, pause, |paused| *paused).await?;
-                let end = match until {
-                    Some(until) => format!("until {}", crate::up::local(until, &zone)),
-                    None => "until it is resumed".into(),
+            for name in schedules {
+                let why = match client.post::<Paused>(&schedule_path(&name, "/pause")?, &body).await {
+                    Ok(Paused { changed: true }) => {
+                        lines.push(format!("{name} paused {end}"));
+                        answer.paused.push(name);
+                        continue;
+                    }
+                    Ok(Paused { changed: false }) => "it is paused like that already".to_owned(),
+                    // Of several, those that cannot be paused need not be.
+                    Err(Failure::Usage(why)) if self.names != [name.as_str()] => why,
+                    Err(other) => return Err(other),
                 };
-                if paused {
-                    lines.push(format!("{} paused {end}", record.name));
-                    answer.paused.push(record.name);
-                    continue;
-                }
-                let why = cannot(&record);
-                // Of several, those that cannot be paused need not be.
-                if self.names.len() == 1 && self.names[0] == record.name && !is_paused(&record) {
-                    return Err(Failure::Usage(format!("{} cannot be paused: {why}", record.name)));
-                }
-                lines.push(format!("{} left as it is: {why}", record.name));
-                answer.unchanged.push(record.name);
+                let why = why.strip_prefix(&format!("{name} cannot be paused: ")).unwrap_or(&why);
+                lines.push(format!("{name} left as it is: {why}"));
+                answer.unchanged.push(name);
             }
             reach::answer(output, &answer, &lines.join("\n"))
         })
@@ -107,29 +102,30 @@ impl Pause {
     }
 }
 
+/// What a pause did.
+#[derive(Deserialize)]
+struct Paused {
+    changed: bool,
+}
+
 /// The schedules that are meant, each once.
-pub async fn all_of(reach: &Reach, names: &[String]) -> Result<Vec<ScheduleRecord>, Failure> {
-    let mut records: Vec<ScheduleRecord> = Vec::new();
+pub async fn all_of(client: &Client, names: &[String]) -> Result<Vec<String>, Failure> {
+    let mut all: Vec<String> = Vec::new();
     for name in names {
-        for record in reach.schedules(name).await? {
-            if records.iter().all(|known| known.id != record.id) {
-                records.push(record);
+        let meant: Vec<Schedule> = if name.contains('/') {
+            vec![client.get(&schedule_path(name, "")?).await?]
+        } else {
+            client.agent(name).await?;
+            client.list(&format!("/api/v1/schedules?{}", of_name(name)), usize::MAX).await?
+        };
+        if meant.is_empty() {
+            return Err(Failure::NotFound(format!("agent {name} has no schedules")));
+        }
+        for schedule in meant.iter().map(Schedule::name) {
+            if !all.contains(&schedule) {
+                all.push(schedule);
             }
         }
     }
-    Ok(records)
-}
-
-fn is_paused(record: &ScheduleRecord) -> bool {
-    matches!(record.status, Status::Paused { .. })
-}
-
-fn cannot(record: &ScheduleRecord) -> &'static str {
-    match record.status {
-        Status::Active => "it has changed meanwhile",
-        Status::Paused { .. } => "it is paused like that already",
-        Status::Disabled => "it is disabled, `enabled: false`",
-        Status::Invalid { .. } => "it is invalid and does not tick",
-        Status::Exhausted => "it has fired for the last time",
-    }
+    Ok(all)
 }

@@ -1,14 +1,22 @@
-//! Where things are: the configuration file, the store, the state beside it.
+//! Where things are: the configuration file, the store, the state beside it; and who answers for the store.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use belfry::Engine;
 use belfry_config::{Host, Loaded};
+use belfry_server::{Inside, Limits, Told};
 use belfry_store::AnyStore;
 use clap::Args;
+use tokio::sync::mpsc;
 
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::link::Link;
+use crate::noted::caller;
 use crate::output::host_zone;
+use crate::reach::{self, Reach};
+use crate::server_file::ServerFile;
 
 /// Which files and which store.
 #[derive(Debug, Args)]
@@ -18,7 +26,7 @@ pub struct Place {
     #[arg(short = 'c', long = "config", value_name = "FILE", global = true, env = "BELFRY_CONFIG")]
     config: Option<PathBuf>,
 
-    /// Talk to the server at this address rather than open the store: http://host:port
+    /// Talk to the server at this address rather than to the one on this host, if any: http://host:port
     #[arg(long, value_name = "URL", global = true, env = "BELFRY_SERVER")]
     server: Option<String>,
 
@@ -32,17 +40,75 @@ const NAMES: [&str; 2] = ["belfry.yaml", "belfry.yml"];
 /// The name under which the files' agents are kept in the store.
 pub const SOURCE: &str = "files";
 
+/// What a command needs of a store that nobody serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It must be there.
+    Store,
+    /// It is made where there are files.
+    Files,
+    /// The same; where the files have changed they are applied first, as `up` does when it starts.
+    Run,
+}
+
 impl Place {
-    /// The server that is to be talked to, where one is named.
-    pub fn client(&self) -> Result<Option<Client>, Failure> {
-        self.server.as_ref().map(|url| Client::new(url, self.token.clone())).transpose()
+    /// Who answers: the server that was named, the one that serves the store on this host, or else this process.
+    pub async fn client(&self, need: Need) -> Result<Client, Failure> {
+        if let Some(url) = &self.server {
+            return Ok(Client::over(Link::new(url, self.token.clone())?));
+        }
+        let loaded = match variable("BELFRY_STORE") {
+            Some(_) if need == Need::Store => None,
+            _ => self.load_if_any()?,
+        };
+        let address = self.address(loaded.as_ref());
+        if let Some(link) = ServerFile::find(&address, &self.file()).await {
+            return Ok(Client::over(link));
+        }
+        let is_made = need != Need::Store && loaded.is_some();
+        let store = open(&address, is_made).await?;
+        let reach = Reach::of(store, address, loaded).await?;
+        if need == Need::Run {
+            reach::apply_if_changed(&reach).await?;
+        }
+        let inside = self.inside(&reach).await?;
+        Ok(Client::here(reach, inside))
+    }
+
+    /// The routes of a server, on a store that this process has opened.
+    async fn inside(&self, reach: &Reach) -> Result<Inside, Failure> {
+        let file = self.file();
+        let settings = match &reach.loaded {
+            Some(loaded) => loaded.settings.clone(),
+            None => load_text("{}\n", &file)?.settings,
+        };
+        let engine = Engine::builder().store(Arc::clone(&reach.store)).options(reach.options()).build();
+        engine.store_now().await?;
+        // Nobody reads files again here.
+        let (reload, _) = mpsc::channel(1);
+        let told = Told {
+            engine,
+            settings,
+            options: reach.options(),
+            file: file.display().to_string(),
+            reload,
+            env: variable,
+            version: env!("CARGO_PKG_VERSION"),
+            limits: Limits::default(),
+        };
+        Ok(Inside::new(told, caller()))
+    }
+
+    /// Whether a server was named.
+    pub fn names_server(&self) -> bool {
+        self.server.is_some()
     }
 
     /// Refuses a server for what opens files and stores.
     pub fn refuse_server(&self, command: &str) -> Result<(), Failure> {
         match self.server {
             Some(_) => Err(Failure::Usage(format!(
-                "`belfry {command}` works on files and stores, and not over --server; `belfry --help` lists the rest"
+                "`belfry {command}` is about files and the store on this host, and does nothing over --server"
             ))),
             None => Ok(()),
         }
@@ -60,39 +126,58 @@ impl Place {
 
     /// Reads the files.
     pub fn load(&self) -> Result<Loaded, Failure> {
-        let path = self.file();
-        if self.config.is_none() && !path.exists() {
-            return Err(Failure::Usage(format!(
+        self.load_if_any()?.ok_or_else(|| {
+            Failure::Usage(format!(
                 "there is no {} in this folder. `belfry init` writes one, `-c FILE` names another, and `belfry up --demo` needs none",
                 NAMES[0]
-            )));
+            ))
+        })
+    }
+
+    /// Reads the files; none where there are none, and nobody has named one.
+    fn load_if_any(&self) -> Result<Option<Loaded>, Failure> {
+        let path = self.file();
+        match self.config.is_none() && !path.exists() {
+            true => Ok(None),
+            false => load(&path).map(Some),
         }
-        load(&path)
     }
 
     /// The address of the store: BELFRY_STORE, or what the files say, or the default beside where they would be.
     pub fn store_address(&self) -> Result<String, Failure> {
-        if let Some(address) = variable("BELFRY_STORE") {
-            return Ok(address);
+        match variable("BELFRY_STORE") {
+            Some(address) => Ok(address),
+            None => Ok(self.address(self.load_if_any()?.as_ref())),
         }
-        if self.config.is_none() && !self.file().exists() {
-            return Ok("sqlite:.belfry/belfry.db".into());
-        }
-        Ok(self.load()?.settings.store.expose().to_owned())
+    }
+
+    fn address(&self, loaded: Option<&Loaded>) -> String {
+        let written = || loaded.map(|loaded| loaded.settings.store.expose().to_owned());
+        variable("BELFRY_STORE").or_else(written).unwrap_or_else(|| "sqlite:.belfry/belfry.db".into())
     }
 
     /// Opens the store beside a server, if there is one. A file that is not there is not made.
     pub async fn open(&self) -> Result<AnyStore, Failure> {
-        let address = self.store_address()?;
-        if let Some(path) = address.strip_prefix("sqlite:")
-            && !Path::new(path).exists()
-        {
-            return Err(Failure::NotFound(format!(
-                "there is no store at {path} yet; `belfry up` makes it, `-c FILE` or BELFRY_STORE names another"
-            )));
-        }
-        Ok(AnyStore::open(&address, false).await?)
+        open(&self.store_address()?, false).await
     }
+
+    /// Opens the store with what the files say. It is made where it is not there.
+    pub async fn open_with_files(&self) -> Result<Reach, Failure> {
+        let loaded = self.load()?;
+        let address = self.address(Some(&loaded));
+        let store = open(&address, true).await?;
+        Reach::of(store, address, Some(loaded)).await
+    }
+}
+
+/// Opens a store beside a server, if there is one.
+async fn open(address: &str, is_made: bool) -> Result<AnyStore, Failure> {
+    if let Some(path) = address.strip_prefix("sqlite:").filter(|path| !is_made && !Path::new(path).exists()) {
+        return Err(Failure::NotFound(format!(
+            "there is no store at {path} yet; `belfry up` makes it, `-c FILE` or BELFRY_STORE names another"
+        )));
+    }
+    Ok(AnyStore::open(address, false).await?)
 }
 
 /// Reads one file and those it includes.

@@ -1,4 +1,4 @@
-//! How commands that change something reach the store: which one, who serves it, what time it is there.
+//! A store that this process has opened: where it is, who serves it, what time it is there; and what commands say.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,17 +7,11 @@ use std::sync::Arc;
 use belfry::{AnyStore, Engine, GUEST, RunId, Timestamp};
 use belfry_config::Loaded;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Node, RunRecord, ScheduleFilter, ScheduleRecord, Store};
+use belfry_store::{Node, Store};
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-
-/// Schedules of one agent that are changed at once; more are read page by page.
-const PAGE: u32 = 1000;
-/// Names that a message lists before it says how many more there are.
-const NAMES_MAX: usize = 8;
 
 /// A store, and who serves it.
 pub struct Reach {
@@ -39,47 +33,7 @@ pub enum Server {
 }
 
 impl Reach {
-    /// A store that is there.
-    pub async fn open(place: &Place) -> Result<Reach, Failure> {
-        let address = place.store_address()?;
-        let store = place.open().await?;
-        Reach::of(store, address, None).await
-    }
-
-    /// A store together with what the files say. It is made where there are files and no store yet.
-    pub async fn open_with_files(place: &Place) -> Result<Reach, Failure> {
-        let loaded = match place.load() {
-            Ok(loaded) => Some(loaded),
-            // There is no file, and nobody has named one.
-            Err(Failure::Usage(_)) => None,
-            Err(other) => return Err(other),
-        };
-        match loaded {
-            Some(loaded) => {
-                let address = loaded.settings.store.expose().to_owned();
-                let store = AnyStore::open(&address, false).await?;
-                Reach::of(store, address, Some(loaded)).await
-            }
-            None => Reach::open(place).await,
-        }
-    }
-
-    /// A store to run something from here. Where nobody serves it and the files have changed, they are applied first, as `up`
-    /// does when it starts.
-    pub async fn open_to_run(place: &Place) -> Result<Reach, Failure> {
-        let reach = Reach::open_with_files(place).await?;
-        let Some(loaded) = reach.loaded.as_ref().filter(|_| reach.server.is_none()) else { return Ok(reach) };
-        for problem in &loaded.invalid {
-            say(&problem.render(true));
-        }
-        let engine = Engine::builder().store(reach.store.clone()).build();
-        if crate::up::apply(&engine, loaded).await? {
-            say("config skew: the files differ from what the store has; `belfry apply` makes them the same");
-        }
-        Ok(reach)
-    }
-
-    async fn of(store: AnyStore, address: String, loaded: Option<Loaded>) -> Result<Reach, Failure> {
+    pub async fn of(store: AnyStore, address: String, loaded: Option<Loaded>) -> Result<Reach, Failure> {
         let now = now(&store).await?;
         let server = match (&store, address.strip_prefix("sqlite:")) {
             (AnyStore::Sqlite(_), Some(path)) => Sqlite::server(Path::new(path)).map(Server::Process),
@@ -100,67 +54,19 @@ impl Reach {
             None => belfry::Options::default(),
         }
     }
+}
 
-    /// A schedule by its name, or what there is instead.
-    pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Failure> {
-        let (agent, _) = split(name)?;
-        match self.store.schedule(name).await? {
-            Some(record) => Ok(record),
-            None => Err(self.no_such(name, agent).await?),
-        }
+/// Where nobody serves a store and the files have changed, they are applied.
+pub async fn apply_if_changed(reach: &Reach) -> Result<(), Failure> {
+    let Some(loaded) = reach.loaded.as_ref().filter(|_| reach.server.is_none()) else { return Ok(()) };
+    for problem in &loaded.invalid {
+        say(&problem.render(true));
     }
-
-    /// All schedules of an agent, or the one schedule that is named.
-    pub async fn schedules(&self, name: &str) -> Result<Vec<ScheduleRecord>, Failure> {
-        if name.contains('/') {
-            return Ok(vec![self.schedule(name).await?]);
-        }
-        let filter = ScheduleFilter { agent: Some(name.to_owned()), ..ScheduleFilter::default() };
-        let (mut all, mut after) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.store.schedules(&filter, after.as_deref(), PAGE).await?;
-            all.extend(page.items);
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
-        }
-        if all.is_empty() {
-            return Err(self.no_such(name, name).await?);
-        }
-        Ok(all)
+    let engine = Engine::builder().store(reach.store.clone()).build();
+    if crate::up::apply(&engine, loaded).await? {
+        say("config skew: the files differ from what the store has; `belfry apply` makes them the same");
     }
-
-    async fn no_such(&self, name: &str, agent: &str) -> Result<Failure, Failure> {
-        let filter = ScheduleFilter { agent: Some(agent.to_owned()), ..ScheduleFilter::default() };
-        let page = self.store.schedules(&filter, None, NAMES_MAX as u32 + 1).await?;
-        let what = if name.contains('/') { "schedule" } else { "agent with schedules called" };
-        if !page.items.is_empty() {
-            let names = page.items.into_iter().map(|record| record.name).collect();
-            return Ok(Failure::NotFound(format!(
-                "there is no {what} {name}; agent {agent} has {}",
-                list(names)
-            )));
-        }
-        let agents: Vec<_> = self.store.agents().await?.into_iter().map(|agent| agent.name).collect();
-        if agents.is_empty() {
-            return Ok(Failure::NotFound(format!(
-                "there is no {what} {name}: the store knows no agents yet. `belfry apply` or `belfry up` brings those of the file in"
-            )));
-        }
-        if agents.iter().any(|known| known == agent) {
-            return Ok(Failure::NotFound(format!(
-                "there is no {what} {name}: agent {agent} has no schedules"
-            )));
-        }
-        Ok(Failure::NotFound(format!("there is no {what} {name}; there are the agents {}", list(agents))))
-    }
-
-    /// A run by its id.
-    pub async fn run(&self, run: RunId) -> Result<RunRecord, Failure> {
-        let found = self.store.run(run).await?;
-        found.ok_or_else(|| Failure::NotFound(format!("there is no run {run}, or it is no longer kept")))
-    }
+    Ok(())
 }
 
 /// How many nodes plan and run: guests do neither for others.
@@ -196,14 +102,6 @@ pub fn run_id(text: &str) -> Result<RunId, Failure> {
             "{text:?} is no id of a run; they look like 0198c0de-7a11-7000-8000-0123456789ab, and `belfry runs` lists them"
         ))
     })
-}
-
-/// A few names of many.
-pub fn list(mut names: Vec<String>) -> String {
-    let more = names.len().saturating_sub(NAMES_MAX);
-    names.truncate(NAMES_MAX);
-    let more = if more > 0 { " and others" } else { "" };
-    format!("{}{more}", names.join(", "))
 }
 
 /// Words for people, beside the data. Where standard error is closed there is nobody to tell.

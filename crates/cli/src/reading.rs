@@ -1,10 +1,10 @@
-//! What the commands that read have in common: the store beside a server, names that are looked up, and printing.
+//! What the commands about a store itself have in common, and how results are printed.
 
 use std::future::Future;
 use std::io::{self, Write};
 
-use belfry::{AgentDefinition, AnyStore};
-use belfry_store::{RunFilter, RunRecord, ScheduleFilter, ScheduleRecord, Store};
+use belfry::AnyStore;
+use belfry_store::{ScheduleFilter, ScheduleRecord, Store};
 use belfry_time::Timestamp;
 use serde::Serialize;
 
@@ -49,31 +49,6 @@ impl Reading {
         }
     }
 
-    /// A schedule by its name, `agent/schedule`.
-    pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Failure> {
-        if !name.contains('/') {
-            return Err(Failure::Usage(format!(
-                "a schedule is written agent/schedule, got {name:?}; `belfry ls` lists them"
-            )));
-        }
-        match self.store.schedule(name).await? {
-            Some(record) => Ok(record),
-            None => Err(self.no_schedule(name).await?),
-        }
-    }
-
-    /// What a schedule's agent is.
-    pub async fn agent_of(&self, record: &ScheduleRecord) -> Result<AgentDefinition, Failure> {
-        let found = self.store.definitions(&[record.id]).await?.into_iter().next().flatten();
-        Ok(found.map(|found| (*found.agent_definition).clone()).unwrap_or_default())
-    }
-
-    /// The failure for a schedule that is not there, with the one that may be meant.
-    pub async fn no_schedule(&self, name: &str) -> Result<Failure, Failure> {
-        let names: Vec<String> = self.schedules(None).await?.into_iter().map(|record| record.name).collect();
-        Ok(Failure::NotFound(format!("there is no schedule {name}{}", meant(name, &names))))
-    }
-
     /// Refuses an agent that the store does not know.
     pub async fn check_agent(&self, name: &str) -> Result<(), Failure> {
         let names: Vec<String> = self.store.agents().await?.into_iter().map(|agent| agent.name).collect();
@@ -81,21 +56,6 @@ impl Reading {
             return Ok(());
         }
         Err(Failure::NotFound(format!("there is no agent {name}{}", meant(name, &names))))
-    }
-
-    /// The newest runs that a filter takes, at most `count`.
-    pub async fn runs(&self, filter: &RunFilter, count: usize) -> Result<Vec<RunRecord>, Failure> {
-        let (mut all, mut after) = (Vec::new(), None);
-        loop {
-            let left = u32::try_from(count - all.len()).unwrap_or(u32::MAX).min(1000);
-            let page = self.store.runs(filter, after, left).await?;
-            all.extend(page.items);
-            if all.len() >= count || page.next.is_none() {
-                all.truncate(count);
-                return Ok(all);
-            }
-            after = page.next;
-        }
     }
 }
 

@@ -1,22 +1,17 @@
 //! `belfry reload`: the server reads its files again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use belfry::AnyStore;
-use belfry_store::Store;
 use belfry_time::parse_duration;
 use clap::Args;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde::Serialize;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
 
+use crate::client::Client;
 use crate::failure::{Failure, InOption};
 use crate::output::Output;
-use crate::place::{Place, SOURCE};
-use crate::reach::{self, Reach, Server};
-use crate::remote;
-
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+use crate::place::{Need, Place};
+use crate::reach::{self, Server};
 
 /// Tell the running server to read its files again
 #[derive(Debug, Args)]
@@ -32,53 +27,60 @@ pub struct Reload {
     timeout: String,
 }
 
-#[derive(Serialize)]
+/// What a server has done.
+#[derive(Serialize, Deserialize)]
 struct Answer {
     pid: u32,
+    detail: String,
+    digest: Option<String>,
 }
 
 impl Reload {
-    /// Tells it, and waits until the store has what the files say.
+    /// Tells it, and sees whether the store has what the files say.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let timeout = parse_duration(&self.timeout).in_option("--timeout")?;
         let timeout = Duration::try_from(timeout).unwrap_or_default();
-        if let Some(client) = place.client()? {
-            return reach::block_on(remote::reload(&client, output));
+        if place.names_server() {
+            return reach::block_on(async {
+                tell(&self.ask(&place.client(Need::Store).await?, timeout).await?, output)
+            });
         }
-        place.load()?;
+        let loaded = place.load()?;
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            if let AnyStore::Postgres(_) = *reach.store {
-                return crate::apply::apply(&reach, output).await;
+            if !loaded.settings.store.expose().starts_with("sqlite:") {
+                return crate::apply::apply(&place.open_with_files().await?, output).await;
             }
-            let Some(Server::Process(pid)) = reach.server else {
-                return Err(Failure::Unreachable(format!(
-                    "no server runs on {}. `belfry up` starts one, and `belfry apply` brings the files into the store without one",
-                    reach.address
+            let client = place.client(Need::Files).await?;
+            if let Some(reach) = client.reach() {
+                return Err(Failure::Unreachable(match reach.server {
+                    Some(Server::Process(pid)) => format!(
+                        "process {pid} serves {} and cannot be asked: its server.json is not there, or not its own. `kill -HUP {pid}` tells it",
+                        reach.address
+                    ),
+                    _ => format!(
+                        "no server runs on {}. `belfry up` starts one, and `belfry apply` brings the files into the store without one",
+                        reach.address
+                    ),
+                }));
+            }
+            let answer = self.ask(&client, timeout).await?;
+            if answer.digest.as_deref() != Some(&loaded.digest) {
+                return Err(Failure::Timeout(format!(
+                    "process {} was told, but does not run from these files: what it prints says why. Does it run from another file, or with another environment?",
+                    answer.pid
                 )));
-            };
-            let target = i32::try_from(pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
-            let told = target.ok_or(nix::errno::Errno::ESRCH).and_then(|pid| kill(pid, Signal::SIGHUP));
-            told.map_err(|error| {
-                Failure::Unreachable(format!("the server, process {pid}, cannot be told: {error}"))
-            })?;
-            self.wait_for(&reach, pid, timeout).await?;
-            reach::answer(output, &Answer { pid }, &format!("process {pid} has read its files again"))
+            }
+            tell(&answer, output)
         })
     }
 
-    async fn wait_for(&self, reach: &Reach, pid: u32, timeout: Duration) -> Result<(), Failure> {
-        let Some(loaded) = &reach.loaded else { return Ok(()) };
-        let began = Instant::now();
-        while reach.store.source_digest(SOURCE).await?.as_deref() != Some(&loaded.digest) {
-            if began.elapsed() >= timeout {
-                return Err(Failure::Timeout(format!(
-                    "process {pid} was told, but does not run from these files after {}: what it prints says why. Does it run from another file, or with another environment?",
-                    self.timeout
-                )));
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        Ok(())
+    async fn ask(&self, client: &Client, timeout: Duration) -> Result<Answer, Failure> {
+        let asked = client.send(Method::POST, "/api/v1/reload", None, &[]);
+        let late = |_| Failure::Timeout(format!("the server has not read its files after {}", self.timeout));
+        tokio::time::timeout(timeout, asked).await.map_err(late)?
     }
+}
+
+fn tell(answer: &Answer, output: &Output) -> Result<(), Failure> {
+    reach::answer(output, answer, &format!("process {} has read its files again", answer.pid))
 }

@@ -1,16 +1,16 @@
 //! `belfry resume`: the end of a pause, by hand.
 
-use belfry::Resumed;
+use belfry_time::Timestamp;
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::client::schedule_path;
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::Output;
 use crate::pause::all_of;
-use crate::place::Place;
-use crate::reach::{self, Reach};
-use crate::remote;
+use crate::place::{Need, Place};
+use crate::reach;
 
 /// Resume schedules that were paused: they tick from now on
 #[derive(Debug, Args)]
@@ -49,39 +49,37 @@ impl Resume {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                return remote::resume(&client, &self.names, self.catch_up, output).await;
-            }
-            let reach = Reach::open(place).await?;
-            let now = reach.now().await?;
+            let client = place.client(Need::Store).await?;
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };
             let mut lines = Vec::new();
-            for record in all_of(&reach, &self.names).await? {
-                let resume = belfry::resume(&reach.store, now, &record, self.catch_up);
-                let deed = Deed::to("resume_schedule", format_args!("schedules/{}/resume", record.name));
-                let is_now = |resumed: &Resumed| matches!(resumed, Resumed::Now { .. });
-                let count = match noted(&reach.store, deed, resume, is_now).await? {
-                    Resumed::Now { skipped } => skipped,
-                    Resumed::Before(until) => {
-                        let until = crate::up::local(until, &zone);
-                        lines.push(format!("{} left as it is: its pause has ended at {until}", record.name));
-                        answer.unchanged.push(record.name);
-                        continue;
-                    }
-                    Resumed::NotPaused => {
-                        lines.push(format!("{} left as it is: it is not paused", record.name));
-                        answer.unchanged.push(record.name);
-                        continue;
-                    }
-                };
-                lines.push(match (self.catch_up, count) {
-                    (true, _) => format!("{} resumed from where the pause began", record.name),
-                    (false, 0) => format!("{} resumed", record.name),
-                    (false, count) => format!("{} resumed; the pause left out {count} ticks", record.name),
+            for name in all_of(&client, &self.names).await? {
+                let body = json!({"catch_up": self.catch_up});
+                let came: Came = client.post(&schedule_path(&name, "/resume")?, &body).await?;
+                if !came.resumed {
+                    let why = match came.ended_at {
+                        Some(until) => format!("its pause has ended at {}", crate::up::local(until, &zone)),
+                        None => "it is not paused".into(),
+                    };
+                    lines.push(format!("{name} left as it is: {why}"));
+                    answer.unchanged.push(name);
+                    continue;
+                }
+                lines.push(match (self.catch_up, came.skipped) {
+                    (true, _) => format!("{name} resumed from where the pause began"),
+                    (false, 0) => format!("{name} resumed"),
+                    (false, count) => format!("{name} resumed; the pause left out {count} ticks"),
                 });
-                answer.resumed.push(One { schedule: record.name, skipped: count });
+                answer.resumed.push(One { schedule: name, skipped: came.skipped });
             }
             reach::answer(output, &answer, &lines.join("\n"))
         })
     }
+}
+
+/// What became of a pause.
+#[derive(Deserialize)]
+struct Came {
+    resumed: bool,
+    skipped: u64,
+    ended_at: Option<Timestamp>,
 }

@@ -1,16 +1,15 @@
 //! `belfry run`: a run by hand, beside the ticks.
 
-use belfry::RunRequest;
+use belfry::api;
 use clap::Args;
+use hyper::Method;
 use serde_json::{Map, Value, json};
-use uuid::Uuid;
 
+use crate::client::{key_header, schedule_path};
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach};
-use crate::remote;
+use crate::place::{Need, Place};
+use crate::reach;
 use crate::wait::Waiting;
 
 /// Run a schedule now, beside its ticks
@@ -50,37 +49,16 @@ impl Run {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reach::split(&self.name)?;
         self.waiting.check(output)?;
-        let request = RunRequest {
-            prompt: self.prompt.clone(),
-            payload: payload(self.payload.as_deref())?,
-            key: self.key.clone(),
-            trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
-        };
+        let payload = payload(self.payload.as_deref())?;
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                let body = json!({"prompt": request.prompt, "payload": request.payload});
-                let wait = self.waiting.over()?;
-                return remote::run(&client, &self.name, body, request.key.as_deref(), wait, output).await;
-            }
-            let reach = Reach::open_to_run(place).await?;
-            let record = reach.schedule(&self.name).await?;
-            self.waiting.check_labels(&reach, &record).await?;
-            let now = reach.now().await?;
-            let options = reach.options();
-            let enqueue = belfry::enqueue(&reach.store, &options, now, &self.name, request);
-            let deed = Deed::to("run_schedule", format_args!("schedules/{}/run", self.name));
-            let run = noted(&reach.store, deed, enqueue, |_| true).await?;
-            self.waiting.see_to(run, &reach, place, output).await
+            let client = place.client(Need::Run).await?;
+            self.waiting.check_labels(&client, &self.name).await?;
+            let body = json!({"prompt": self.prompt, "payload": payload});
+            let (path, key) = (schedule_path(&self.name, "/run")?, key_header(self.key.as_deref()));
+            let made: api::Run = client.send(Method::POST, &path, Some(&body), &key).await?;
+            self.waiting.see_to(made.id, &client, place, output).await
         })
     }
-}
-
-/// The trace that a caller has begun, as W3C writes it: `00-TRACE-SPAN-FLAGS`.
-pub fn trace_of(text: &str) -> Option<Uuid> {
-    let mut parts = text.trim().split('-');
-    let (_version, trace) = (parts.next().filter(|version| version.len() == 2)?, parts.next()?);
-    let is_whole = trace.len() == 32 && parts.next().is_some_and(|span| span.len() == 16);
-    Uuid::try_parse(trace).ok().filter(|trace| is_whole && !trace.is_nil())
 }
 
 /// An object from the command line.

@@ -2,16 +2,15 @@
 
 use belfry::api::Run;
 use belfry_core::RunState;
-use belfry_store::RunFilter;
 use belfry_time::{Timestamp, Zone};
 use clap::{Args, ValueEnum};
 
-use crate::client::{Client, encoded};
+use crate::client::{Client, encoded, of_name, schedule_path};
 use crate::failure::Failure;
 use crate::ls::state_colour;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
@@ -74,31 +73,21 @@ impl Runs {
         let zone = output.zone()?;
         let since = self.since.as_ref().map(|text| reading::instant(text, "--since", output)).transpose()?;
         reading::block_on(async {
-            let (found, now) = match place.client()? {
-                Some(client) => (self.over(&client, since).await?, Timestamp::now()),
-                None => {
-                    let reading = Reading::open(place).await?;
-                    let found = reading.runs(&self.filter(since), self.count as usize).await?;
-                    if found.is_empty() {
-                        self.check_name(&reading).await?;
-                    }
-                    (found.iter().map(Run::of).collect(), reading.now)
-                }
-            };
+            let client = place.client(Need::Store).await?;
+            let found = self.find(&client, since).await?;
+            if let (true, Some(name)) = (found.is_empty(), &self.name) {
+                check_name(&client, name).await?;
+            }
             match output.format {
-                Format::Table => print(&found, now, &zone),
+                Format::Table => print(&found, client.now(), &zone),
                 format => reading::print_items(format, found),
             }
         })
     }
 
-    async fn over(&self, client: &Client, since: Option<Timestamp>) -> Result<Vec<Run>, Failure> {
+    async fn find(&self, client: &Client, since: Option<Timestamp>) -> Result<Vec<Run>, Failure> {
         let mut query = String::new();
-        if let Some(name) = &self.name {
-            let (agent, schedule) = name.split_once('/').map_or((name.as_str(), None), |(a, s)| (a, Some(s)));
-            query.push_str(&format!("&agent={}", encoded(agent)));
-            query.extend(schedule.map(|schedule| format!("&schedule={}", encoded(schedule))));
-        }
+        query.extend(self.name.as_ref().map(|name| format!("&{}", of_name(name))));
         query.extend(self.lane.as_ref().map(|lane| format!("&lane={}", encoded(lane))));
         query.extend(self.session.as_ref().map(|session| format!("&session={}", encoded(session))));
         query.extend(since.map(|since| format!("&since={since}")));
@@ -117,28 +106,15 @@ impl Runs {
         all.truncate(count);
         Ok(all)
     }
+}
 
-    fn filter(&self, since: Option<Timestamp>) -> RunFilter {
-        let is_schedule = self.name.as_ref().is_some_and(|name| name.contains('/'));
-        RunFilter {
-            agent: self.name.clone().filter(|_| !is_schedule),
-            schedule: self.name.clone().filter(|_| is_schedule),
-            states: self.state.iter().copied().map(RunState::from).collect(),
-            lane: self.lane.clone(),
-            session: self.session.clone(),
-            since,
-        }
-    }
-
-    /// Nothing is found of what is not there. What is gone may have runs all the same.
-    async fn check_name(&self, reading: &Reading) -> Result<(), Failure> {
-        let Some(name) = &self.name else { return Ok(()) };
-        let anything = reading.runs(&RunFilter { states: Vec::new(), ..self.filter(None) }, 1).await?;
-        match (anything.is_empty(), name.contains('/')) {
-            (false, _) => Ok(()),
-            (true, true) => reading.schedule(name).await.map(|_| ()),
-            (true, false) => reading.check_agent(name).await,
-        }
+/// Nothing is found of what is not there. What is gone may have runs all the same.
+pub async fn check_name(client: &Client, name: &str) -> Result<(), Failure> {
+    let anything: Vec<Run> = client.list(&format!("/api/v1/runs?{}", of_name(name)), 1).await?;
+    match (anything.is_empty(), name.contains('/')) {
+        (false, _) => Ok(()),
+        (true, true) => client.get::<serde_json::Value>(&schedule_path(name, "")?).await.map(drop),
+        (true, false) => client.agent(name).await.map(drop),
     }
 }
 

@@ -2,18 +2,20 @@
 
 use std::io::Read;
 
-use belfry::{Mode, Reply, SendOptions, Taken};
+use belfry::{Mode, Taken};
 use clap::{Args, ValueEnum};
+use hyper::Method;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
+use crate::client::{Client, key_header};
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach, answer, say};
+use crate::place::{Need, Place};
+use crate::reach::{self, answer, say};
 use crate::reading;
-use crate::remote_talk::{self, Sent};
-use crate::run::{payload, trace_of};
-use crate::stop::tell_stopped;
+use crate::run::payload;
+use crate::stop::{session_path, tell_stopped};
 use crate::wait::Waiting;
 
 /// Send a message to a session of a chat
@@ -95,33 +97,25 @@ impl Send {
         let text = self.text()?;
         let sent_at =
             self.sent_at.as_ref().map(|text| reading::instant(text, "--sent-at", output)).transpose()?;
-        let with = SendOptions {
-            lane: self.lane.clone(),
-            mode: self.mode.map(Mode::from),
-            max_concurrent: self.max_concurrent,
-            sent_at,
-            generation: self.generation,
-            payload: payload(self.payload.as_deref())?,
-            key: self.idempotency.clone(),
-            trace_id: std::env::var("TRACEPARENT").ok().and_then(|text| trace_of(&text)),
-        };
+        let mut body = json!({"text": text, "payload": payload(self.payload.as_deref())?});
+        let optional = [
+            ("mode", json!(self.mode.map(Mode::from))),
+            ("lane", json!(self.lane)),
+            ("max_concurrent", json!(self.max_concurrent)),
+            ("sent_at", json!(sent_at)),
+            ("generation", json!(self.generation)),
+        ];
+        for (name, value) in optional.into_iter().filter(|(_, value)| !value.is_null()) {
+            body[name] = value;
+        }
         reach::block_on(async {
-            if let Some(client) = place.client()? {
-                let (to, wait) = ((self.target.as_str(), self.key.as_str()), self.waiting.over()?);
-                return match remote_talk::send(&client, to, &text, with, wait, output).await? {
-                    Sent::Taken(taken) => self.say_taken(&taken, output),
-                    Sent::Stopped | Sent::Waited => Ok(()),
-                };
-            }
-            let reach = Reach::open_to_run(place).await?;
-            let (now, to) = (reach.now().await?, (self.target.as_str(), self.key.as_str()));
-            let options = reach.options();
-            let send = belfry::send(&reach.store, &options, now, to, &text, with);
-            let deed =
-                Deed::to("send_message", format_args!("sessions/{}/{}/messages", self.target, self.key));
-            match noted(&reach.store, deed, send, |_| true).await? {
-                Reply::Stopped(done) => tell_stopped(&done, output),
-                Reply::Taken(taken) => self.tell(&taken, &reach, place, output).await,
+            let client = place.client(Need::Run).await?;
+            let path = session_path(&client, (&self.target, &self.key), "/messages").await?;
+            let key = key_header(self.idempotency.as_deref());
+            let said: Value = client.send(Method::POST, &path, Some(&body), &key).await?;
+            match said["code"].as_str() {
+                Some("taken") => self.tell(&read(said)?, &client, place, output).await,
+                _ => tell_stopped(&read(said)?, output),
             }
         })
     }
@@ -138,29 +132,29 @@ impl Send {
     async fn tell(
         &self,
         taken: &Taken,
-        reach: &Reach,
+        client: &Client,
         place: &Place,
         output: &Output,
     ) -> Result<(), Failure> {
         if self.waiting.waits() {
             say_lane(taken);
-            return self.waiting.see_to(taken.run, reach, place, output).await;
+            return self.waiting.see_to(taken.run, client, place, output).await;
         }
-        self.say_taken(taken, output)?;
-        if reach.server.is_none() {
-            say("no server runs: it waits for the next `belfry up`");
-        }
-        Ok(())
-    }
-
-    fn say_taken(&self, taken: &Taken, output: &Output) -> Result<(), Failure> {
         say_lane(taken);
         answer(output, taken, &taken.run.to_string())?;
         if taken.joined {
             say("it joins the messages before it, in one run");
         }
+        if !client.is_served() {
+            say("no server runs: it waits for the next `belfry up`");
+        }
         Ok(())
     }
+}
+
+fn read<T: DeserializeOwned>(said: Value) -> Result<T, Failure> {
+    serde_json::from_value(said)
+        .map_err(|error| Failure::Unreachable(format!("the server answers what no Belfry does: {error}")))
 }
 
 fn say_lane(taken: &Taken) {

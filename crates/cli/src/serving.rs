@@ -1,20 +1,16 @@
 //! The HTTP side of `belfry up`: where it listens, and how other commands find it.
 
-use std::io::Write;
-use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use belfry::Engine;
 use belfry_config::{Loaded, Settings};
-use belfry_server::{Reload, Server, Told};
-use serde::{Deserialize, Serialize};
+use belfry_server::{Limits, Reload, Server, Told};
 use tokio::sync::mpsc;
 
 use crate::failure::Failure;
+use crate::server_file::ServerFile;
 
-/// Beside the store: whoever may read it may do what the server's owner may.
-const FILE: &str = "server.json";
 /// Requests to read the files again that may wait; each is answered by the same reading.
 const RELOADS_MAX: usize = 16;
 
@@ -22,19 +18,9 @@ const RELOADS_MAX: usize = 16;
 pub struct Serving {
     server: Server,
     file: PathBuf,
+    store: String,
     /// Requests to read the files again.
     pub reloads: mpsc::Receiver<Reload>,
-}
-
-/// What other commands need to talk to a server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServerFile {
-    /// Where it listens.
-    pub url: String,
-    /// Its process.
-    pub pid: u32,
-    /// What it lets commands of its owner in with, while it lives.
-    pub token: String,
 }
 
 /// What is served.
@@ -44,8 +30,8 @@ pub struct Scene<'a> {
     pub options: belfry::Options,
     /// The configuration.
     pub file: &'a Path,
-    /// Where the state is.
-    pub folder: &'a Path,
+    /// Where the store is.
+    pub address: &'a str,
     /// Instead of what the files say.
     pub listen: Option<SocketAddr>,
     /// Another port will do where this one is taken.
@@ -69,6 +55,7 @@ impl Serving {
                 reload,
                 env: |name| std::env::var(name).ok(),
                 version: env!("CARGO_PKG_VERSION"),
+                limits: Limits::default(),
             };
             match Server::start(told).await {
                 Ok(server) => {
@@ -79,7 +66,12 @@ impl Serving {
             }
         }
         match (serving, error) {
-            (Some((server, reloads)), _) => Ok(Serving { server, file: scene.folder.join(FILE), reloads }),
+            (Some((server, reloads)), _) => Ok(Serving {
+                server,
+                file: ServerFile::path(scene.address, scene.file),
+                store: ServerFile::store_of(scene.address),
+                reloads,
+            }),
             (None, Some(error @ belfry_server::Error::Listen { .. })) => Err(Failure::Usage(format!(
                 "{error}. Does another server run? `listen: 127.0.0.1:7401` in the file or `--listen` names another address"
             ))),
@@ -92,24 +84,22 @@ impl Serving {
 
     /// Lets other commands find it.
     pub fn announce(&self) -> Result<(), Failure> {
+        let mut address = self.server.address();
+        // Whoever listens everywhere is found here.
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
         let told = ServerFile {
-            url: format!("http://{}", self.server.address()),
+            url: format!("http://{address}"),
             pid: std::process::id(),
             token: self.server.local_token().to_owned(),
+            store: self.store.clone(),
         };
-        // Whole or not at all, and never readable by others.
-        let fresh = self.file.with_extension(format!("json.{}", told.pid));
-        let write = || -> std::io::Result<()> {
-            if let Some(folder) = fresh.parent() {
-                std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            }
-            let _ = std::fs::remove_file(&fresh);
-            let mut file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
-            serde_json::to_writer(&mut file, &told)?;
-            file.write_all(b"\n")?;
-            std::fs::rename(&fresh, &self.file)
-        };
-        write().map_err(|error| Failure::Usage(format!("cannot write {}: {error}", self.file.display())))
+        told.write(&self.file)
+            .map_err(|error| Failure::Usage(format!("cannot write {}: {error}", self.file.display())))
     }
 
     /// Where it listens.
@@ -124,11 +114,7 @@ impl Serving {
 
     /// No longer there.
     pub async fn stop(self) {
-        let ours =
-            std::fs::read(&self.file).ok().and_then(|text| serde_json::from_slice::<ServerFile>(&text).ok());
-        if ours.is_some_and(|told| told.pid == std::process::id()) {
-            let _ = std::fs::remove_file(&self.file);
-        }
+        ServerFile::remove(&self.file);
         self.server.stop().await;
     }
 }

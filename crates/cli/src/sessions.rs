@@ -1,25 +1,22 @@
 //! `belfry sessions`: conversations, and beginning them anew.
 
-use std::collections::HashMap;
-
-use belfry::SessionVerb;
+use belfry::RunId;
 use belfry::api::Session as Shown;
-use belfry_store::{SessionFilter, SessionRecord, Store};
 use belfry_time::{Timestamp, Zone};
 use clap::{Args, Subcommand};
-use serde_json::json;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::client::{of_name, schedule_path};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reach::{self, Reach, answer};
-use crate::reading::{self, Reading};
-use crate::remote_talk;
+use crate::place::{Need, Place};
+use crate::reach::{self, answer};
+use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::stop::Session;
 use crate::words;
-
-const PAGE: u32 = 500;
 
 /// List sessions, or begin one anew
 #[derive(Debug, Args)]
@@ -49,23 +46,11 @@ impl Sessions {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         match &self.verb {
             Some(Verb::Reset(session)) => reach::block_on(async {
-                if let Some(client) = place.client()? {
-                    let session = remote_talk::reset(&client, session.names()).await?;
-                    let generation = session.generation;
-                    return answer(
-                        output,
-                        &json!({"generation": generation}),
-                        &format!("generation {generation}"),
-                    );
-                }
-                let reach = Reach::open(place).await?;
-                let done = session.change(&reach, SessionVerb::Reset).await?;
-                let words = format!(
-                    "generation {}; {} ended",
-                    done.generation,
-                    words::count(done.ended.len(), "waiting run")
-                );
-                answer(output, &json!({"generation": done.generation, "ended": done.ended}), &words)
+                let client = place.client(Need::Store).await?;
+                let path = session.path(&client, "/reset").await?;
+                let done: Reset = client.send(Method::POST, &path, None, &[]).await?;
+                let ended = words::count(done.ended.len(), "waiting run");
+                answer(output, &done, &format!("generation {}; {ended} ended", done.generation))
             }),
             None => self.list(place, output),
         }
@@ -74,55 +59,28 @@ impl Sessions {
     fn list(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reading::block_on(async {
-            if let Some(client) = place.client()? {
-                let shown = remote_talk::sessions(&client, self.name.as_deref()).await?;
-                return match output.format {
-                    Format::Table => print(&shown, Timestamp::now(), &zone),
-                    format => reading::print_items(format, shown),
-                };
-            }
-            let reading = Reading::open(place).await?;
-            let is_schedule = self.name.as_ref().is_some_and(|name| name.contains('/'));
-            let filter = SessionFilter {
-                agent: self.name.clone().filter(|_| !is_schedule),
-                schedule: self.name.clone().filter(|_| is_schedule),
-                key: None,
-            };
-            let found = all(&reading, &filter).await?;
-            if let (true, Some(name)) = (found.is_empty(), &self.name) {
-                match is_schedule {
-                    true => drop(reading.schedule(name).await?),
-                    false => reading.check_agent(name).await?,
+            let client = place.client(Need::Store).await?;
+            let query = self.name.as_ref().map_or(String::new(), |name| format!("?{}", of_name(name)));
+            let shown: Vec<Shown> = client.list(&format!("/api/v1/sessions{query}"), usize::MAX).await?;
+            if let (true, Some(name)) = (shown.is_empty(), &self.name) {
+                match name.contains('/') {
+                    true => drop(client.get::<Value>(&schedule_path(name, "")?).await?),
+                    false => drop(client.agent(name).await?),
                 }
             }
-            let mut schedules = HashMap::new();
-            for record in &found {
-                if !schedules.contains_key(&record.name) {
-                    schedules.insert(record.name.clone(), reading.store.schedule(&record.name).await?);
-                }
-            }
-            let shown: Vec<Shown> = found
-                .iter()
-                .map(|record| Shown::of(record, schedules.get(&record.name).and_then(Option::as_ref)))
-                .collect();
             match output.format {
-                Format::Table => print(&shown, reading.now, &zone),
+                Format::Table => print(&shown, client.now(), &zone),
                 format => reading::print_items(format, shown),
             }
         })
     }
 }
 
-async fn all(reading: &Reading, filter: &SessionFilter) -> Result<Vec<SessionRecord>, Failure> {
-    let (mut all, mut after) = (Vec::new(), None);
-    loop {
-        let page = reading.store.sessions(filter, after, PAGE).await?;
-        all.extend(page.items);
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok(all),
-        }
-    }
+/// What a reset did.
+#[derive(Serialize, Deserialize)]
+struct Reset {
+    generation: i64,
+    ended: Vec<RunId>,
 }
 
 fn print(sessions: &[Shown], now: Timestamp, zone: &Zone) -> Result<(), Failure> {

@@ -2,23 +2,24 @@
 
 use std::fmt::Write;
 
-use belfry::AgentDefinition;
-use belfry::api::{self, Schedule, ScheduleStatus};
-use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope};
-use belfry_core::work::Action;
-use belfry_store::{RunFilter, ScheduleRecord, Store};
-use belfry_time::{SignedDuration, Timestamp, Zone, format_duration};
+use belfry::api::{About, NextTick, Run, Schedule, ScheduleStatus};
+use belfry::{Decision, RunId};
+use belfry_core::SkipReason;
+use belfry_time::{Timestamp, Zone};
 use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
+use crate::client::{of_name, schedule_path};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::runs;
 use crate::sheet::{self, Sheet, column};
 use crate::words;
 
-/// Runs and ranges of skips that are shown.
+/// Runs that are shown.
 const LAST: usize = 5;
 
 /// Show everything about a schedule
@@ -36,33 +37,65 @@ pub struct Show {
 impl Show {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         reading::block_on(async {
-            let reading = Reading::open(place).await?;
-            let record = reading.schedule(&self.name).await?;
-            let agent = reading.agent_of(&record).await?;
-            let schedule = Schedule::of(&record, &agent, reading.now);
+            let client = place.client(Need::Store).await?;
+            let shown: Shown = client.get(&schedule_path(&self.name, "")?).await?;
             if output.format != Format::Table {
-                return reading::print_item(output.format, &schedule);
+                return reading::print_item(output.format, &shown);
             }
             // In its own zone, unless another one is asked for.
-            let zone = match (&output.tz, Zone::get(&schedule.timezone)) {
+            let zone = match (&output.tz, Zone::get(&shown.schedule.timezone)) {
                 (None, Ok(zone)) => zone,
                 _ => output.zone()?,
             };
-            let text = describe(&record, &agent, &schedule, reading.now, &zone);
-            reading::print_text(&text)?;
-            print_runs(&reading, &record, &zone).await?;
-            print_skips(&reading, &record, &zone).await
+            let next = match shown.schedule.next {
+                Some(_) => client.get::<Next>(&schedule_path(&self.name, "/next?n=3")?).await?.ticks,
+                None => Vec::new(),
+            };
+            let runs = format!("/api/v1/runs?{}", of_name(&self.name));
+            let runs: Vec<Run> = client.list(&runs, LAST).await?;
+            let now = client.now();
+            let mut text = describe(&shown, &next, now, &zone);
+            if !runs.is_empty() {
+                text.push_str(&format!("\n{}", runs::sheet(&runs, now, &zone, false).render()));
+            }
+            if !shown.skips.is_empty() {
+                text.push_str(&format!("\n{}", skips(&shown.skips, now, &zone).render()));
+            }
+            reading::print_text(&text)
         })
     }
 }
 
-fn describe(
-    record: &ScheduleRecord,
-    agent: &AgentDefinition,
-    schedule: &Schedule,
-    now: Timestamp,
-    zone: &Zone,
-) -> String {
+/// A schedule with everything about it.
+#[derive(Serialize, Deserialize)]
+struct Shown {
+    #[serde(flatten)]
+    schedule: Schedule,
+    definition: Map<String, Value>,
+    #[serde(flatten)]
+    about: About,
+    skips: Vec<Skips>,
+}
+
+/// Ticks in a row that made no run.
+#[derive(Serialize, Deserialize)]
+struct Skips {
+    from: Timestamp,
+    to: Timestamp,
+    count: u64,
+    decision: Decision,
+    reason: SkipReason,
+    run_id: Option<RunId>,
+}
+
+/// Ticks to come.
+#[derive(Deserialize)]
+struct Next {
+    ticks: Vec<NextTick>,
+}
+
+fn describe(shown: &Shown, next: &[NextTick], now: Timestamp, zone: &Zone) -> String {
+    let Shown { schedule, about, .. } = shown;
     let mut lines = Lines { text: format!("{}\n", schedule.name()), last: "" };
     let expression = schedule
         .expression
@@ -70,7 +103,7 @@ fn describe(
         .map_or(String::new(), |text| format!("  ({} {text:?})", schedule.kind));
     lines.add("when", format!("{}, {}{expression}", schedule.words, schedule.timezone));
     lines.add("status", status(schedule, now, zone));
-    for tick in api::upcoming(record, 3) {
+    for tick in next {
         let jitter = if tick.due_at == tick.tick_at {
             String::new()
         } else {
@@ -84,7 +117,7 @@ fn describe(
         };
         lines.add("next", format!("{}, {away}{jitter}", words::long(tick.tick_at, zone)));
     }
-    if let Some(run) = record.waits_for {
+    if let Some(run) = about.waits_for {
         lines.add("next", format!("after the end of run {run}"));
     }
     lines.add("live", format!("{} running, {} pending", schedule.running, schedule.pending));
@@ -105,17 +138,15 @@ fn describe(
         let left = words::rough(budget.resets_at.duration_since(now));
         lines.add("budget", format!("{} of {} failures, cleared in {left}", budget.failures, budget.max));
     }
-    lines.add("does", does(record, agent));
-    let prompt = record.definition.options.prompt.as_ref().or(agent.work.prompt.as_ref());
-    if let Some(prompt) = prompt {
+    lines.add("does", words::one_line(&about.does, 300));
+    if let Some(prompt) = &about.prompt {
         lines.add("prompt", words::one_line(prompt, 300));
     }
-    if !record.definition.options.payload.is_empty() {
-        let payload = serde_json::to_string(&record.definition.options.payload).unwrap_or_default();
-        lines.add("payload", words::one_line(&payload, 300));
+    if let Some(payload) = shown.definition.get("payload") {
+        lines.add("payload", words::one_line(&payload.to_string(), 300));
     }
-    lines.add("policy", policy(record));
-    lines.add("limits", limits(schedule, agent));
+    lines.add("policy", about.policy.clone());
+    lines.add("limits", about.limits.clone());
     lines.add("from", format!("{}, revision {}", schedule.origin, schedule.revision));
     lines.text
 }
@@ -150,93 +181,7 @@ fn status(schedule: &Schedule, now: Timestamp, zone: &Zone) -> String {
     format!("{} {since}{until}{reason}", schedule.status.as_str())
 }
 
-fn does(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
-    let command = &record.definition.options.command;
-    let named = if command == "poll" { String::new() } else { format!(" (command {command})") };
-    let what = match agent.work.action_of(command) {
-        Action::Run(words) => format!("run {}", words.join(" ")),
-        Action::Shell(line) => format!("shell {line}"),
-        Action::Handler => "a Rust handler".into(),
-    };
-    words::one_line(&what, 300) + &named
-}
-
-fn policy(record: &ScheduleRecord) -> String {
-    let options = &record.definition.options;
-    let mut parts = Vec::new();
-    let if_running = match options.if_running {
-        IfRunning::Skip => "skip".to_owned(),
-        IfRunning::Queue => format!("queue (at most {})", options.max_pending),
-        IfRunning::Cancel => "cancel".into(),
-        IfRunning::Allow => "allow".into(),
-    };
-    let scope = match options.overlap {
-        Scope::Schedule => "",
-        Scope::Command => " of any run of the command",
-        Scope::Agent => " of any run of the agent",
-    };
-    parts.push(format!("if_running {if_running}{scope}"));
-    if let Ok(compiled) = record.definition.compile(&record.name) {
-        parts.push(match compiled.catch_up() {
-            CatchUp::Skip => "catch_up skip".into(),
-            CatchUp::RunOnce => "catch_up run_once".into(),
-            CatchUp::RunAll => format!("catch_up run_all (at most {})", options.catch_up_limit),
-        });
-    }
-    if matches!(record.definition.when, belfry::When::Every(_)) {
-        parts.push(match options.anchor {
-            AnchorName::Completion => "counted from the end of each run".into(),
-            AnchorName::Start => "counted from each tick".into(),
-            AnchorName::Slot => "on a grid".into(),
-        });
-    }
-    parts.extend(options.jitter.as_ref().map(|jitter| format!("jitter {jitter}")));
-    if options.delete_after_run {
-        parts.push("deleted after its run".into());
-    }
-    parts.join(" · ")
-}
-
-fn limits(schedule: &Schedule, agent: &AgentDefinition) -> String {
-    let ms = |ms: u64| format_duration(SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX)));
-    let mut parts = vec![format!("lane {}", schedule.lane)];
-    parts.push(agent.max_concurrent.map_or("any number at once".into(), |max| format!("{max} at once")));
-    parts.push(
-        agent.work.timeout_ms.map_or("no timeout".into(), |timeout| format!("timeout {}", ms(timeout))),
-    );
-    parts.push(match agent.retry.max {
-        0 => "no retry".into(),
-        1 => "1 retry".into(),
-        max => format!("{max} retries"),
-    });
-    if let Some(breaker) = &agent.breaker {
-        parts.push(format!(
-            "breaker after {} failures for {}",
-            breaker.threshold,
-            ms(breaker.reset_after_ms)
-        ));
-    }
-    if !agent.needs.is_empty() {
-        parts.push(format!("needs {}", agent.needs.join(", ")));
-    }
-    parts.join(" · ")
-}
-
-async fn print_runs(reading: &Reading, record: &ScheduleRecord, zone: &Zone) -> Result<(), Failure> {
-    let filter = RunFilter { schedule: Some(record.name.clone()), ..RunFilter::default() };
-    let runs: Vec<_> = reading.runs(&filter, LAST).await?.iter().map(api::Run::of).collect();
-    if runs.is_empty() {
-        return Ok(());
-    }
-    reading::print_text(&format!("\n{}", runs::sheet(&runs, reading.now, zone, false).render()))
-}
-
-async fn print_skips(reading: &Reading, record: &ScheduleRecord, zone: &Zone) -> Result<(), Failure> {
-    let mut ranges = reading.store.skips(record.id, None, 10_000).await?;
-    ranges.extend(record.open_skip);
-    if ranges.is_empty() {
-        return Ok(());
-    }
+fn skips(ranges: &[Skips], now: Timestamp, zone: &Zone) -> Sheet {
     let mut sheet = Sheet::new(&[
         column("SKIPPED"),
         column("TICKS").right(),
@@ -244,14 +189,14 @@ async fn print_skips(reading: &Reading, record: &ScheduleRecord, zone: &Zone) ->
         column("TO").rank(1),
         column("BECAUSE").rank(2).wraps(30),
     ]);
-    for range in ranges.iter().rev().take(LAST) {
+    for range in ranges {
         sheet.row(vec![
             range.reason.as_str().into(),
             range.count.to_string(),
-            words::short(range.from, reading.now, zone),
-            words::short(range.to, reading.now, zone),
+            words::short(range.from, now, zone),
+            words::short(range.to, now, zone),
             belfry::skip_words(range.reason).into(),
         ]);
     }
-    reading::print_text(&format!("\n{}", sheet.render()))
+    sheet
 }

@@ -1,15 +1,16 @@
 //! `belfry stop` and `belfry stopall`: what ends in a session.
 
-use belfry::{SessionDone, SessionVerb};
+use belfry::RunId;
+use belfry::api::Schedule;
 use clap::Args;
-use serde::Serialize;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, encoded};
 use crate::failure::Failure;
-use crate::noted::{Deed, noted};
 use crate::output::Output;
-use crate::place::Place;
-use crate::reach::{self, Reach, answer};
-use crate::remote_talk;
+use crate::place::{Need, Place};
+use crate::reach::{self, answer};
 
 /// Cancel the oldest run of a session; others go on
 #[derive(Debug, Args)]
@@ -49,66 +50,88 @@ impl Session {
         (&self.target, &self.key)
     }
 
-    /// Does something to the session.
-    pub async fn change(&self, reach: &Reach, verb: SessionVerb) -> Result<SessionDone, Failure> {
-        let (action, path) = match verb {
-            SessionVerb::Stop => ("stop_session", "stop"),
-            SessionVerb::StopAll => ("stop_all_of_session", "stopall"),
-            SessionVerb::Reset => ("reset_session", "reset"),
-            SessionVerb::Use(_) => ("measure_session", "usage"),
-        };
-        let deed = Deed::to(action, format_args!("sessions/{}/{}/{path}", self.target, self.key));
-        let change = belfry::change_session(&reach.store, reach.now().await?, self.names(), verb);
-        noted(&reach.store, deed, change, |_| true).await
+    /// Its path, or that of something of it.
+    pub async fn path(&self, client: &Client, rest: &str) -> Result<String, Failure> {
+        session_path(client, self.names(), rest).await
     }
 
-    fn stop(&self, place: &Place, output: &Output, verb: SessionVerb) -> Result<(), Failure> {
+    fn stop(&self, place: &Place, output: &Output, verb: &str) -> Result<(), Failure> {
         reach::block_on(async {
-            let done = match place.client()? {
-                Some(client) => {
-                    remote_talk::stop(&client, self.names(), verb == SessionVerb::StopAll).await?
-                }
-                None => self.change(&Reach::open(place).await?, verb).await?,
-            };
+            let client = place.client(Need::Store).await?;
+            let path = self.path(&client, verb).await?;
+            let done: Done = client.send(Method::POST, &path, None, &[]).await?;
             tell_stopped(&done, output)
         })
+    }
+}
+
+/// The path of a session; the schedule may be left out where the agent has one chat.
+pub async fn session_path(
+    client: &Client,
+    (target, key): (&str, &str),
+    rest: &str,
+) -> Result<String, Failure> {
+    if key.is_empty() {
+        return Err(Failure::Usage("the key of a session is empty".into()));
+    }
+    let target = match target.contains('/') {
+        true => target.to_owned(),
+        false => only_chat(client, target).await?,
+    };
+    let (agent, schedule) = reach::split(&target)?;
+    Ok(format!("/api/v1/sessions/{}/{}/{}{rest}", encoded(agent), encoded(schedule), encoded(key)))
+}
+
+async fn only_chat(client: &Client, agent: &str) -> Result<String, Failure> {
+    let path = format!("/api/v1/schedules?agent={}", encoded(agent));
+    let mut all: Vec<Schedule> = client.list(&path, usize::MAX).await?;
+    all.retain(|schedule| schedule.kind == "chat");
+    match all.as_slice() {
+        [chat] => Ok(chat.name()),
+        [] => {
+            client.agent(agent).await?;
+            Err(Failure::NotFound(format!("agent {agent} has no chat schedule")))
+        }
+        several => {
+            let names: Vec<String> = several.iter().map(Schedule::name).collect();
+            let words = format!("agent {agent} has several chats: say which, {}", names.join(" or "));
+            Err(Failure::NotFound(words))
+        }
     }
 }
 
 impl Stop {
     /// Stops one.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        self.session.stop(place, output, SessionVerb::Stop)
+        self.session.stop(place, output, "/stop")
     }
 }
 
 impl Stopall {
     /// Stops all.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        self.session.stop(place, output, SessionVerb::StopAll)
+        self.session.stop(place, output, "/stopall")
     }
 }
 
-#[derive(Serialize)]
-struct Stopped<'a> {
+/// What a stop did.
+#[derive(Serialize, Deserialize)]
+pub struct Done {
     /// `stopped`, or `nothing_running`.
-    code: &'static str,
+    code: String,
     generation: i64,
     /// Runs that waited and have ended.
-    ended: &'a [belfry::RunId],
+    ended: Vec<RunId>,
     /// Runs that run and are told to end.
-    told: &'a [belfry::RunId],
+    told: Vec<RunId>,
 }
 
 /// Says what a stop did.
-pub fn tell_stopped(done: &SessionDone, output: &Output) -> Result<(), Failure> {
-    let SessionDone { generation, ended, told } = done;
-    let nothing = ended.is_empty() && told.is_empty();
-    let code = if nothing { "nothing_running" } else { "stopped" };
-    let mut words: Vec<String> = told.iter().map(|run| format!("{run} is told to end")).collect();
-    words.extend(ended.iter().map(|run| format!("{run} is cancelled")));
-    if nothing {
+pub fn tell_stopped(done: &Done, output: &Output) -> Result<(), Failure> {
+    let mut words: Vec<String> = done.told.iter().map(|run| format!("{run} is told to end")).collect();
+    words.extend(done.ended.iter().map(|run| format!("{run} is cancelled")));
+    if words.is_empty() {
         words.push("nothing is running".into());
     }
-    answer(output, &Stopped { code, generation: *generation, ended, told }, &words.join("\n"))
+    answer(output, done, &words.join("\n"))
 }

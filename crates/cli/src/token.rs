@@ -1,16 +1,18 @@
 //! `belfry token`: who may do what over HTTP.
 
-use belfry_store::{Access, AddedToken, Scope, TOKENS_MAX, TokenRecord};
+use belfry::api::List;
 use belfry_time::{Timestamp, Zone, parse_duration};
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Color;
-use serde::Serialize;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use crate::client::{Client, encoded};
 use crate::failure::{Failure, InOption};
-use crate::noted::{Deed, noted};
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reach::{self, Reach};
+use crate::place::{Need, Place};
+use crate::reach;
 use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::words;
@@ -64,41 +66,17 @@ enum ScopeArg {
     Admin,
 }
 
-impl From<ScopeArg> for Scope {
-    fn from(scope: ScopeArg) -> Scope {
-        match scope {
-            ScopeArg::Read => Scope::Read,
-            ScopeArg::Trigger => Scope::Trigger,
-            ScopeArg::Manage => Scope::Manage,
-            ScopeArg::Admin => Scope::Admin,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Shown<'a> {
-    id: &'a str,
-    scope: &'static str,
-    label: &'a str,
+/// A token, with itself only when it is made.
+#[derive(Serialize, Deserialize)]
+struct Shown {
+    id: String,
+    scope: String,
+    label: String,
     created_at: Timestamp,
     expires_at: Option<Timestamp>,
     revoked_at: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token: Option<&'a str>,
-}
-
-impl<'a> Shown<'a> {
-    fn of(record: &'a TokenRecord, token: Option<&'a str>) -> Shown<'a> {
-        Shown {
-            id: &record.id,
-            scope: record.scope.as_str(),
-            label: &record.label,
-            created_at: record.created_at,
-            expires_at: record.expires_at,
-            revoked_at: record.revoked_at,
-            token,
-        }
-    }
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
 }
 
 impl Token {
@@ -106,76 +84,49 @@ impl Token {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
-            let reach = Reach::open_with_files(place).await?;
-            let now = reach.now().await?;
+            let client = place.client(Need::Files).await?;
             match &self.verb {
                 Verb::Create { scope, ttl, label } => {
-                    create(&reach, now, (*scope).into(), ttl.as_deref(), label, output).await
+                    create(&client, *scope, ttl.as_deref(), label, output).await
                 }
-                Verb::Ls => list(&reach, now, &zone, output).await,
-                Verb::Revoke { id } => revoke(&reach, now, id, output).await,
+                Verb::Ls => list(&client, &zone, output).await,
+                Verb::Revoke { id } => revoke(&client, id, output).await,
             }
         })
     }
 }
 
 async fn create(
-    reach: &Reach,
-    now: Timestamp,
-    scope: Scope,
+    client: &Client,
+    scope: ScopeArg,
     ttl: Option<&str>,
     label: &str,
     output: &Output,
 ) -> Result<(), Failure> {
-    let expires_at = match ttl {
-        None => None,
-        Some(text) => {
-            let ttl = parse_duration(text).in_option("--ttl")?;
-            let at = now
-                .checked_add(ttl)
-                .map_err(|_| Failure::Usage(format!("--ttl {text} is beyond all time")))?;
-            Some(at)
-        }
-    };
-    let token = belfry_server::new_token();
-    let record = TokenRecord {
-        id: belfry_server::token_id(&token).unwrap_or_default().to_owned(),
-        hash: belfry_server::token_hash(&token).to_vec(),
-        scope,
-        label: words::one_line(label, 200),
-        created_at: now,
-        expires_at,
-        revoked_at: None,
-    };
-    let deed = Deed::to("create_token", "tokens");
-    let is_added = |added: &AddedToken| *added == AddedToken::Added;
-    match noted(&reach.store, deed, reach.store.add_token(&record), is_added).await? {
-        AddedToken::Added => {
-            if output.format == Format::Table {
-                reach::say("shown only now; whoever has it may do what it allows");
-            }
-            reach::answer(output, &Shown::of(&record, Some(&token)), &token)
-        }
-        // An id is 32 random bits.
-        AddedToken::Taken => Err(Failure::Usage("the id drawn for it is taken; try again".into())),
-        AddedToken::Full => {
-            Err(Failure::Usage(format!("there are {TOKENS_MAX} tokens already: revoke some")))
-        }
+    let ttl = ttl.map(|text| parse_duration(text).in_option("--ttl")).transpose()?;
+    let scope = scope.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+    let body = json!({
+        "scope": scope,
+        "label": words::one_line(label, 200),
+        "ttl_ms": ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+    });
+    let made: Shown = client.post("/api/v1/tokens", &body).await?;
+    if output.format == Format::Table {
+        reach::say("shown only now; whoever has it may do what it allows");
     }
+    reach::answer(output, &made, made.token.as_deref().unwrap_or_default())
 }
 
-async fn list(reach: &Reach, now: Timestamp, zone: &Zone, output: &Output) -> Result<(), Failure> {
-    let tokens = reach.store.tokens().await?;
+async fn list(client: &Client, zone: &Zone, output: &Output) -> Result<(), Failure> {
+    let tokens = client.get::<List<Shown>>("/api/v1/tokens").await?.items;
     if output.format != Format::Table {
-        return reading::print_items(
-            output.format,
-            tokens.iter().map(|token| Shown::of(token, None)).collect(),
-        );
+        return reading::print_items(output.format, tokens);
     }
     if tokens.is_empty() {
         reading::remark("no tokens: whoever is on this host may use the API");
         return Ok(());
     }
+    let now = client.now();
     let mut sheet = Sheet::new(&[
         column("ID"),
         column("SCOPE"),
@@ -185,14 +136,15 @@ async fn list(reach: &Reach, now: Timestamp, zone: &Zone, output: &Output) -> Re
         column("LABEL").wraps(40),
     ]);
     for token in &tokens {
-        let (status, colour) = match (token.revoked_at, token.is_good(now)) {
+        let is_good = token.expires_at.is_none_or(|at| now < at);
+        let (status, colour) = match (token.revoked_at, is_good) {
             (Some(_), _) => ("revoked", Some(Color::Red)),
             (None, true) => ("good", Some(Color::Green)),
             (None, false) => ("expired", Some(Color::Yellow)),
         };
         sheet.row(vec![
             token.id.clone(),
-            token.scope.as_str().into(),
+            token.scope.clone(),
             status.into(),
             words::short(token.created_at, now, zone),
             token.expires_at.map_or_else(String::new, |at| words::short(at, now, zone)),
@@ -208,16 +160,14 @@ struct Revoked<'a> {
     revoked: &'a str,
 }
 
-async fn revoke(reach: &Reach, now: Timestamp, given: &str, output: &Output) -> Result<(), Failure> {
+async fn revoke(client: &Client, given: &str, output: &Output) -> Result<(), Failure> {
     // Whoever has only the token at hand may give that.
     let id = belfry_server::token_id(given).unwrap_or(given);
-    let revoke = reach.store.revoke_token(now, id);
-    match noted(&reach.store, Deed::to("revoke_token", format_args!("tokens/{id}")), revoke, |gone| *gone)
-        .await?
-    {
-        true => reach::answer(output, &Revoked { revoked: id }, &format!("{id} revoked")),
-        false => Err(Failure::NotFound(format!(
-            "there is no token {id} that is good; `belfry token ls` lists them"
-        ))),
+    match client.send::<()>(Method::DELETE, &format!("/api/v1/tokens/{}", encoded(id)), None, &[]).await {
+        Ok(()) => reach::answer(output, &Revoked { revoked: id }, &format!("{id} revoked")),
+        Err(Failure::NotFound(words)) => {
+            Err(Failure::NotFound(format!("{words}; `belfry token ls` lists them")))
+        }
+        Err(other) => Err(other),
     }
 }

@@ -102,13 +102,12 @@ impl Up {
             .build();
         let mut events = engine.events();
         let skew = apply(&engine, &loaded).await?;
-        let state_dir = place::state_dir(&address, file);
         let mut serving = Serving::start(Scene {
             engine: &engine,
             loaded: &loaded,
             options: options(&loaded.settings, &store),
             file,
-            folder: state_dir.parent().unwrap_or(&state_dir),
+            address: &address,
             listen: self.listen,
             any_port: self.demo,
         })

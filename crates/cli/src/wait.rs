@@ -2,28 +2,27 @@
 
 use std::time::Duration;
 
+use belfry::api::{Run, Schedule};
 use belfry::{Engine, Options, RunId, RunState, StopOptions};
-use belfry_core::Reason;
 use belfry_runner::{KeeperHandle, KeeperOptions};
-use belfry_store::{RunFilter, RunRecord, ScheduleRecord, Store};
 use belfry_time::parse_duration;
 use clap::Args;
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
+use crate::client::{Client, of_name, schedule_path};
+use crate::events::{Event, Events};
 use crate::failure::{Failure, InOption};
 use crate::logs::Writer;
 use crate::output::{Format, Output};
 use crate::place::{self, Place};
 use crate::reach::{Reach, Server, answer, say};
-use crate::remote::Wait;
 use crate::words;
 
 /// How often a run that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Output that is read at once.
-const OUTPUT_BYTES: u32 = 256 << 10;
 /// How often a guest asks for its run while a limit holds it back.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// Who waits longer than this for a start is told why.
@@ -57,7 +56,7 @@ struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<RunState>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<Reason>,
+    reason: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,7 +65,7 @@ struct Answer<'a> {
 
 /// How waiting ended.
 enum Waited {
-    Ended(Box<RunRecord>),
+    Ended(Box<Run>),
     TimeIsUp,
     Interrupted,
 }
@@ -86,20 +85,9 @@ impl Waiting {
         self.wait || self.follow
     }
 
-    /// How a run that a server makes is waited for.
-    pub fn over(&self) -> Result<Wait, Failure> {
-        if self.follow || self.no_start {
-            return Err(Failure::Usage(
-                "over --server there is --wait; `belfry logs` shows what it wrote".into(),
-            ));
-        }
-        let until = self.until()?.map(Instant::into_std);
-        Ok(if self.wait { Wait::Until(until) } else { Wait::No })
-    }
-
     /// Whether this process would run it, were it made now.
-    pub fn is_guest(&self, reach: &Reach) -> bool {
-        reach.server.is_none() && !self.no_start
+    fn is_guest(&self, client: &Client) -> bool {
+        !client.is_served() && !self.no_start
     }
 
     fn until(&self) -> Result<Option<Instant>, Failure> {
@@ -112,15 +100,15 @@ impl Waiting {
     pub async fn see_to(
         &self,
         run: RunId,
-        reach: &Reach,
+        client: &Client,
         place: &Place,
         output: &Output,
     ) -> Result<(), Failure> {
         let only_id = Answer { run_id: run, state: None, reason: None, exit_code: None, error: None };
-        let is_guest = self.is_guest(reach);
+        let is_guest = self.is_guest(client);
         if !is_guest && !self.wait && !self.follow {
             answer(output, &only_id, &run.to_string())?;
-            match reach.server {
+            match client.server().await? {
                 Some(Server::Process(pid)) => say(&format!("process {pid} starts it")),
                 Some(Server::Nodes(1)) => say("one node runs, and starts it"),
                 Some(Server::Nodes(count)) => say(&format!("{count} nodes run, and one of them starts it")),
@@ -137,15 +125,16 @@ impl Waiting {
                 let _ = answer(output, &only_id, &run.to_string());
             }
         }
-        let waited = if is_guest && reach.run(run).await?.state.is_live() {
-            self.as_guest(run, reach, place, output).await?
-        } else {
-            self.for_server(run, reach, output).await?
+        let waited = match client.reach().filter(|_| is_guest) {
+            Some(reach) if client.run(run).await?.state.is_live() => {
+                self.as_guest(run, client, reach, place, output).await?
+            }
+            _ => self.look(run, client, self.until()?, self.writer(output)).await?,
         };
         let record = match waited {
             Waited::Ended(record) => *record,
             Waited::TimeIsUp | Waited::Interrupted => {
-                let record = reach.run(run).await?;
+                let record = client.run(run).await?;
                 if record.state.is_live() && matches!(waited, Waited::Interrupted) {
                     return Err(Failure::Run(format!("interrupted: run {run} goes back to waiting")));
                 }
@@ -170,7 +159,7 @@ impl Waiting {
         match record.state {
             RunState::Completed => {
                 if output.format == Format::Table {
-                    say(&format!("{} completed{}", record.name, took(&record)));
+                    say(&format!("{} completed{}", record.name(), took(&record)));
                 }
                 Ok(())
             }
@@ -178,14 +167,14 @@ impl Waiting {
         }
     }
 
-    fn print(&self, record: &RunRecord, output: &Output) -> Result<(), Failure> {
+    fn print(&self, record: &Run, output: &Output) -> Result<(), Failure> {
         if output.format == Format::Table {
             return Ok(());
         }
         let json = Answer {
             run_id: record.id,
             state: Some(record.state),
-            reason: record.reason,
+            reason: record.reason.as_deref(),
             exit_code: record.exit_code,
             error: record.error.as_deref(),
         };
@@ -197,15 +186,11 @@ impl Waiting {
         self.follow.then(|| Writer::new(output))
     }
 
-    /// Waits while others run it.
-    async fn for_server(&self, run: RunId, reach: &Reach, output: &Output) -> Result<Waited, Failure> {
-        self.look(run, reach, self.until()?, self.writer(output)).await
-    }
-
     /// Runs it here: joins as a node that is there for this run alone, and leaves.
     async fn as_guest(
         &self,
         run: RunId,
+        client: &Client,
         reach: &Reach,
         place: &Place,
         output: &Output,
@@ -233,13 +218,13 @@ impl Waiting {
             }
         };
         let waited = tokio::select! {
-            waited = self.look(run, reach, until, self.writer(output)) => waited,
+            waited = self.look(run, client, until, self.writer(output)) => waited,
             () = asked() => Ok(Waited::Interrupted),
         };
         let mut at_once = false;
         if !matches!(waited, Ok(Waited::Ended(_))) {
             tokio::select! {
-                withdrawn = self.withdraw(run, reach, &engine) => drop(withdrawn),
+                withdrawn = self.withdraw(run, client, &engine) => drop(withdrawn),
                 () = asked() => at_once = true,
             }
         }
@@ -258,23 +243,23 @@ impl Waiting {
     }
 
     /// Whoever asked for a run is gone or has seen enough: it is cancelled, and its processes end.
-    async fn withdraw(&self, run: RunId, reach: &Reach, engine: &Engine) -> Result<(), Failure> {
-        reach.store.cancel(reach.now().await?, run, Reason::Requested).await?;
+    async fn withdraw(&self, run: RunId, client: &Client, engine: &Engine) -> Result<(), Failure> {
+        client.post::<Value>(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await?;
         engine.hint().await;
-        self.look(run, reach, None, None).await.map(drop)
+        self.look(run, client, None, None).await.map(drop)
     }
 
     /// Refuses a run that this process would have to run and cannot.
-    pub async fn check_labels(&self, reach: &Reach, record: &ScheduleRecord) -> Result<(), Failure> {
-        let definitions = reach.store.definitions(&[record.id]).await?.into_iter().next().flatten();
-        let needs = definitions.map(|found| found.agent_definition.needs.clone()).unwrap_or_default();
+    pub async fn check_labels(&self, client: &Client, name: &str) -> Result<(), Failure> {
+        let Some(reach) = client.reach().filter(|_| self.is_guest(client)) else { return Ok(()) };
+        let schedule: Schedule = client.get(&schedule_path(name, "")?).await?;
+        let needs = client.agent(&schedule.agent).await?.needs;
         let labels = reach.options().labels;
         match needs.iter().find(|label| !labels.contains(label)) {
-            Some(label) if self.is_guest(reach) => Err(Failure::Usage(format!(
-                "{} needs a node with the label {label}, which this one has not, and no server runs. `engine: {{labels: [{label}]}}` gives it, --no-start leaves the run to a node that has it",
-                record.name
+            Some(label) => Err(Failure::Usage(format!(
+                "{name} needs a node with the label {label}, which this one has not, and no server runs. `engine: {{labels: [{label}]}}` gives it, --no-start leaves the run to a node that has it"
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -282,22 +267,34 @@ impl Waiting {
     async fn look(
         &self,
         run: RunId,
-        reach: &Reach,
+        client: &Client,
         until: Option<Instant>,
         mut writer: Option<Writer>,
     ) -> Result<Waited, Failure> {
-        let (mut after, mut told, began) = (None, false, Instant::now());
+        let mut events = writer.as_ref().map(|_| Events::of(client, run));
+        let (mut told, began) = (false, Instant::now());
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            look.tick().await;
-            // What a run wrote is there before its end is, so the end is looked at first.
-            let record = reach.run(run).await?;
-            if let Some(writer) = &mut writer {
-                show(run, reach, &mut after, writer).await?;
+            let event = tokio::select! {
+                event = next(&mut events) => Some(event?),
+                _ = look.tick() => None,
+            };
+            match (event, &mut writer) {
+                (Some(Event::Output(piece)), Some(writer)) => {
+                    writer.write(&piece)?;
+                    writer.flush()?;
+                    continue;
+                }
+                (Some(Event::End(record)), Some(writer)) => {
+                    writer.finish()?;
+                    return Ok(Waited::Ended(record));
+                }
+                _ => {}
             }
-            if !record.state.is_live() {
-                writer.iter_mut().try_for_each(Writer::finish)?;
+            let record = client.run(run).await?;
+            // Where it is followed, its end comes behind all that it wrote.
+            if !record.state.is_live() && events.is_none() {
                 return Ok(Waited::Ended(Box::new(record)));
             }
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -306,57 +303,45 @@ impl Waiting {
             let waits = record.state == RunState::Pending && record.attempt == 0;
             if waits && !told && began.elapsed() >= TELL_AFTER {
                 told = true;
-                say(&why_it_waits(reach, &record).await?);
+                say(&why_it_waits(client, &record).await?);
             }
         }
     }
 }
 
-/// Shows what a run has written behind a place.
-async fn show(
-    run: RunId,
-    reach: &Reach,
-    after: &mut Option<u64>,
-    writer: &mut Writer,
-) -> Result<(), Failure> {
-    loop {
-        let chunks = reach.store.output(run, *after, OUTPUT_BYTES).await?;
-        let Some(last) = chunks.last() else { return Ok(writer.flush()?) };
-        *after = Some(last.seq);
-        chunks.iter().try_for_each(|chunk| writer.write(chunk))?;
+/// The next event, where there are any.
+async fn next(events: &mut Option<Events<'_>>) -> Result<Event, Failure> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().await,
     }
 }
 
 /// Why a run has not started, in a sentence.
-async fn why_it_waits(reach: &Reach, record: &RunRecord) -> Result<String, Failure> {
-    let filter = RunFilter {
-        agent: Some(record.agent_name.clone()),
-        states: vec![RunState::Running],
-        ..RunFilter::default()
-    };
-    let running = reach.store.runs(&filter, None, 100).await?.items;
-    let definitions = reach.store.definitions(&[record.schedule]).await?.into_iter().next().flatten();
-    let max = definitions.and_then(|found| found.agent_definition.max_concurrent);
+async fn why_it_waits(client: &Client, record: &Run) -> Result<String, Failure> {
+    let path = format!("/api/v1/runs?{}&state=running", of_name(&record.agent));
+    let running: Vec<Run> = client.list(&path, 100).await?;
+    let max = client.agent(&record.agent).await?.max_concurrent;
     Ok(match (max, running.first()) {
         (Some(max), Some(first)) if running.len() >= max as usize => format!(
             "it waits: {} of agent {} run, which is its limit; one of them is {}",
             running.len(),
-            record.agent_name,
+            record.agent,
             first.id
         ),
         (_, Some(first)) if first.schedule == record.schedule => {
-            format!("it waits for its turn: run {} of {} runs", first.id, record.name)
+            format!("it waits for its turn: run {} of {} runs", first.id, record.name())
         }
         _ => "it waits to be started".into(),
     })
 }
 
 /// How a run ended, in a sentence.
-fn ending(record: &RunRecord) -> String {
+fn ending(record: &Run) -> String {
     let mut why = Vec::new();
-    match (record.reason, record.exit_code) {
-        (Some(Reason::ExitCode), Some(code)) => why.push(format!("exit code {code}")),
-        (Some(reason), _) => why.push(reason.to_string()),
+    match (record.reason.as_deref(), record.exit_code) {
+        (Some("exit_code"), Some(code)) => why.push(format!("exit code {code}")),
+        (Some(reason), _) => why.push(reason.to_owned()),
         (None, _) => {}
     }
     let error = record.error.as_deref().map(|error| words::one_line(error, 200));
@@ -366,11 +351,13 @@ fn ending(record: &RunRecord) -> String {
         if record.attempt > 1 { format!(" after {} attempts", record.attempt) } else { String::new() };
     format!(
         "{} {}{attempts}{why}. `belfry logs {}` shows what it wrote",
-        record.name, record.state, record.id
+        record.name(),
+        record.state,
+        record.id
     )
 }
 
-fn took(record: &RunRecord) -> String {
+fn took(record: &Run) -> String {
     let (Some(from), Some(to)) = (record.started_at, record.finished_at) else { return String::new() };
     format!(" in {}", words::span(to.duration_since(from)))
 }

@@ -1,15 +1,14 @@
 //! `belfry why`: why a schedule runs or does not, now or at an instant.
 
 use belfry::api::{Check, Why as Answer};
-use belfry_time::Timestamp;
 use clap::Args;
 use comfy_table::Color;
 
 use crate::client::schedule_path;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
-use crate::place::Place;
-use crate::reading::{self, Reading};
+use crate::place::{Need, Place};
+use crate::reading;
 use crate::sheet::{self, Sheet, column};
 use crate::words;
 
@@ -36,28 +35,13 @@ impl Why {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let at = self.at.as_ref().map(|text| reading::instant(text, "--at", output)).transpose()?;
         reading::block_on(async {
-            let answer = match place.client()? {
-                Some(client) => {
-                    let at = at.map_or(String::new(), |at| format!("?at={at}"));
-                    client.get(&schedule_path(&self.name, &format!("/why{at}"))?).await?
-                }
-                None => self.look(place, at).await?,
-            };
+            let client = place.client(Need::Store).await?;
+            let at = at.map_or(String::new(), |at| format!("?at={at}"));
+            let answer: Answer = client.get(&schedule_path(&self.name, &format!("/why{at}"))?).await?;
             match output.format {
                 Format::Table => print(&answer),
                 format => reading::print_item(format, &answer),
             }
-        })
-    }
-}
-
-impl Why {
-    async fn look(&self, place: &Place, at: Option<Timestamp>) -> Result<Answer, Failure> {
-        let reading = Reading::open(place).await?;
-        reading.schedule(&self.name).await?;
-        Ok(match at {
-            Some(at) => belfry::why_at(&reading.store, &self.name, at, reading.now).await?,
-            None => belfry::why(&reading.store, &self.name, reading.now).await?,
         })
     }
 }

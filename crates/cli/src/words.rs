@@ -74,6 +74,11 @@ pub fn one_line(text: &str, longest: usize) -> String {
     format!("{}…", cut.trim_end())
 }
 
+/// Text of others as it is, but with blanks for what does something else than being seen; lines stay lines.
+pub fn harmless(text: &str) -> String {
+    text.chars().map(|c| if is_unsafe(c) && c != '\n' { ' ' } else { c }).collect()
+}
+
 /// Whether a character does something else than being seen: control characters, and those that turn text around.
 pub fn is_unsafe(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -100,6 +105,11 @@ mod tests {
         assert_eq!(wrapped("one two three", Some(8)), "one two\nthree");
         assert_eq!(wrapped("one two three", None), "one two three");
         assert_eq!(wrapped("incomprehensible word", Some(8)), "incomprehensible\nword");
+    }
+
+    #[test]
+    fn text_from_outside_does_nothing_to_a_terminal() {
+        assert_eq!(harmless("a\u{1b}[2Jb\r\nc\u{202e}"), "a [2Jb \nc ");
     }
 
     #[test]

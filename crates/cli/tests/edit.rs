@@ -179,7 +179,7 @@ fn what_is_wrong_with_a_schedule_is_underlined() {
     site.refused(&["add", "a/new", "every=5m", "--cron", "0 9 * * *"], 2, "has both `cron` and `every`");
     site.refused(&["add", "a/no spaces", "every=5m"], 2, "schedule");
     site.refused(&["add", "a", "every=5m"], 2, "write AGENT/SCHEDULE");
-    site.refused(&["add", "zz/new", "every=5m"], 3, "there is no agent zz; there are a, b");
+    site.refused(&["add", "zz/new", "every=5m"], 3, "there is no agent zz; there are the agents a, b");
     site.ok(&["add", "a/new", "every=5m"]);
     site.refused(&["add", "a/new", "every=5m"], 2, "`belfry set` changes it");
     site.refused(&["set", "a/new"], 2, "what should change?");
@@ -190,7 +190,7 @@ fn what_is_wrong_with_a_schedule_is_underlined() {
 #[test]
 fn what_a_file_owns_is_not_touched() {
     let site = site();
-    let words = "it belongs to belfry.yaml; edit it there";
+    let words = "a/five belongs to belfry.yaml";
     site.refused(&["add", "a/five", "every=5m"], 2, words);
     site.refused(&["set", "a/five", "every=5m"], 2, words);
     site.refused(&["rm", "a/five"], 2, words);
@@ -262,6 +262,7 @@ fn reload_reaches_the_server_that_runs() {
     assert_eq!(schedule(&site, "a/rest").definition.when, When::Every("2h".into()));
     site.write("belfry.yaml", "agents: [");
     site.refused(&["reload"], 2, "belfry.yaml");
+    site.write("belfry.yaml", CONFIG);
     // From another file, the server does not get there.
     site.write("other.yaml", &CONFIG.replace("every: 1h", "every: 3h"));
     site.refused(&["-c", "other.yaml", "reload", "--timeout", "300ms"], 6, "does not run from these files");

@@ -15,6 +15,10 @@ mod cluster;
 mod document;
 #[path = "http/events.rs"]
 mod events;
+#[path = "http/files.rs"]
+mod files;
+#[path = "http/found.rs"]
+mod found;
 #[path = "http/hooks.rs"]
 mod hooks;
 #[path = "http/hostile.rs"]

@@ -210,14 +210,16 @@ fn the_callers_trace_goes_on() {
     let site = Site::new(CONFIG);
     let trace = "0af7651916cd43dd8448eb211c80319c";
     for (given, kept) in [
-        (format!("00-{trace}-b7ad6b7169203331-01"), Some(trace)),
-        (format!("00-{trace}"), None),
-        (format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)), None),
+        (format!("00-{trace}-b7ad6b7169203331-01"), true),
+        (format!("00-{trace}"), false),
+        (format!("00-{}-b7ad6b7169203331-01", "0".repeat(32)), false),
     ] {
         let mut command = site.command(&["run", "a/plain", "--no-start"]);
         assert!(command.env("TRACEPARENT", given).output().unwrap().status.success());
         let found = runs(&site).remove(0).trace_id.map(|trace| trace.simple().to_string());
-        assert_eq!(found.as_deref(), kept);
+        // What is no trace begins a new one.
+        assert_eq!(found.as_deref() == Some(trace), kept, "{found:?}");
+        assert!(found.is_some_and(|found| found != "0".repeat(32)));
         site.ok(&["cancel", "a/plain"]);
     }
 }

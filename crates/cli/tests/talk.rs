@@ -139,7 +139,10 @@ fn stopall_ends_one_that_ignores_it_and_nine_that_wait() {
         let stopped = site.json(&["send", "bot", "ada", "/stopall"]);
         let counts = (stopped["told"].as_array().unwrap().len(), stopped["ended"].as_array().unwrap().len());
         assert_eq!((counts, &stopped["code"]), ((1, 9), &"stopped".into()));
-        let cancelled = up.event_of("run_cancelled", "talk");
+        let told = &stopped["told"][0];
+        let cancelled = up.wait_for("the end of what ran", |event| {
+            event["event"] == "run_cancelled" && event["run_id"] == *told
+        });
         assert_eq!((&cancelled["reason"], &cancelled["outbound"]), (&"stopped".into(), &"".into()));
         eprintln!("answered and gone after {} ms, grace 1 s", began.elapsed().as_millis());
         assert_eq!(starts(&site).len(), 1, "nothing of it starts afterwards");
@@ -211,10 +214,10 @@ fn mistakes_are_named() {
     site.config(&config("{debounce: 0s}", SHORT));
     for (arguments, code, words) in [
         (vec!["send", "bot/walk", "ada", "x"], 3, "there is no schedule bot/walk"),
-        (vec!["send", "nobody", "ada", "x"], 3, "agent nobody has no chat schedule"),
+        (vec!["send", "nobody", "ada", "x"], 3, "there is no agent nobody"),
         (vec!["send", "bot", "", "x"], 2, "the key of a session is empty"),
         (vec!["send", "bot", "ada", "x", "--payload", "[]"], 2, "--payload must be a JSON object"),
-        (vec!["lanes", "set", "nowhere"], 2, "say how many slots it has"),
+        (vec!["lanes", "set", "nowhere", "--limit", "5"], 3, "name its slots to make it"),
         (vec!["lanes", "set", "narrow"], 2, "say what to change"),
         (vec!["lanes", "set", "narrow", "0"], 2, "0 is not in 1..=1000000"),
         (vec!["lanes", "set", "narrow", "--limit", "-1"], 2, "unexpected argument"),

@@ -2,6 +2,7 @@
 //!
 //! Instants are RFC 3339, durations end in `_ms`, lists are [`List`]. Nothing is decided here.
 
+pub use crate::about::About;
 pub use crate::api_sessions::{Lane, Session};
 
 use belfry_core::check::Status;

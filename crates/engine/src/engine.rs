@@ -308,8 +308,8 @@ impl Engine {
         Ok(())
     }
 
-    /// What time it is by the store's clock.
-    pub(crate) async fn store_now(&self) -> Result<Timestamp, Error> {
+    /// What time it is by the store's clock, where it has one; [`Engine::now`] knows it from then on.
+    pub async fn store_now(&self) -> Result<Timestamp, Error> {
         Ok(self.clock_of_store().await?.now().wall)
     }
 

@@ -7,6 +7,7 @@
 //! ```
 //! Nothing here waits but the shell, and nothing reads a clock but `clock.rs`: a simulator can drive the same driver.
 
+mod about;
 mod agent;
 pub mod api;
 mod api_sessions;

@@ -1,7 +1,6 @@
 //! How parts of a request come in: checked, bounded, and with a problem that names the part where they cannot be read.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -16,8 +15,6 @@ use crate::json;
 use crate::problem::Problem;
 use crate::state::Shared;
 
-/// A body that has not come by then will not come.
-const BODY_WITHIN: Duration = Duration::from_secs(15);
 /// Longer names are nobody's.
 const NAME_MAX: usize = 256;
 /// Longer keys are refused.
@@ -159,8 +156,9 @@ impl FromRequestParts<Arc<Shared>> for RunPath {
     }
 }
 
-/// Reads a body, but no more of it than is allowed.
-pub async fn body(headers: &HeaderMap, body: Body, max: u64) -> Result<Bytes, Problem> {
+/// Reads a body, but no more of it and no longer than is allowed.
+pub async fn body(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+    let max = shared.api().max_body_bytes;
     let too_large = || {
         Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -180,7 +178,7 @@ pub async fn body(headers: &HeaderMap, body: Body, max: u64) -> Result<Bytes, Pr
             .field("Content-Encoding"));
     }
     let limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
-    match tokio::time::timeout(BODY_WITHIN, limited.collect()).await {
+    match tokio::time::timeout(shared.limits.body_within, limited.collect()).await {
         Ok(Ok(all)) => Ok(all.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(error)) => Err(Problem::bad("bad_body", format!("the body ended early: {error}"))),
@@ -196,7 +194,7 @@ impl FromRequest<Arc<Shared>> for Object {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Object, Problem> {
         let (parts, stream) = request.into_parts();
-        let bytes = body(&parts.headers, stream, shared.api().max_body_bytes).await?;
+        let bytes = body(shared, &parts.headers, stream).await?;
         if bytes.is_empty() {
             return Err(Problem::bad("bad_json", "the body is empty; it must be a JSON object"));
         }
@@ -212,7 +210,7 @@ impl FromRequest<Arc<Shared>> for MaybeObject {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<MaybeObject, Problem> {
         let (parts, stream) = request.into_parts();
-        let bytes = body(&parts.headers, stream, shared.api().max_body_bytes).await?;
+        let bytes = body(shared, &parts.headers, stream).await?;
         if bytes.is_empty() {
             return Ok(MaybeObject(Map::new()));
         }

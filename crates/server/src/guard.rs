@@ -38,6 +38,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
+/// What time it is for the store.
+const NOW: HeaderName = HeaderName::from_static("belfry-now");
+
 /// What a route takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -72,9 +75,11 @@ impl Table {
         self.0.keys().any(|(_, known)| known == path)
     }
 
-    fn find(&self, method: &Method, path: &str) -> Option<&Operation> {
+    /// What the route of a request takes.
+    pub fn operation(&self, request: &Request) -> Option<&Operation> {
+        let path = request.extensions().get::<MatchedPath>()?.as_str();
         // The answer to HEAD is that to GET without its body.
-        let method = if method == Method::HEAD { &Method::GET } else { method };
+        let method = if request.method() == Method::HEAD { &Method::GET } else { request.method() };
         self.0.get(&(method.clone(), path.to_owned()))
     }
 }
@@ -107,33 +112,19 @@ pub struct Guard {
 /// Lets a request through, or not.
 pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let shared = &guard.shared;
-    let method = request.method().clone();
-    let target: String = request.uri().path().chars().take(512).collect();
     let peer =
         request.extensions().get::<Peer>().map_or_else(String::new, |Peer(peer)| peer.ip().to_string());
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
-    let operation = matched.as_deref().and_then(|path| guard.table.find(&method, path)).cloned();
+    let operation = guard.table.operation(&request).cloned();
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     let began = std::time::Instant::now();
     let (mut parts, body) = request.into_parts();
     let mut response = match admit(&guard, &parts, matched.as_deref(), operation.as_ref()).await {
         Ok(actor) => {
-            let entry = AuditEntry {
-                at: shared.now(),
-                actor: actor.id.clone(),
-                action: operation.as_ref().map_or_else(String::new, |operation| operation.id.clone()),
-                target,
-                peer,
-                status: None,
-            };
-            let noted = Arc::new(Noted::new(shared.clone(), entry));
+            let who = actor.id.clone();
             parts.extensions.insert(actor);
-            parts.extensions.insert(noted.clone());
-            // A route that is open to everybody decides itself whom it takes seriously.
-            let is_noted =
-                is_change(&method) && operation.as_ref().is_some_and(|operation| operation.scope.is_some());
-            answer(&noted, is_noted, Request::from_parts(parts, body), next).await
+            answer(shared, operation.as_ref(), (who, peer), Request::from_parts(parts, body), next).await
         }
         Err(problem) => problem.into_response(),
     };
@@ -148,10 +139,31 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     headers.insert("traceparent", trace.header());
+    shared.tell_time(&mut response);
     response
 }
 
-async fn answer(noted: &Noted, is_noted: bool, request: Request, next: Next) -> Response {
+/// Answers a request. One that changes something has its row in the audit before, whoever `actor` and wherever `peer` is.
+pub async fn answer(
+    shared: &Arc<Shared>,
+    operation: Option<&Operation>,
+    (actor, peer): (String, String),
+    mut request: Request,
+    next: Next,
+) -> Response {
+    // A route that is open to everybody decides itself whom it takes seriously.
+    let is_noted =
+        is_change(request.method()) && operation.is_some_and(|operation| operation.scope.is_some());
+    let entry = AuditEntry {
+        at: shared.now(),
+        actor,
+        action: operation.map_or_else(String::new, |operation| operation.id.clone()),
+        target: request.uri().path().chars().take(512).collect(),
+        peer,
+        status: None,
+    };
+    let noted = Arc::new(Noted::new(shared.clone(), entry));
+    request.extensions_mut().insert(noted.clone());
     if is_noted && let Err(problem) = noted.begin().await {
         return problem.into_response();
     }
@@ -163,7 +175,7 @@ async fn answer(noted: &Noted, is_noted: bool, request: Request, next: Next) -> 
     response
 }
 
-fn is_change(method: &Method) -> bool {
+pub fn is_change(method: &Method) -> bool {
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
@@ -176,7 +188,9 @@ async fn admit(
     let shared = &guard.shared;
     let api = shared.api();
     let host = origin::check_host(&request.headers, &request.uri, shared.listen, &api.allowed_hosts)?;
-    if let Some(Peer(peer)) = request.extensions.get::<Peer>() {
+    // Whoever owns the server is not counted: its commands would stand in the way of each other.
+    let is_owner = bearer(&request.headers).is_some_and(|token| shared.is_local(token));
+    if let Some(Peer(peer)) = request.extensions.get::<Peer>().filter(|_| !is_owner) {
         shared.limiter.take(peer.ip(), api.rate)?;
     }
     if is_change(&request.method) {
@@ -212,20 +226,35 @@ async fn admit(
 /// Whose request it is.
 pub async fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    let Some(value) = given.next() else {
+    if given.next().is_none() {
         return match shared.is_open().await? {
             true => Ok(Actor { id: "anonymous".into(), scope: Scope::Admin }),
             false => Err(unauthorized("token_missing", "this takes a token")
                 .way_out("send `Authorization: Bearer bf_…`; `belfry token create` makes one")),
         };
-    };
+    }
     if given.next().is_some() {
         return Err(unauthorized("token_wrong", "there are two Authorization headers"));
     }
-    let token = value.to_str().ok().and_then(|text| text.split_once(' '));
-    match token {
-        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => shared.actor_of(token.trim()).await,
-        _ => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+    match bearer(headers) {
+        Some(token) => shared.actor_of(token).await,
+        None => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+    }
+}
+
+/// The token that a request brings.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = text.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+impl Shared {
+    /// Says what time it is here: whoever shows how long ago something was counts from that.
+    pub fn tell_time(&self, response: &mut Response) {
+        if let Ok(now) = HeaderValue::from_str(&self.now().to_string()) {
+            response.headers_mut().insert(NOW, now);
+        }
     }
 }
 

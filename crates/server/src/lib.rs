@@ -7,10 +7,13 @@
 mod audit;
 mod extract;
 mod guard;
+mod inside;
 mod json;
 mod limiter;
+mod limits;
 mod listen;
 mod meters;
+mod names;
 mod origin;
 mod others;
 mod page;
@@ -38,6 +41,8 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
 
 use guard::{Guard, Table};
+pub use inside::{Caller, Inside};
+pub use limits::Limits;
 pub use secret::{hash as token_hash, id as token_id, random as new_token};
 pub use state::{Reload, Reloaded, Told};
 use state::{Shared, ended};
@@ -158,7 +163,8 @@ impl Server {
         tokio::spawn(note(shared.clone(), events));
         tokio::spawn(others::hear_loop(shared.clone()));
         tokio::spawn(keep_house(shared.clone()));
-        let serving = tokio::spawn(listen::serve(listener, router(&shared), shared.ending.subscribe()));
+        let ending = shared.ending.subscribe();
+        let serving = tokio::spawn(listen::serve(listener, router(&shared), ending, shared.limits));
         Ok(Server { shared, address, serving })
     }
 

@@ -17,16 +17,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::ServiceExt;
 
+use crate::limits::Limits;
 use crate::state::ended;
 
-/// Connections at once; more wait to be accepted. Each costs some ten kilobytes.
-const CONNECTIONS_MAX: usize = 8192;
-/// A head of a request that has not come by then will not come. It also ends connections that idle.
-const HEAD_WITHIN: Duration = Duration::from_secs(15);
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 64;
-/// A peer that takes nothing for so long is gone.
-const WRITE_WITHIN: Duration = Duration::from_secs(30);
 /// What is under way at the end may take so long.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -35,8 +30,8 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 pub struct Peer(pub SocketAddr);
 
 /// Serves until told to end, then lets what is under way end.
-pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiver<bool>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiver<bool>, limits: Limits) {
+    let room = Arc::new(Semaphore::new(limits.connections_max));
     loop {
         let permit = tokio::select! {
             permit = room.clone().acquire_owned() => permit,
@@ -52,7 +47,7 @@ pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiv
             Ok((stream, peer)) => {
                 let (app, ending) = (app.clone(), ending.clone());
                 tokio::spawn(async move {
-                    connection(stream, peer, app, ending).await;
+                    connection(stream, peer, app, ending, limits).await;
                     drop(permit);
                 });
             }
@@ -61,11 +56,17 @@ pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiv
         }
     }
     drop(listener);
-    let all = u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX);
+    let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(LEAVE_WITHIN, room.acquire_many(all)).await;
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, app: Router, mut ending: watch::Receiver<bool>) {
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    app: Router,
+    mut ending: watch::Receiver<bool>,
+    limits: Limits,
+) {
     let _ = stream.set_nodelay(true);
     let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
         let mut request = request.map(Body::new);
@@ -75,11 +76,14 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Router, mut ending
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(limits.head_within)
         .max_header_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX * 2);
-    let connection = builder.serve_connection(TokioIo::new(Patient::new(stream)), service);
+    let connection = builder.serve_connection(
+        TokioIo::new(Patient { stream, patience: limits.write_within, until: None }),
+        service,
+    );
     let mut connection = std::pin::pin!(connection);
     // Whatever ends a connection, it is over.
     tokio::select! {
@@ -92,23 +96,19 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Router, mut ending
 /// A stream whose peer may be slow to take what it is sent, but not for ever.
 struct Patient {
     stream: TcpStream,
+    patience: Duration,
     until: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    fn new(stream: TcpStream) -> Patient {
-        Patient { stream, until: None }
-    }
-
     /// Passes on what came of a write; one that waits too long is over.
     fn judge<T>(&mut self, context: &mut Context<'_>, came: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if came.is_ready() {
             self.until = None;
             return came;
         }
-        let until = self
-            .until
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_WITHIN)));
+        let end = Instant::now() + self.patience;
+        let until = self.until.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end)));
         match until.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,

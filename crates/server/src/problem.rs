@@ -11,8 +11,9 @@ pub struct Problem {
     status: StatusCode,
     code: &'static str,
     detail: String,
-    field: Option<String>,
-    way_out: Option<String>,
+    field: Option<Box<str>>,
+    way_out: Option<Box<str>>,
+    report: Option<Box<str>>,
     retry_after_s: Option<u64>,
 }
 
@@ -36,6 +37,10 @@ pub struct ProblemBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     way_out: Option<&'a str>,
+    /// Every mistake with its place, as a command line shows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    report: Option<&'a str>,
 }
 
 /// The media type of problems.
@@ -43,7 +48,15 @@ pub const MEDIA_TYPE: &str = "application/problem+json";
 
 impl Problem {
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
-        Problem { status, code, detail: detail.into(), field: None, way_out: None, retry_after_s: None }
+        Problem {
+            status,
+            code,
+            detail: detail.into(),
+            field: None,
+            way_out: None,
+            report: None,
+            retry_after_s: None,
+        }
     }
 
     /// The request cannot be read.
@@ -80,12 +93,17 @@ impl Problem {
     }
 
     pub fn field(mut self, field: impl Into<String>) -> Problem {
-        self.field = Some(field.into());
+        self.field = Some(field.into().into());
         self
     }
 
     pub fn way_out(mut self, way_out: impl Into<String>) -> Problem {
-        self.way_out = Some(way_out.into());
+        self.way_out = Some(way_out.into().into());
+        self
+    }
+
+    pub fn report(mut self, report: String) -> Problem {
+        self.report = Some(report.into());
         self
     }
 
@@ -104,6 +122,7 @@ impl IntoResponse for Problem {
             detail: &self.detail,
             field: self.field.as_deref(),
             way_out: self.way_out.as_deref(),
+            report: self.report.as_deref(),
         };
         let text = serde_json::to_string(&body).unwrap_or_default();
         let mut response = (self.status, text).into_response();

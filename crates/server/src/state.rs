@@ -11,6 +11,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::limiter::Limiter;
+use crate::limits::Limits;
 use crate::meters::Meters;
 use crate::problem::Problem;
 use crate::ring::Ring;
@@ -42,6 +43,8 @@ pub struct Told {
     pub env: fn(&str) -> Option<String>,
     /// The version of the binary.
     pub version: &'static str,
+    /// What peers may take.
+    pub limits: Limits,
 }
 
 /// What every request finds.
@@ -51,6 +54,7 @@ pub struct Shared {
     pub file: String,
     pub env: fn(&str) -> Option<String>,
     pub version: &'static str,
+    pub limits: Limits,
     pub listen: SocketAddr,
     pub reload: mpsc::Sender<Reload>,
     /// Edits of schedules by this node, one after the other. Other nodes edit too: each edit says what it was decided on.
@@ -88,6 +92,7 @@ impl Shared {
             file: told.file,
             env: told.env,
             version: told.version,
+            limits: told.limits,
             listen,
             reload: told.reload,
             edits: tokio::sync::Mutex::default(),
@@ -135,10 +140,10 @@ impl Shared {
 
     /// A schedule, or what there is instead.
     pub async fn schedule(&self, name: &str) -> Result<ScheduleRecord, Problem> {
-        self.store().schedule(name).await?.ok_or_else(|| {
-            Problem::not_found(format!("there is no schedule {name}"))
-                .way_out("GET /api/v1/schedules lists them")
-        })
+        match self.store().schedule(name).await? {
+            Some(record) => Ok(record),
+            None => Err(self.no_schedule(name).await?),
+        }
     }
 
     /// What a schedule's agent is.

@@ -14,10 +14,6 @@ use http_body::Frame;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
-/// Events that may wait for a reader; behind it are the buffers of the connection.
-const WAITING_MAX: usize = 64;
-/// A reader that takes nothing for so long has left.
-const TAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How often something is sent although nothing happens, so that both ends know that the other lives.
 pub const BREATH: Duration = Duration::from_secs(15);
 
@@ -35,7 +31,10 @@ pub struct ServerEvent {
 }
 
 /// Where events go.
-pub struct Sink(mpsc::Sender<Bytes>);
+pub struct Sink {
+    waiting: mpsc::Sender<Bytes>,
+    take_within: Duration,
+}
 
 /// The reader has left.
 pub struct Left;
@@ -53,12 +52,12 @@ impl Sink {
 
     /// Sends events that are written already.
     pub async fn put(&self, text: String) -> Result<(), Left> {
-        self.0.send_timeout(text.into(), TAKE_WITHIN).await.map_err(|_| Left)
+        self.waiting.send_timeout(text.into(), self.take_within).await.map_err(|_| Left)
     }
 
     /// Waits until the reader has left.
     pub async fn left(&self) {
-        self.0.closed().await;
+        self.waiting.closed().await;
     }
 }
 
@@ -83,9 +82,10 @@ impl http_body::Body for Events {
     }
 }
 
-/// An answer that goes on, and where its events go.
-pub fn events() -> (Sink, Response) {
-    let (send, receive) = mpsc::channel(WAITING_MAX);
+/// An answer that goes on, and where its events go. So many may wait for the reader; behind them are the buffers of the
+/// connection.
+pub fn events(waiting_max: usize, take_within: Duration) -> (Sink, Response) {
+    let (waiting, receive) = mpsc::channel(waiting_max);
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    (Sink(send), (headers, Body::new(Events(receive))).into_response())
+    (Sink { waiting, take_within }, (headers, Body::new(Events(receive))).into_response())
 }

@@ -42,6 +42,11 @@ impl Shared {
         Ok(self.listen.ip().is_loopback() && self.tokens().await?.is_empty())
     }
 
+    /// Whether it is what the server's owner was given.
+    pub fn is_local(&self, token: &str) -> bool {
+        secret::same(&secret::hash(token), &secret::hash(&self.local_token))
+    }
+
     /// Whose token it is.
     pub async fn actor_of(&self, token: &str) -> Result<Actor, Problem> {
         let wrong = || unauthorized("token_wrong", "the token is none of this server's");
@@ -49,7 +54,7 @@ impl Shared {
             return Err(wrong());
         }
         let hash = secret::hash(token);
-        if secret::same(&hash, &secret::hash(&self.local_token)) {
+        if self.is_local(token) {
             return Ok(Actor { id: "local".into(), scope: Scope::Admin });
         }
         let tokens = self.tokens().await?;

@@ -123,7 +123,8 @@ impl Api {
     /// Opens a stream of events, once it has begun.
     pub fn listen(&self, path: &str, headers: &[&str]) -> Stream {
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{headers}\r\n", self.address);
+        let head =
+            format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{headers}\r\n", self.address);
         let mut reader = self.raw(head.as_bytes());
         let head = read_head(&mut reader);
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");

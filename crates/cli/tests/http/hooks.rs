@@ -56,7 +56,7 @@ fn what_is_late_wrong_or_sent_again_is_refused_also_after_a_restart() {
         let (at, body) = (now(), br#"{"a": 1}"#);
         push(&api, "hello/pushed", "another secret", at, body).refused(401, "signature_wrong");
         push(&api, "hello/pushed", "", at, body).refused(401, "signature_wrong");
-        push(&api, "hello/pushed", SECRET, at - 310, body).refused(401, "timestamp_late");
+        push(&api, "hello/pushed", SECRET, at - 301, body).refused(401, "timestamp_late");
         push(&api, "hello/pushed", SECRET, at + 310, body).refused(401, "timestamp_late");
         api.send("POST", "/hooks/hello/pushed", &[], body).refused(401, "signature_missing");
         let signature = format!("x-hub-signature-256: sha256={}", hmac(SECRET, &[body]));
@@ -82,6 +82,50 @@ fn what_is_late_wrong_or_sent_again_is_refused_also_after_a_restart() {
         let again = push(&api, "hello/pushed", SECRET, at, body).refused(409, "replayed");
         assert!(again["detail"].as_str().unwrap().contains(first["run_id"].as_str().unwrap()), "{again}");
     }
+}
+
+#[test]
+fn signatures_that_are_none() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = start(&site);
+    let (at, body) = (now().to_string(), br#"{"a": 1}"#);
+    let good = hmac(SECRET, &[at.as_bytes(), b".", body]);
+    let timestamp = format!("x-belfry-timestamp: {at}");
+    let send = |headers: &[String], body: &[u8]| {
+        let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+        api.send("POST", "/hooks/hello/pushed", &headers, body)
+    };
+    let signed = |signature: &str| format!("x-belfry-signature: {signature}");
+    for signature in [
+        format!("sha256={good}00"),
+        format!("sha256={}", &good[..62]),
+        format!("sha1={good}"),
+        good.clone(),
+        String::new(),
+        "sha256=".into(),
+        format!("sha256={}", "é".repeat(32)),
+    ] {
+        let answer = send(&[timestamp.clone(), signed(&signature)], body);
+        assert!([400, 401].contains(&answer.status), "{signature:?}: {answer:?}");
+    }
+    let right = format!("sha256={good}");
+    // A second one, in front or behind, is no way to have two tries.
+    let wrong = format!("sha256={}", "0".repeat(64));
+    for two in [[&right, &wrong], [&wrong, &right]] {
+        let answer = send(&[timestamp.clone(), signed(two[0]), signed(two[1])], body);
+        assert!([400, 401].contains(&answer.status), "{two:?}: {answer:?}");
+    }
+    // What was signed, and something behind it.
+    send(&[timestamp.clone(), signed(&right)], br#"{"a": 1} "#).refused(401, "signature_wrong");
+    let later = format!("x-belfry-timestamp: {at}0");
+    assert_eq!(send(&[later, signed(&right)], body).status, 401);
+    let runs = api.get("/api/v1/runs?agent=hello&schedule=pushed").is(200);
+    assert!(runs["items"].as_array().unwrap().is_empty());
+    send(&[timestamp.clone(), signed(&right)], body).is(202);
+    // The same in capitals is the same, and came before.
+    let capitals = signed(&format!("sha256={}", good.to_uppercase()));
+    send(&[timestamp, capitals], body).refused(409, "replayed");
 }
 
 #[test]

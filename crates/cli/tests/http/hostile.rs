@@ -1,4 +1,21 @@
 //! What nobody means well with: each gets a clean refusal, nothing is half written, and the server goes on.
+//!
+//! Hostile inputs by their numbers, and what shows each:
+//! - 38, 40, 41 names that climb, break out or are none: `names_that_are_none`
+//! - 39 names that differ by case or form: `names_that_look_alike`
+//! - 42, 43 names of catalogs, and longer than a channel's may be: `names_of_other_things_are_names`
+//! - 44 bodies without end: `bodies_without_end`
+//! - 45, 46, 47 nesting, twice the same key, numbers and text that are none, what looks like code: `bodies_that_are_none`
+//! - 48, 49 files: `files::files_that_are_none`
+//! - 57, 58 heads, lengths and encodings: `requests_that_are_none`
+//! - 60, 61 queries and ids: `queries_and_ids_that_are_none`
+//! - 62 another site, another host: `security::another_site_and_another_name_are_refused`
+//! - 63 webhooks: `hooks::what_is_late_wrong_or_sent_again_is_refused_also_after_a_restart`,
+//!   `hooks::signatures_that_are_none`, `hooks::a_secret_that_the_server_lacks_opens_nothing`
+//! - 64 tokens: `security::as_soon_as_there_is_a_token_nothing_goes_without`, `requests_that_are_none`
+//! - 65 those who say nothing, drip, or never read: `connections_that_say_nothing_are_borne`,
+//!   `events::a_reader_that_does_not_read_hinders_nobody`, and with short limits `tests/slow.rs` of the server
+//! - 66 one key, a thousand times at once: `schedules::one_key_makes_one_run_however_often_it_is_sent`
 
 use std::io::{Read, Write};
 
@@ -71,6 +88,78 @@ fn names_that_are_none() {
             let status = api.post("/api/v1/schedules", &body).status;
             assert_eq!(status, if name.starts_with('_') { 422 } else { 201 }, "{name}");
         }
+    }
+}
+
+#[test]
+fn names_that_look_alike() {
+    for site in Site::each() {
+        let api = quiet(&site);
+        for name in ["QUIET", "Quiet", "quieT"] {
+            let body = json!({"agent": "hello", "schedule": name, "definition": {"every": "1h"}});
+            api.post("/api/v1/schedules", &body).refused(409, "exists");
+            let place = format!("/api/v1/schedules/hello/{name}");
+            api.json("PUT", &place, &json!({"every": "1h"})).refused(409, "exists");
+            let written = json!({"add": true, "pairs": [["every", "1h"]]});
+            api.post(&format!("{place}/write"), &written).refused(409, "exists");
+        }
+        // One letter, composed and not.
+        for name in ["caf\u{e9}", "cafe\u{301}"] {
+            let body = json!({"agent": "hello", "schedule": name, "definition": {"every": "1h"}});
+            let answer = api.post("/api/v1/schedules", &body);
+            assert!([400, 422].contains(&answer.status), "{name:?}: {answer:?}");
+        }
+        unharmed(&api);
+    }
+}
+
+#[test]
+fn names_of_other_things_are_names() {
+    for site in Site::each() {
+        site.config(&format!(
+            "{CONFIG}  bot:\n    shell: 'true'\n    schedules: {{talk: {{chat: {{debounce: 0s}}}}}}\n"
+        ));
+        let api = Api::start(&site);
+        let long = "c".repeat(200);
+        let count = || api.get("/api/v1/schedules?limit=1000").is(200)["items"].as_array().unwrap().len();
+        let before = count();
+        for name in ["pg_catalog", "information_schema", "sqlite_master"] {
+            let body = json!({"agent": "hello", "schedule": name, "definition": {"cron": "0 0 1 1 *"}});
+            assert_eq!(api.post("/api/v1/schedules", &body).is(201)["schedule"], name);
+            let made =
+                api.post(&format!("/api/v1/schedules/hello/{name}/run"), &json!({"wait_ms": 20000})).is(201);
+            assert_eq!((&made["state"], &made["schedule"]), (&json!("completed"), &json!(name)));
+            assert_eq!(
+                api.json("PATCH", &format!("/api/v1/lanes/{name}"), &json!({"slots": 2})).is(200)["name"],
+                name
+            );
+            assert_eq!(
+                api.json("PATCH", &format!("/api/v1/lanes/{name}"), &json!({"reset": true})).status,
+                204
+            );
+            let body = json!({"agent": name, "schedule": "x", "definition": {"every": "1h"}});
+            api.post("/api/v1/schedules", &body).refused(404, "not_found");
+            api.send("DELETE", &format!("/api/v1/schedules/hello/{name}"), &[], b"").is(200);
+        }
+        for body in [
+            json!({"agent": "hello", "schedule": long, "definition": {"every": "1h"}}),
+            json!({"agent": long, "schedule": "x", "definition": {"every": "1h"}}),
+        ] {
+            let answer = api.post("/api/v1/schedules", &body);
+            assert!([400, 404, 422].contains(&answer.status), "{answer:?}");
+        }
+        api.json("PATCH", &format!("/api/v1/lanes/{long}"), &json!({"slots": 2})).refused(422, "bad_name");
+        // The key of a session is the caller's own, up to a length.
+        for key in ["pg_catalog", &long] {
+            let path = format!("/api/v1/sessions/bot/talk/{key}");
+            assert_eq!(api.post(&format!("{path}/messages"), &json!({"text": "x"})).is(202)["session"], key);
+            assert_eq!(api.get(&path).is(200)["key"], key);
+        }
+        let path = format!("/api/v1/sessions/bot/talk/{}/messages", "c".repeat(300));
+        api.post(&path, &json!({"text": "x"})).refused(404, "not_found");
+        assert_eq!(count(), before);
+        assert_eq!(api.get("/api/v1/sessions").is(200)["items"].as_array().unwrap().len(), 2);
+        api.get("/readyz").is(200);
     }
 }
 
@@ -157,6 +246,7 @@ fn requests_that_are_none() {
     let long = "a".repeat(1 << 20);
     let heads = [
         format!("GET /healthz HTTP/1.1\r\n{host}\r\nx: {long}\r\n\r\n"),
+        format!("GET /healthz HTTP/1.1\r\n{host}\r\nauthorization: Bearer {long}\r\n\r\n"),
         format!("GET /{long} HTTP/1.1\r\n{host}\r\n\r\n"),
         format!("GET /healthz HTTP/1.1\r\n{host}\r\n{}\r\n", "x: 1\r\n".repeat(5000)),
         format!("GET /healthz HTTP/1.1\r\n{host}\r\nx: a\rb\r\n\r\n"),
@@ -235,7 +325,8 @@ fn queries_and_ids_that_are_none() {
 fn connections_that_say_nothing_are_borne() {
     let site = Site::sqlite();
     let api = quiet(&site);
-    let idle: Vec<_> = (0..500).map(|_| api.raw(b"GET /healthz HT")).collect();
+    let mut idle: Vec<_> = (0..500).map(|_| api.raw(b"GET /healthz HT")).collect();
+    idle.extend((0..500).map(|_| api.raw(b"")));
     for _ in 0..20 {
         assert_eq!(api.get("/healthz").status, 200);
     }

@@ -124,12 +124,13 @@ fn one_key_makes_one_run_however_often_it_is_sent() {
         let api = Api::start(&site);
         let headers = ["content-type: application/json", "idempotency-key: release-42"];
         let (path, body) = ("/api/v1/schedules/slow/quiet/run", br#"{"payload": {"a": 1}}"#);
-        let count = 200;
+        let (count, connections) = (1024, 64);
         let (made, ids) = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8)
+            let threads: Vec<_> = (0..connections)
                 .map(|_| {
                     scope.spawn(|| {
-                        let answers = (0..count / 8).map(|_| api.send("POST", path, &headers, body));
+                        let answers =
+                            (0..count / connections).map(|_| api.send("POST", path, &headers, body));
                         answers.map(|answer| (answer.status, answer.json()["id"].clone())).collect::<Vec<_>>()
                     })
                 })

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
-use super::schedules::{ScheduleDetail, answer};
+use super::schedules::{ScheduleDetail, tagged};
 use super::{Routes, json};
 use crate::audit::Unchanged;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
@@ -139,6 +139,15 @@ struct PauseBody {
     until: Option<Timestamp>,
 }
 
+/// A schedule that is paused.
+#[derive(Serialize, ToSchema)]
+struct Paused {
+    #[serde(flatten)]
+    detail: ScheduleDetail,
+    /// Whether it was not paused like that before.
+    changed: bool,
+}
+
 /// Pause a schedule: no tick makes a run until it is resumed
 ///
 /// What runs goes on. Another pause takes the place of the first.
@@ -146,7 +155,7 @@ struct PauseBody {
     params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
     request_body(content = Option<PauseBody>), security(("token" = ["manage"])),
     responses(
-        (status = 200, description = "It is paused", body = ScheduleDetail),
+        (status = 200, description = "It is paused", body = Paused),
         (status = 409, description = "It cannot be paused", body = ProblemBody, content_type = "application/problem+json"),
     ))]
 async fn pause(
@@ -167,13 +176,18 @@ async fn pause(
         return Err(Problem::meaningless("past", detail).field("until"));
     }
     let record = shared.schedule(&named.full()).await?;
-    if shared.store().pause(now, record.id, body.reason.as_deref(), until).await? {
+    let changed = shared.store().pause(now, record.id, body.reason.as_deref(), until).await?;
+    if changed {
         shared.tell(Name::SchedulePaused, &named);
         shared.engine.hint().await;
     }
     let record = shared.schedule(&named.full()).await?;
     match why_not_paused(&record) {
-        None => answer(&shared, StatusCode::OK, &record).await,
+        None => {
+            let agent = shared.agent_of(&record).await?;
+            let paused = Paused { detail: ScheduleDetail::of(&record, &agent, now), changed };
+            Ok(tagged(StatusCode::OK, &record, &paused))
+        }
         Some(why) => {
             Err(Problem::conflict("cannot_pause", format!("{} cannot be paused: {why}", record.name)))
         }
@@ -198,6 +212,19 @@ struct ResumeBody {
     catch_up: bool,
 }
 
+/// A schedule that is not paused.
+#[derive(Serialize, ToSchema)]
+struct ResumeAnswer {
+    #[serde(flatten)]
+    detail: ScheduleDetail,
+    /// Whether it was paused until now.
+    resumed: bool,
+    /// Ticks that the pause left out.
+    skipped: u64,
+    /// When its pause had ended by itself.
+    ended_at: Option<Timestamp>,
+}
+
 /// Resume a schedule that was paused: it ticks from now on
 ///
 /// What the pause left out is recorded as skipped; with `catch_up` it counts as missed. One that is not paused is left as it
@@ -205,7 +232,7 @@ struct ResumeBody {
 #[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/resume", operation_id = "resume_schedule", tag = "schedules",
     params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
     request_body(content = Option<ResumeBody>), security(("token" = ["manage"])),
-    responses((status = 200, description = "It is not paused", body = ScheduleDetail)))]
+    responses((status = 200, description = "It is not paused", body = ResumeAnswer)))]
 async fn resume(
     State(shared): State<Arc<Shared>>,
     named: Named,
@@ -213,12 +240,20 @@ async fn resume(
 ) -> Result<Response, Problem> {
     let body: ResumeBody = body.read()?;
     let record = shared.schedule(&named.full()).await?;
-    if let Resumed::Now { .. } = belfry::resume(shared.store(), shared.now(), &record, body.catch_up).await? {
+    let came = belfry::resume(shared.store(), shared.now(), &record, body.catch_up).await?;
+    if let Resumed::Now { .. } = came {
         shared.tell(Name::ScheduleResumed, &named);
         shared.engine.hint().await;
     }
     let record = shared.schedule(&named.full()).await?;
-    answer(&shared, StatusCode::OK, &record).await
+    let agent = shared.agent_of(&record).await?;
+    let (resumed, skipped, ended_at) = match came {
+        Resumed::Now { skipped } => (true, skipped, None),
+        Resumed::Before(until) => (false, 0, Some(until)),
+        Resumed::NotPaused => (false, 0, None),
+    };
+    let detail = ScheduleDetail::of(&record, &agent, shared.now());
+    Ok(tagged(StatusCode::OK, &record, &ResumeAnswer { detail, resumed, skipped, ended_at }))
 }
 
 /// Which ticks are made up for.
@@ -251,6 +286,8 @@ struct BackfillAnswer {
     left_out: u64,
     /// Ticks beyond the limit.
     more: u64,
+    /// Only up to here: what comes after, the schedule plans by itself.
+    cut_at: Option<Timestamp>,
 }
 
 /// A tick with its run.
@@ -294,7 +331,13 @@ async fn backfill(
     let done = belfry::backfill(shared.store(), &shared.options, shared.now(), &record, &request).await?;
     shared.engine.hint().await;
     let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
-    let answer = BackfillAnswer { dry_run: body.dry_run, runs, left_out: done.left_out, more: done.more };
+    let answer = BackfillAnswer {
+        dry_run: body.dry_run,
+        runs,
+        left_out: done.left_out,
+        more: done.more,
+        cut_at: done.cut_at,
+    };
     Ok(json(StatusCode::OK, &answer))
 }
 

@@ -32,10 +32,6 @@ async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     params(("agent" = String, Path, description = "Which")),
     responses((status = 200, description = "As it is", body = Agent)))]
 async fn show(State(shared): State<Arc<Shared>>, Segment(name): Segment) -> Result<Response, Problem> {
-    let agents = shared.store().agents().await?;
-    let found = agents.iter().find(|agent| agent.name == name);
-    let agent = found.ok_or_else(|| {
-        Problem::not_found(format!("there is no agent {name}")).way_out("GET /api/v1/agents lists them")
-    })?;
-    Ok(json(StatusCode::OK, &Agent::of(agent, shared.now())))
+    let agent = shared.agent(&name).await?;
+    Ok(json(StatusCode::OK, &Agent::of(&agent, shared.now())))
 }

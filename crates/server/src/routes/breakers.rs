@@ -59,9 +59,8 @@ async fn reset(State(shared): State<Arc<Shared>>, named: Named) -> Result<Respon
         shared.engine.tell(Event { agent: Some(agent.clone()), state: Some("closed"), reason, ..event });
         shared.engine.hint().await;
     }
-    let breakers = shown(&shared).await?;
-    let breaker = breakers.into_iter().find(|breaker| breaker.agent == agent && breaker.command == command);
-    breaker
-        .map(|breaker| json(StatusCode::OK, &breaker))
-        .ok_or_else(|| Problem::not_found("the agent is gone"))
+    // One that has nothing to tell any more is not listed.
+    let record = shared.store().breaker(entry.agent, &entry.command).await?;
+    let definition = shared.agent(&agent).await?.definition;
+    Ok(json(StatusCode::OK, &Breaker::of(entry, &record, Some(&definition))))
 }

@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belfry::event::{Event, Level, Name};
-use belfry_config::{About, Errors, Input, is_reference, parse_schedule};
+use belfry_config::{About, Errors, Inherited, Input, Parsed, is_reference, parse_schedule};
+use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
-use belfry_core::{AgentDefinition, ScheduleDefinition};
 use belfry_store::{API, Expect, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -22,7 +22,7 @@ use crate::problem::Problem;
 use crate::state::Shared;
 
 /// So often a change is made anew where another node changes the schedule meanwhile; each time that one got further.
-const TRIES: u32 = 16;
+pub const TRIES: u32 = 16;
 
 pub fn router() -> Routes {
     Routes::new().routes(routes!(create)).routes(routes!(schedules::show, replace, change, remove))
@@ -159,10 +159,15 @@ async fn create(
         Some(record) if key.is_some() && record.source == API && record.definition == definition => {
             answer(&shared, StatusCode::OK, &record).await
         }
-        _ => Err(Problem::conflict("exists", format!("there is a schedule {name} already"))
-            .field("schedule")
-            .way_out("PUT replaces it, PATCH changes it, DELETE removes it")),
+        _ => Err(exists(&name)),
     }
+}
+
+/// There is one of this name.
+pub fn exists(name: &str) -> Problem {
+    Problem::conflict("exists", format!("there is a schedule {name} already"))
+        .field("schedule")
+        .way_out("PUT replaces it, PATCH changes it, DELETE removes it")
 }
 
 /// Make a schedule, or replace one
@@ -236,7 +241,12 @@ async fn change(
             return Err(changed(&headers));
         }
     }
-    Err(Problem::conflict("changed", "others change it all the time").way_out("send it again"))
+    Err(restless())
+}
+
+/// It was never what it had just been.
+pub fn restless() -> Problem {
+    Problem::conflict("changed", "others change it all the time").way_out("send it again")
 }
 
 /// What was removed.
@@ -285,29 +295,50 @@ async fn read(
     keys: &Map<String, Value>,
     base: Option<&ScheduleDefinition>,
 ) -> Result<ScheduleDefinition, Problem> {
-    let agent = agent(shared, &named.agent).await?;
     // One key a line, so that an error's line tells the key.
     let keys = extract::whole(keys.clone());
     let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let written = Written { input: Input::Text(&text), origin: "request", timezone: None };
+    let field =
+        |errors: &Errors| errors.problems.first().and_then(|first| field_at(&text, first.place()?.line));
+    Ok(read_written(shared, named, written, base, field).await?.definition)
+}
+
+/// What somebody wrote, and where.
+pub struct Written<'a> {
+    pub input: Input<'a>,
+    /// What mistakes call it.
+    pub origin: &'a str,
+    /// The zone where it names none.
+    pub timezone: Option<&'a str>,
+}
+
+/// Reads what somebody wrote to a definition that works. Where it cannot be read, `field` says which part of the request it
+/// is.
+pub async fn read_written(
+    shared: &Shared,
+    named: &Named,
+    written: Written<'_>,
+    base: Option<&ScheduleDefinition>,
+    field: impl Fn(&Errors) -> Option<String>,
+) -> Result<Parsed<ScheduleDefinition>, Problem> {
+    let agent = shared.agent(&named.agent).await?.definition;
     let (settings, name) = (shared.settings(), named.full());
-    let about = About {
-        name: &name,
-        origin: "request",
-        inherited: Shared::inherited(&settings),
-        agent: Some(&agent),
-    };
-    let parsed =
-        parse_schedule(Input::Text(&text), base, &about).map_err(|errors| refusal(&errors, &text))?;
-    let definition = parsed.definition;
+    let mut inherited = Shared::inherited(&settings);
+    inherited = Inherited { timezone: written.timezone.or(inherited.timezone), ..inherited };
+    let about = About { name: &name, origin: written.origin, inherited, agent: Some(&agent) };
+    let parsed = parse_schedule(written.input, base, &about)
+        .map_err(|errors| refusal(&errors, field(&errors)).report(errors.render(false)))?;
+    let definition = &parsed.definition;
     if base.is_none_or(|base| base.timing_key() != definition.timing_key())
-        && let Some(words) = belfry::past_words(&name, &definition, shared.now())
+        && let Some(words) = belfry::past_words(&name, definition, shared.now())
     {
         return Err(Problem::meaningless("past", words)
             .field("at")
             .way_out("use a later time, or run it now"));
     }
-    refuse_written_secrets(&definition)?;
-    Ok(definition)
+    refuse_written_secrets(definition)?;
+    Ok(parsed)
 }
 
 /// A store holds references to secrets, never secrets.
@@ -329,7 +360,7 @@ fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem
     }
 }
 
-fn refusal(errors: &Errors, text: &str) -> Problem {
+fn refusal(errors: &Errors, field: Option<String>) -> Problem {
     let Some(first) = errors.problems.first() else {
         return Problem::meaningless("invalid", "the schedule cannot be read");
     };
@@ -338,7 +369,7 @@ fn refusal(errors: &Errors, text: &str) -> Problem {
         n => format!("; and {} more", n - 1),
     };
     let mut problem = Problem::meaningless("invalid", format!("{}{more}", first.message()));
-    if let Some(field) = first.place().and_then(|place| field_at(text, place.line)) {
+    if let Some(field) = field {
         problem = problem.field(field);
     }
     match first.way_out() {
@@ -354,18 +385,8 @@ fn field_at(text: &str, line: usize) -> Option<String> {
     Some(key.trim_matches('"').to_owned())
 }
 
-async fn agent(shared: &Shared, name: &str) -> Result<AgentDefinition, Problem> {
-    let agents = shared.store().agents().await?;
-    let found = agents.into_iter().find(|agent| agent.name == name);
-    found.map(|agent| agent.definition).ok_or_else(|| {
-        Problem::not_found(format!("there is no agent {name}"))
-            .field("agent")
-            .way_out("GET /api/v1/agents lists them")
-    })
-}
-
 /// Two names that differ only by case are one to many who read them.
-async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Problem> {
+pub async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Problem> {
     let filter = ScheduleFilter { agent: Some(named.agent.clone()), ..ScheduleFilter::default() };
     let (name, mut after) = (named.full(), None::<String>);
     loop {
@@ -383,10 +404,44 @@ async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Problem>
     }
 }
 
-fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem> {
+pub fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem> {
     match record.source.as_str() {
         API => Ok(()),
         source => Err(shared.owned(&record.name, source)),
+    }
+}
+
+/// What became of a definition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PutResult {
+    Added,
+    Changed,
+    Unchanged,
+}
+
+/// Stores a definition; nothing where the schedule is not what was expected.
+pub async fn store(
+    shared: &Shared,
+    named: &Named,
+    definition: &ScheduleDefinition,
+    expect: &Expect,
+) -> Result<Option<PutResult>, Problem> {
+    let now = shared.now();
+    let put = shared.store().put_schedule(now, &named.agent, &named.schedule, definition, expect).await?;
+    match put {
+        Put::Differs => Ok(None),
+        Put::Added(_) => {
+            shared.tell(Name::ScheduleCreated, named);
+            Ok(Some(PutResult::Added))
+        }
+        Put::Changed(_) => {
+            shared.tell(Name::ScheduleUpdated, named);
+            Ok(Some(PutResult::Changed))
+        }
+        Put::Unchanged(_) => Ok(Some(PutResult::Unchanged)),
+        Put::NoAgent => Err(Problem::not_found(format!("agent {} is gone", named.agent)).field("agent")),
+        Put::OwnedBy(source) => Err(shared.owned(&named.full(), &source)),
     }
 }
 
@@ -397,24 +452,9 @@ async fn put(
     definition: &ScheduleDefinition,
     expect: &Expect,
 ) -> Result<Option<Response>, Problem> {
-    let (name, now) = (named.full(), shared.now());
-    let put = shared.store().put_schedule(now, &named.agent, &named.schedule, definition, expect).await?;
-    let status = match put {
-        Put::Differs => return Ok(None),
-        Put::Added(_) => {
-            shared.tell(Name::ScheduleCreated, named);
-            StatusCode::CREATED
-        }
-        Put::Changed(_) => {
-            shared.tell(Name::ScheduleUpdated, named);
-            StatusCode::OK
-        }
-        Put::Unchanged(_) => StatusCode::OK,
-        Put::NoAgent => {
-            return Err(Problem::not_found(format!("agent {} is gone", named.agent)).field("agent"));
-        }
-        Put::OwnedBy(source) => return Err(shared.owned(&name, &source)),
-    };
+    let name = named.full();
+    let Some(result) = store(shared, named, definition, expect).await? else { return Ok(None) };
+    let status = if result == PutResult::Added { StatusCode::CREATED } else { StatusCode::OK };
     let record = shared.schedule(&name).await?;
     let mut response = answer(shared, status, &record).await?;
     if status == StatusCode::CREATED

@@ -20,6 +20,9 @@ use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
 /// Events within this time go out together.
 const TOGETHER: Duration = Duration::from_millis(50);
+/// Pieces that may wait for a reader, and about how long each is.
+const WAITING_MAX: usize = 4;
+const PIECE_BYTES: usize = 64 << 10;
 /// Events that are taken from the ring at once.
 const BATCH: usize = 256;
 
@@ -75,7 +78,7 @@ async fn events(
         None => From::Now,
         Some(id) => shared.ring.number(id).map_or(From::Unknown, From::Behind),
     };
-    let (sink, response) = stream::events();
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(async move {
         // Whoever leaves has left.
         let _ = pass_on(shared, from, params, sink, permit).await;
@@ -118,8 +121,13 @@ async fn pass_on(
         }
         at =
             behind.events.last().map_or(if behind.gap { shared.ring.last() } else { at }, |told| told.number);
-        let wanted = behind.events.iter().filter(|told| params.takes(&told.about));
-        let frames: String = wanted.map(|told| told.frame.as_str()).collect();
+        let mut frames = String::new();
+        for told in behind.events.iter().filter(|told| params.takes(&told.about)) {
+            frames.push_str(&told.frame);
+            if frames.len() >= PIECE_BYTES {
+                sink.put(std::mem::take(&mut frames)).await?;
+            }
+        }
         if !frames.is_empty() {
             sink.put(frames).await?;
         }

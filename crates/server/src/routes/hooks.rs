@@ -72,7 +72,7 @@ async fn hook(
 ) -> Result<Response, Problem> {
     let (parts, stream) = request.into_parts();
     // No more is read, and hashed, than is allowed.
-    let body = extract::body(&parts.headers, stream, shared.api().max_body_bytes).await?;
+    let body = extract::body(&shared, &parts.headers, stream).await?;
     let now = shared.now();
     let record = shared.store().schedule(&named.full()).await?;
     let no_hook = || Problem::not_found(format!("there is no webhook {}", named.full()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use belfry::api::{Lane, List};
 use belfry::{LaneRecord, LaneSettings, RunId};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,10 @@ fn said<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Option<u32>
 /// Make a lane, or make it hold something else than the files say, on all nodes within a second
 #[utoipa::path(patch, path = "/api/v1/lanes/{name}", operation_id = "change_lane", tag = "lanes", security(("token" = ["manage"])),
     params(("name" = String, Path, description = "Which")), request_body(content = LaneBody),
-    responses((status = 200, description = "As it stands", body = Lane)))]
+    responses(
+        (status = 200, description = "As it stands", body = Lane),
+        (status = 204, description = "The files know it not: it is gone"),
+    ))]
 async fn change(
     State(shared): State<Arc<Shared>>,
     Segment(name): Segment,
@@ -102,9 +105,10 @@ async fn change(
         }
     };
     shared.engine.set_lane(&name, settings).await?;
-    let lane =
-        find(&shared, &name).await?.ok_or_else(|| Problem::not_found(format!("the lane {name} is gone")))?;
-    Ok(json(StatusCode::OK, &Lane::of(&lane, shared.now())))
+    Ok(match find(&shared, &name).await? {
+        Some(lane) => json(StatusCode::OK, &Lane::of(&lane, shared.now())),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
 }
 
 /// What was cleared.

@@ -16,12 +16,15 @@ use utoipa_axum::routes;
 
 use super::{Routes, json};
 use crate::extract::{Params, RunPath};
+use crate::page::hex;
 use crate::problem::Problem;
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
 /// So much is read at once.
 const PIECE: u32 = 256 << 10;
+/// Pieces that may wait for a reader. Each is up to 64 KiB, and half a megabyte in JSON at worst.
+const WAITING_MAX: usize = 2;
 /// How often a run that lives is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -53,6 +56,10 @@ struct LogPiece {
     stream: LogStream,
     /// What; bytes that are no text are replaced.
     text: String,
+    /// The bytes as they are, two digits each, where they are no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    hex: Option<String>,
 }
 
 /// Where a piece was written.
@@ -75,6 +82,7 @@ impl LogPiece {
                 Stream::Note => LogStream::Note,
             },
             text: String::from_utf8_lossy(&chunk.bytes).into_owned(),
+            hex: std::str::from_utf8(&chunk.bytes).is_err().then(|| hex(&chunk.bytes)),
         }
     }
 }
@@ -100,7 +108,7 @@ async fn log(
         return Ok(json(StatusCode::OK, &List { items: chunks.iter().map(LogPiece::of).collect(), next }));
     }
     let permit = permit(&shared)?;
-    let (sink, response) = stream::events();
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(follow(shared, id, after, sink, permit));
     Ok(response)
 }
@@ -114,7 +122,7 @@ fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
 pub fn stream_run(shared: Arc<Shared>, id: RunId, first: &impl Serialize) -> Result<Response, Problem> {
     let permit = permit(&shared)?;
     let text = serde_json::to_string(first).unwrap_or_default();
-    let (sink, response) = stream::events();
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(async move {
         if sink.send(None, "taken", &text).await.is_ok() {
             follow(shared, id, None, sink, permit).await;

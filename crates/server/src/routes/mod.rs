@@ -17,6 +17,7 @@ mod schedules;
 mod sessions;
 mod ticks;
 mod tokens;
+mod written;
 
 use std::sync::Arc;
 
@@ -57,6 +58,7 @@ pub fn all() -> Routes {
         .merge(health::router())
         .merge(schedules::router())
         .merge(edit::router())
+        .merge(written::router())
         .merge(actions::router())
         .merge(ticks::router())
         .merge(agents::router())

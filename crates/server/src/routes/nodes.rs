@@ -38,6 +38,10 @@ async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
 struct ReloadAnswer {
     /// In words.
     detail: String,
+    /// The process that has read them.
+    pid: u32,
+    /// What the store runs from now: the same files give the same.
+    digest: Option<String>,
 }
 
 /// Read the files again
@@ -53,9 +57,13 @@ async fn reload(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> 
     let gone = || Problem::unavailable("draining", "this node is ending, and reads no files");
     shared.reload.try_send(tell).map_err(|_| gone())?;
     match tokio::time::timeout(RELOAD_WITHIN, told).await {
-        Ok(Ok(Ok(detail))) => Ok(json(StatusCode::OK, &ReloadAnswer { detail })),
+        Ok(Ok(Ok(detail))) => {
+            let digest = shared.store().source_digest("files").await?;
+            Ok(json(StatusCode::OK, &ReloadAnswer { detail, pid: std::process::id(), digest }))
+        }
         Ok(Ok(Err(detail))) => {
-            Err(Problem::conflict("config_rejected", detail).way_out(format!("correct {}", shared.file)))
+            let problem = Problem::conflict("config_rejected", detail.clone()).report(detail);
+            Err(problem.way_out(format!("correct {}", shared.file)))
         }
         Ok(Err(_)) => Err(gone()),
         Err(_) => Err(Problem::unavailable("too_slow", "the files took too long to read")),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use belfry::AgentDefinition;
-use belfry::api::{List, Schedule, ScheduleStatus};
+use belfry::api::{About, List, Schedule, ScheduleStatus};
+use belfry::{AgentDefinition, Timestamp};
 use belfry_core::ScheduleDefinition;
 use belfry_store::{ScheduleFilter, ScheduleRecord, StatusKind, Store};
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,16 @@ use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
+use super::ticks::TickResult;
 use super::{Routes, json};
 use crate::extract::{Named, Params};
 use crate::page::{self, Cursor, hex};
 use crate::problem::Problem;
 use crate::state::Shared;
+
+/// Ranges of skipped ticks that are looked at, and how many of them are shown.
+const SKIPS_READ: u32 = 10_000;
+const SKIPS_SHOWN: usize = 5;
 
 pub fn router() -> Routes {
     Routes::new().routes(routes!(list))
@@ -88,6 +93,15 @@ pub struct ScheduleDetail {
     definition: Map<String, Value>,
 }
 
+impl ScheduleDetail {
+    pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, now: Timestamp) -> ScheduleDetail {
+        ScheduleDetail {
+            schedule: Schedule::of(record, agent, now),
+            definition: belfry_config::schedule_keys(&record.definition),
+        }
+    }
+}
+
 /// The version of a schedule's definition, for `ETag` and `If-Match`.
 pub fn tag(revision: i64, definition: &ScheduleDefinition) -> String {
     let text = serde_json::to_string(definition).unwrap_or_default();
@@ -101,22 +115,42 @@ pub async fn answer(
     record: &ScheduleRecord,
 ) -> Result<Response, Problem> {
     let agent = shared.agent_of(record).await?;
-    let detail = ScheduleDetail {
-        schedule: Schedule::of(record, &agent, shared.now()),
-        definition: belfry_config::schedule_keys(&record.definition),
-    };
-    let mut response = json(status, &detail);
+    Ok(tagged(status, record, &ScheduleDetail::of(record, &agent, shared.now())))
+}
+
+/// An answer with the version of a schedule's definition.
+pub fn tagged(status: StatusCode, record: &ScheduleRecord, body: &impl Serialize) -> Response {
+    let mut response = json(status, body);
     if let Ok(tag) = HeaderValue::from_str(&tag(record.revision, &record.definition)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
-    Ok(response)
+    response
+}
+
+/// A schedule for whoever wants to know everything.
+#[derive(Serialize, ToSchema)]
+struct ScheduleShown {
+    #[serde(flatten)]
+    detail: ScheduleDetail,
+    #[serde(flatten)]
+    about: About,
+    /// The last ticks that made no run, the newest first; those that fared alike in a row are one.
+    skips: Vec<TickResult>,
 }
 
 /// Show a schedule
 #[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}", operation_id = "show_schedule", tag = "schedules",
     security(("token" = ["read"])), params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
-    responses((status = 200, description = "As it stands", body = ScheduleDetail, headers(("ETag" = String, description = "For If-Match")))))]
+    responses((status = 200, description = "As it stands", body = ScheduleShown, headers(("ETag" = String, description = "For If-Match")))))]
 pub async fn show(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
     let record = shared.schedule(&named.full()).await?;
-    answer(&shared, StatusCode::OK, &record).await
+    let agent = shared.agent_of(&record).await?;
+    let skips = shared.store().skips(record.id, None, SKIPS_READ).await?.into_iter();
+    let skips: Vec<_> = skips.chain(record.open_skip).map(TickResult::skipped).collect();
+    let shown = ScheduleShown {
+        about: About::of(&record, &agent),
+        detail: ScheduleDetail::of(&record, &agent, shared.now()),
+        skips: skips.into_iter().rev().take(SKIPS_SHOWN).collect(),
+    };
+    Ok(tagged(StatusCode::OK, &record, &shown))
 }

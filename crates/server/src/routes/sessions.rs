@@ -248,10 +248,20 @@ async fn stopall(State(shared): State<Arc<Shared>>, path: SessionPath) -> Result
     security(("token" = ["manage"])),
     params(("agent" = String, Path, description = "Whose"), ("schedule" = String, Path, description = "Of which chat"),
         ("key" = String, Path, description = "Which")),
-    responses((status = 200, description = "As it stands", body = Session)))]
+    responses((status = 200, description = "As it stands", body = ResetAnswer)))]
 async fn reset(State(shared): State<Arc<Shared>>, path: SessionPath) -> Result<Response, Problem> {
-    change(&shared, &path, SessionVerb::Reset).await?;
-    Ok(json(StatusCode::OK, &found(&shared, &path).await?))
+    let done = change(&shared, &path, SessionVerb::Reset).await?;
+    let session = found(&shared, &path).await?;
+    Ok(json(StatusCode::OK, &ResetAnswer { session, ended: done.ended }))
+}
+
+/// A session that has begun anew.
+#[derive(Serialize, ToSchema)]
+struct ResetAnswer {
+    #[serde(flatten)]
+    session: Session,
+    /// Runs that waited and have ended.
+    ended: Vec<RunId>,
 }
 
 /// How much of its context window a session has used.

@@ -7,9 +7,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::Decision;
 use belfry::api::{List, Why, upcoming};
+use belfry_core::check::Status;
 use belfry_core::{RunId, SkipRange};
 use belfry_store::{RunFilter, ScheduleRecord, Store};
-use belfry_time::{SignedDuration, Timestamp, Zone};
+use belfry_time::{Shift, SignedDuration, Tick, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
@@ -22,6 +23,8 @@ use crate::state::Shared;
 
 /// How far back is looked where nothing is said.
 const DAY: SignedDuration = SignedDuration::from_hours(24);
+/// More ticks to come than this are a mistake.
+const NEXT_MAX: u32 = 10_000;
 /// Runs of one schedule that are looked at; by default far fewer are kept.
 const RUNS_MAX: usize = 10_000;
 
@@ -35,8 +38,11 @@ pub fn router() -> Routes {
 #[into_params(parameter_in = Query)]
 struct NextParams {
     /// How many; 5 where nothing is said.
-    #[param(nullable = false, minimum = 1, maximum = 1000)]
+    #[param(nullable = false, minimum = 1, maximum = 10000)]
     n: Option<u32>,
+    /// After this instant, as if the schedule had ticked then; else those that the planner will find.
+    #[param(nullable = false)]
+    from: Option<Timestamp>,
 }
 
 /// Ticks to come.
@@ -44,8 +50,12 @@ struct NextParams {
 struct NextTicks {
     /// The schedule's zone.
     tz: String,
+    /// Its timing in plain English.
+    words: String,
     /// In order.
     ticks: Vec<LocalTick>,
+    /// Why there are none.
+    reason: Option<String>,
 }
 
 /// A tick in the schedule's zone.
@@ -57,6 +67,30 @@ struct LocalTick {
     /// With jitter.
     #[schema(format = DateTime)]
     due_at: String,
+    /// What a change of clocks did to it.
+    shift: Option<ShiftName>,
+}
+
+/// What a change of clocks does to a tick.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ShiftName {
+    /// It was moved out of a gap.
+    Moved,
+    /// The first of two.
+    FirstPass,
+    /// The second of two.
+    SecondPass,
+}
+
+impl From<Shift> for ShiftName {
+    fn from(shift: Shift) -> ShiftName {
+        match shift {
+            Shift::Moved => ShiftName::Moved,
+            Shift::FirstPass => ShiftName::FirstPass,
+            Shift::SecondPass => ShiftName::SecondPass,
+        }
+    }
 }
 
 /// The next ticks of a schedule, as the planner will find them
@@ -69,19 +103,47 @@ async fn next(
     Params(params): Params<NextParams>,
 ) -> Result<Response, Problem> {
     let n = params.n.unwrap_or(5);
-    if !(1..=page::LIMIT_MAX).contains(&n) {
-        return Err(Problem::bad("bad_limit", format!("n must be 1-{}, got {n}", page::LIMIT_MAX)).field("n"));
+    if !(1..=NEXT_MAX).contains(&n) {
+        return Err(Problem::bad("bad_limit", format!("n must be 1-{NEXT_MAX}, got {n}")).field("n"));
     }
     let record = shared.schedule(&named.full()).await?;
-    let zone = record.definition.options.timezone.as_deref().and_then(|name| Zone::get(name).ok());
-    let zone = zone.unwrap_or_else(Zone::utc);
-    let local = |at: Timestamp| zone.rfc3339(at);
-    let ticks = upcoming(&record, n as usize);
-    let ticks = ticks
-        .iter()
-        .map(|tick| LocalTick { tick_at: local(tick.tick_at), due_at: local(tick.due_at) })
-        .collect();
-    Ok(json(StatusCode::OK, &NextTicks { tz: zone.name().to_owned(), ticks }))
+    let timing = record.definition.timing(&record.name);
+    let timing = timing.map_err(|error| Problem::meaningless("invalid", error.to_string()))?;
+    let Some(timing) = timing else {
+        let detail = format!("{} runs on request only, and never ticks by itself", record.name);
+        return Err(Problem::meaningless("never_ticks", detail));
+    };
+    let timing = record.origin.map_or(timing.clone(), |origin| timing.with_origin(origin));
+    let zone = timing.zone().clone();
+    let ticks = match params.from {
+        Some(from) => timing.ticks(from).take(n as usize).collect(),
+        None => upcoming(&record, n as usize),
+    };
+    let local = |tick: &Tick| LocalTick {
+        tick_at: zone.rfc3339(tick.tick_at),
+        due_at: zone.rfc3339(tick.due_at),
+        shift: timing.shift(tick.tick_at).map(ShiftName::from),
+    };
+    let answer = NextTicks {
+        tz: zone.name().to_owned(),
+        words: timing.describe(),
+        reason: ticks.is_empty().then(|| nothing(&record)),
+        ticks: ticks.iter().map(local).collect(),
+    };
+    Ok(json(StatusCode::OK, &answer))
+}
+
+/// Why a schedule has no tick to come.
+fn nothing(record: &ScheduleRecord) -> String {
+    let why = match (&record.status, record.waits_for) {
+        (Status::Active, Some(run)) => format!("counts from the end of run {run}, which lives"),
+        (Status::Active, None) => "has no tick to come".into(),
+        (Status::Paused { .. }, _) => "is paused until it is resumed".into(),
+        (Status::Disabled, _) => "is not enabled".into(),
+        (Status::Invalid { reason }, _) => format!("is invalid: {reason}"),
+        (Status::Exhausted, _) => "has fired for the last time".into(),
+    };
+    format!("{} {why}", record.name)
 }
 
 /// When.
@@ -130,7 +192,7 @@ struct TicksParams {
 
 /// What became of a tick, or of several in a row that fared alike.
 #[derive(Serialize, ToSchema)]
-struct TickResult {
+pub struct TickResult {
     /// The first.
     from: Timestamp,
     /// The last.
@@ -146,7 +208,7 @@ struct TickResult {
 }
 
 impl TickResult {
-    fn skipped(range: SkipRange) -> TickResult {
+    pub fn skipped(range: SkipRange) -> TickResult {
         let reason = range.reason.as_str();
         let decision = if reason == "missed" { Decision::Missed } else { Decision::Skipped };
         TickResult {

@@ -1,0 +1,156 @@
+//! `server.json`: how commands find the server of a store. It lies beside the store's file and holds what lets its owner in,
+//! so it is believed only where nobody else can have written or read it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use belfry_config::StoreUrl;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, Uid};
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::place;
+
+const NAME: &str = "server.json";
+/// It is far shorter.
+const BYTES_MAX: u64 = 16 << 10;
+
+/// What other commands need to talk to a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerFile {
+    /// Where it listens.
+    pub url: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it lets commands of its owner in with, while it lives.
+    pub token: String,
+    /// The store that it serves, without a password.
+    pub store: String,
+}
+
+impl ServerFile {
+    /// Where the file of a store's server is.
+    pub fn path(address: &str, config: &Path) -> PathBuf {
+        let folder = place::state_dir(address, config);
+        folder.parent().unwrap_or(&folder).join(NAME)
+    }
+
+    /// How a store is known: by what cannot be written in two ways, and without a password.
+    pub fn store_of(address: &str) -> String {
+        let path = address.strip_prefix("sqlite:").and_then(|path| std::fs::canonicalize(path).ok());
+        match path {
+            Some(path) => format!("sqlite:{}", path.display()),
+            None => StoreUrl::new(address).to_string(),
+        }
+    }
+
+    /// The server of a store, where there is one that answers. What is left of another is passed over.
+    pub async fn find(address: &str, config: &Path) -> Option<Link> {
+        let told = ServerFile::read(&ServerFile::path(address, config))?;
+        if told.store != ServerFile::store_of(address) || !lives(told.pid) {
+            return None;
+        }
+        let mut link = Link::new(&told.url, Some(told.token)).ok()?;
+        // Of a database there may be any number of nodes.
+        link.process = address.starts_with("sqlite:").then_some(told.pid);
+        link.is_there().await.then_some(link)
+    }
+
+    /// Reads it, where it is ours and nobody else's.
+    fn read(path: &Path) -> Option<ServerFile> {
+        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file = File::options().read(true).custom_flags(flags.bits()).open(path).ok()?;
+        let data = file.metadata().ok()?;
+        let is_private = data.mode() & 0o177 == 0 && data.uid() == Uid::effective().as_raw();
+        if !data.is_file() || !is_private {
+            return None;
+        }
+        let mut text = Vec::new();
+        file.take(BYTES_MAX).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Writes it: whole or not at all, and never readable by others.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        let fresh = path.with_extension(format!("json.{}", self.pid));
+        if let Some(folder) = fresh.parent() {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
+        let _ = std::fs::remove_file(&fresh);
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        serde_json::to_writer(&mut file, self)?;
+        file.write_all(b"\n")?;
+        std::fs::rename(&fresh, path)
+    }
+
+    /// Removes it, where this process has written it.
+    pub fn remove(path: &Path) {
+        if ServerFile::read(path).is_some_and(|told| told.pid == std::process::id()) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Whether a process is there, whoever owns it.
+fn lives(pid: u32) -> bool {
+    match i32::try_from(pid) {
+        Ok(pid @ 1..) => kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn told() -> ServerFile {
+        ServerFile {
+            url: "http://127.0.0.1:7400".into(),
+            pid: std::process::id(),
+            token: "bf_0".into(),
+            store: "sqlite:/x".into(),
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_or_have_written_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        told().write(&path).unwrap();
+        assert_eq!(ServerFile::read(&path), Some(told()));
+        for mode in [0o604, 0o640, 0o620, 0o700, 0o666] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(ServerFile::read(&path), None, "{mode:o}");
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let link = folder.path().join("link.json");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(ServerFile::read(&link), None, "another file's");
+        assert_eq!(ServerFile::read(folder.path()), None, "a folder");
+        if Uid::effective().is_root() {
+            nix::unistd::chown(&path, Some(Uid::from_raw(65_534)), None).unwrap();
+            assert_eq!(ServerFile::read(&path), None, "somebody else's");
+        }
+    }
+
+    #[test]
+    fn a_store_is_known_by_its_file_and_never_by_a_password() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("a")).unwrap();
+        std::fs::write(folder.path().join("a.db"), "").unwrap();
+        let place = folder.path().display();
+        let (plain, turned) = (format!("sqlite:{place}/a.db"), format!("sqlite:{place}/a/../a.db"));
+        assert_eq!(ServerFile::store_of(&plain), ServerFile::store_of(&turned));
+        let (one, other) = ("postgres://ada:one@host/db", "postgres://ada:two@host/db");
+        assert_eq!(ServerFile::store_of(one), ServerFile::store_of(other));
+        assert!(!ServerFile::store_of(one).contains("one"));
+        assert_ne!(ServerFile::store_of(one), ServerFile::store_of("postgres://ada:one@host/other"));
+    }
+}

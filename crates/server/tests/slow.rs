@@ -1,0 +1,201 @@
+//! Peers that take their time: each is cut off at its limit, costs a bounded amount, and keeps nobody else out. The limits are
+//! short here, so that nobody has to wait for them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use belfry::event::{Level, Name};
+use belfry::{Engine, Event};
+use belfry_config::{Host, load_text};
+use belfry_server::{Limits, Server, Told};
+use tokio::runtime::Runtime;
+
+/// What a slow peer gets.
+const SHORT: Duration = Duration::from_millis(400);
+/// Far more than anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a peer that drips waits between two bytes.
+const DRIP: Duration = Duration::from_millis(20);
+
+struct House {
+    runtime: Runtime,
+    engine: Engine,
+    address: SocketAddr,
+    _server: Server,
+}
+
+fn house() -> House {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let nothing = |_: &str| None;
+    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s}\n";
+    let settings = load_text(text, Path::new("belfry.yaml"), &Host::new(&nothing, "UTC")).unwrap().settings;
+    let engine = Engine::builder().build();
+    let (reload, _) = tokio::sync::mpsc::channel(1);
+    let told = Told {
+        engine: engine.clone(),
+        settings,
+        options: belfry::Options::default(),
+        file: "belfry.yaml".into(),
+        reload,
+        env: |_| None,
+        version: "0",
+        limits: Limits {
+            head_within: SHORT,
+            body_within: SHORT,
+            write_within: SHORT,
+            take_within: SHORT,
+            ..Limits::default()
+        },
+    };
+    let server = runtime.block_on(Server::start(told)).unwrap();
+    House { runtime, engine, address: server.address(), _server: server }
+}
+
+impl House {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// What a well-behaved peer is answered.
+    fn get(&self, path: &str) -> String {
+        let mut stream = self.connect();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.address).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Sends a beginning, then one byte at a time until the server has had enough; says what it answered, and after how long.
+    fn drip(&self, beginning: &str) -> (String, Duration) {
+        let mut stream = self.connect();
+        stream.set_read_timeout(Some(DRIP)).unwrap();
+        stream.write_all(beginning.as_bytes()).unwrap();
+        let (began, mut answer, mut piece) = (Instant::now(), Vec::new(), [0; 1024]);
+        while began.elapsed() < PATIENCE {
+            // A peer that was cut off may find that out when it writes.
+            let _ = stream.write_all(b"x");
+            match stream.read(&mut piece) {
+                Ok(0) => break,
+                Ok(read) => answer.extend_from_slice(&piece[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+        (String::from_utf8_lossy(&answer).into_owned(), began.elapsed())
+    }
+}
+
+#[test]
+fn a_head_that_drips_is_cut_off() {
+    let house = house();
+    for beginning in ["", "G", "GET /healthz HTTP/1.1\r\nx: "] {
+        let (answer, took) = house.drip(beginning);
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+        assert!(took >= SHORT / 2 && took < PATIENCE / 2, "{beginning:?} took {took:?}");
+    }
+    assert!(house.get("/healthz").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn a_body_that_drips_is_cut_off() {
+    let house = house();
+    for (path, length) in [
+        ("/api/v1/schedules/a/b/run", "content-length: 100000"),
+        ("/api/v1/schedules/a/b/run", "transfer-encoding: chunked"),
+        ("/api/v1/tokens", "content-length: 100000"),
+    ] {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n{length}\r\n\r\n",
+            house.address
+        );
+        // A chunk that is announced as long, and then comes byte by byte.
+        let beginning = if length.contains("chunked") { format!("{head}10000\r\n") } else { head };
+        let (answer, took) = house.drip(&beginning);
+        assert!(
+            answer.starts_with("HTTP/1.1 408") && answer.contains("too_slow"),
+            "{path} {length}: {answer}"
+        );
+        assert!(took >= SHORT / 2 && took < PATIENCE / 2, "{path} {length} took {took:?}");
+    }
+}
+
+#[test]
+fn connections_that_say_nothing_are_let_go() {
+    let house = house();
+    let idle: Vec<TcpStream> = (0..300).map(|_| house.connect()).collect();
+    for _ in 0..10 {
+        assert!(house.get("/healthz").starts_with("HTTP/1.1 200"), "others come in");
+    }
+    for mut stream in idle {
+        assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0, "it was cut off");
+    }
+}
+
+/// Memory of this process, in bytes.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn readers_of_events_that_never_read_are_left_and_cost_little() {
+    const READERS: usize = 100;
+    const EVENTS: usize = 60_000;
+    let house = house();
+    let listen = |agent: &str| {
+        let mut stream = house.connect();
+        let path = format!("/api/v1/events{agent}");
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
+        let mut reader = BufReader::new(stream);
+        let mut line = String::new();
+        // Its first breath: it listens.
+        while !line.starts_with(": ") {
+            line.clear();
+            assert!(reader.read_line(&mut line).unwrap() > 0);
+        }
+        reader
+    };
+    let readers = || {
+        let text = house.get("/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix("belfry_event_readers "));
+        line.unwrap().parse::<usize>().unwrap()
+    };
+    let deaf: Vec<_> = (0..READERS).map(|_| listen("")).collect();
+    let mut other = listen("?agent=marked");
+    assert_eq!(readers(), READERS + 1);
+    let before = memory();
+    let event = |agent: &str| Event {
+        agent: Some(agent.to_owned()),
+        detail: Some("x".repeat(2000)),
+        ..Event::new(house.engine.now(), Level::Info, Name::RunStarted)
+    };
+    // Some hundred megabytes for each of them.
+    house.runtime.block_on(async {
+        for number in 0..EVENTS {
+            house.engine.tell(event("flood"));
+            if number % 500 == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    });
+    let began = Instant::now();
+    while readers() > 1 {
+        assert!(began.elapsed() < PATIENCE, "{} are still there", readers());
+    }
+    let grown = memory().saturating_sub(before);
+    assert!(grown < 160 << 20, "{} MiB", grown >> 20);
+    house.engine.tell(event("marked"));
+    let mut line = String::new();
+    while !line.contains("\"marked\"") {
+        line.clear();
+        assert!(other.read_line(&mut line).unwrap() > 0, "who reads goes on");
+    }
+    drop(deaf);
+}
