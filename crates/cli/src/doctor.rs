@@ -220,6 +220,12 @@ async fn nodes(reading: &Reading, findings: &mut Findings) -> Result<(), Failure
                 let runs = words::count(active as usize, "run");
                 findings.add("node", Grade::Warn, format!("{who}: its lease lapsed {ago} ago, with {runs}"));
             }
+            NodeStatus::Draining => {
+                let detail = format!(
+                    "{who}: it drains, {active} running; `belfry nodes drain --undo` lets it work again"
+                );
+                findings.add("node", Grade::Warn, detail);
+            }
             NodeStatus::Idle | NodeStatus::Busy => {
                 let detail = format!("{who}: {active} running, lease for {}", words::rough(lease));
                 findings.add("node", Grade::Ok, detail);

@@ -169,7 +169,7 @@ pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
     let store = engine.store();
     let known = store.source_digest(SOURCE).await?;
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
-    let others = reach::serving(&store.nodes().await?, now) > 0;
+    let others = reach::living(&store.nodes().await?, now).next().is_some();
     let stored = store.lane_settings().await?;
     let stored = stored.into_iter().filter_map(|lane| Some((lane.name, lane.file?)));
     if known.as_deref() == Some(&loaded.digest) && stored.eq(lanes_of(loaded)) {

@@ -17,6 +17,8 @@ mod hooks;
 mod hostile;
 #[path = "http/lists.rs"]
 mod lists;
+#[path = "http/nodes.rs"]
+mod nodes;
 #[path = "http/remote.rs"]
 mod remote;
 #[path = "http/schedules.rs"]

@@ -454,6 +454,8 @@ pub enum NodeStatus {
     Idle,
     /// It lives and runs something.
     Busy,
+    /// It lives, lets what it runs end, and takes nothing new.
+    Draining,
     /// Its lease has lapsed.
     Dead,
 }
@@ -464,6 +466,7 @@ impl NodeStatus {
         match self {
             NodeStatus::Idle => "idle",
             NodeStatus::Busy => "busy",
+            NodeStatus::Draining => "draining",
             NodeStatus::Dead => "dead",
         }
     }
@@ -474,7 +477,8 @@ impl Node {
     pub fn of(node: &belfry_store::Node, live: &[RunRecord], now: Timestamp) -> Node {
         let active = live.iter().filter(|run| run.node == Some(node.id)).count();
         let status = match active {
-            _ if node.fenced || node.lease_until <= now => NodeStatus::Dead,
+            _ if !node.is_alive(now) => NodeStatus::Dead,
+            _ if node.draining => NodeStatus::Draining,
             0 => NodeStatus::Idle,
             _ => NodeStatus::Busy,
         };

@@ -24,6 +24,7 @@ use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
+use crate::node::host;
 use crate::session::{UsageOf, to_known_lane};
 use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
@@ -38,6 +39,8 @@ pub enum Status {
     Stopped,
     /// It plans and runs.
     Running,
+    /// It lets what runs end, takes no new work, and stays up: see [`Engine::drain`].
+    Draining,
     /// It lets what runs end.
     Stopping,
 }
@@ -169,6 +172,7 @@ impl Builder {
             self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
         let view = View {
             phase: Phase::Stopped,
+            draining: false,
             counters: crate::driver::Counters::default(),
             running: HashMap::new(),
             overrun: 0,
@@ -264,6 +268,7 @@ impl Engine {
         *inner.started.lock() = Some(started);
         inner.view.send_modify(|view| {
             view.phase = Phase::Running;
+            view.draining = false;
             view.node = node.id;
             view.overrun = 0;
         });
@@ -335,6 +340,7 @@ impl Engine {
             started_at: now,
             lease_until: now.saturating_add(lease).unwrap_or(Timestamp::MAX),
             fenced: false,
+            draining: false,
         };
         let asked_at = std::time::Instant::now();
         self.inner.store.join(&node).await?;
@@ -390,8 +396,10 @@ impl Engine {
 
     /// Where it is in its life.
     pub fn status(&self) -> Status {
-        match self.inner.view.borrow().phase {
+        let view = self.inner.view.borrow();
+        match view.phase {
             Phase::Stopped => Status::Stopped,
+            Phase::Running if view.draining => Status::Draining,
             Phase::Running => Status::Running,
             Phase::Draining { .. } | Phase::Ending { .. } => Status::Stopping,
         }
@@ -466,10 +474,19 @@ impl Engine {
 
     /// Lets the engine look at once whether there is something to do.
     pub async fn hint(&self) {
+        self.message(Message::Input(Input::Hint)).await;
+    }
+
+    /// Reaches the driver, where there is one.
+    pub(crate) async fn message(&self, message: Message) {
         let started = self.inner.started.lock().clone();
         if let Some(started) = started {
-            let _ = started.messages.send(Message::Input(Input::Hint)).await;
+            let _ = started.messages.send(message).await;
         }
+    }
+
+    pub(crate) fn view(&self) -> &watch::Sender<View> {
+        &self.inner.view
     }
 
     /// Waits until nothing runs and there is nothing to do before time passes: for tests with a clock that is moved by hand.
@@ -671,14 +688,6 @@ fn new_id(now: Timestamp) -> Uuid {
     let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
     let nanos = (millis % 1000) as u32 * 1_000_000;
     Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
-}
-
-fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .unwrap_or_else(|| "localhost".into())
 }
 
 /// Wakes the engine when the store says that there may be work.

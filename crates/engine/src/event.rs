@@ -85,6 +85,8 @@ pub enum Name {
     NodeStarted,
     /// A node has left.
     NodeStopped,
+    /// A node takes no new work, or takes it again.
+    NodeDraining,
     /// A node was found gone; its runs were rescued.
     NodeFenced,
     /// Definitions were read and applied.
@@ -137,6 +139,7 @@ impl Name {
         match self {
             Name::NodeStarted => "node_started",
             Name::NodeStopped => "node_stopped",
+            Name::NodeDraining => "node_draining",
             Name::NodeFenced => "node_fenced",
             Name::ConfigLoaded => "config_loaded",
             Name::ConfigRejected => "config_rejected",

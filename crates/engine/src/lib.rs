@@ -17,6 +17,7 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod node;
 mod session;
 mod shell;
 mod standing;
@@ -27,7 +28,7 @@ pub use api::Why;
 pub use backfill::{Backfill, Backfilled, backfill};
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::session::{Mode, Usage};
-pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
+pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
 pub use belfry_store::{
     AnyStore, Error as StoreError, LaneRecord, LaneSettings, RunRecord, ScheduleRecord, SessionDone,
@@ -43,6 +44,7 @@ pub use engine::{
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
+pub use node::{drain, host};
 pub use session::{
     Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
 };

@@ -36,6 +36,7 @@ const TEND_EVERY: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub phase: Phase,
+    pub draining: bool,
     pub counters: crate::driver::Counters,
     pub running: HashMap<String, usize>,
     pub overrun: usize,
@@ -122,6 +123,7 @@ impl Shell {
         }
         self.view.send_modify(|view| {
             view.phase = self.driver.phase();
+            view.draining = self.driver.is_draining();
             view.counters = self.driver.counters();
             view.node = self.driver.node();
             view.running.clear();
@@ -191,20 +193,22 @@ impl Shell {
                 self.answer(async move { Input::Finished(store.finish(now.wall, &finishes).await) });
             }
             Effect::Renew { node, until } => self.renew(node, until),
-            Effect::Join { node, until } => {
-                let node =
-                    Node { id: node, lease_until: until, started_at: now.wall, ..self.template.clone() };
+            Effect::Join { node, until, draining } => {
+                let node = Node {
+                    id: node,
+                    lease_until: until,
+                    started_at: now.wall,
+                    draining,
+                    ..self.template.clone()
+                };
                 self.answer(async move {
                     // Where it cannot join, its first renewal finds out.
                     let _ = store.join(&node).await;
                     Input::Hint
                 });
             }
-            Effect::ReadCancels(node) => {
-                self.answer(async move {
-                    let cancels = store.cancel_marks(node).await;
-                    Input::Cancels(cancels)
-                });
+            Effect::ReadMarks(node) => {
+                self.answer(async move { Input::Marks(store.marks(node).await) });
             }
             Effect::GiveBack(node, runs) => {
                 self.answer(async move {

@@ -151,6 +151,10 @@ impl Shared {
     /// Refuses new work while the node lets its work end.
     pub fn refuse_draining(&self) -> Result<(), Problem> {
         match self.engine.status() {
+            belfry::Status::Draining => {
+                Err(Problem::unavailable("draining", "this node was told to drain: it takes no new work")
+                    .way_out("ask another node, or POST /api/v1/nodes/this/drain with undo"))
+            }
             belfry::Status::Stopping => {
                 Err(Problem::unavailable("draining", "this node is ending: it takes no new work"))
             }

@@ -220,8 +220,12 @@ impl Store for AnyStore {
         each!(self, store => store.renew(node, lease_until).await)
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        each!(self, store => store.cancel_marks(node).await)
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        each!(self, store => store.marks(node).await)
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        each!(self, store => store.drain(now, node, draining).await)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

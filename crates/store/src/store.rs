@@ -202,8 +202,17 @@ pub trait Store: Send + Sync + 'static {
     /// Extends a node's lease, unless it was fenced.
     fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
 
-    /// Runs under a node that are to be ended. Reads only, little enough to be asked each second.
-    fn cancel_marks(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Epoch, Reason)>>> + Send;
+    /// What others want of a node: which of its runs are to be ended, and whether it is to take no new work. Reads only,
+    /// little enough to be asked each second.
+    fn marks(&self, node: NodeId) -> impl Future<Output = Answer<Marks>> + Send;
+
+    /// Marks a node that lives: it is to take no new work, or to take it again. What it has goes on. Crash: marked, or not.
+    fn drain(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        draining: bool,
+    ) -> impl Future<Output = Answer<Drained>> + Send;
 
     /// All nodes that were not fenced.
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;

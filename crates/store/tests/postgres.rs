@@ -61,7 +61,7 @@ async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
 
 #[tokio::test]
 async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
-    use suite::nodes::{drain, hears};
+    use suite::nodes::{drain_hints, hears};
     use suite::world::{World, fleet};
     let Some(url) = pg::fresh_database() else { return };
     let (ours, theirs) = (Postgres::open(&url).await.unwrap(), Postgres::open(&url).await.unwrap());
@@ -72,12 +72,12 @@ async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
     let began = std::time::Instant::now();
     world.apply(&fleet(1)).await;
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
-    drain(&ours).await;
+    drain_hints(&ours).await;
     let began = std::time::Instant::now();
     assert!(world.plan_all().await > 0);
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
-    drain(&ours).await;
-    drain(&theirs).await;
+    drain_hints(&ours).await;
+    drain_hints(&theirs).await;
     let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
     let kill = "select pg_terminate_backend(pid) from pg_stat_activity \

@@ -41,6 +41,7 @@ async fn joined(store: &Postgres) -> NodeId {
         started_at: at(0),
         lease_until: at(1_000),
         fenced: false,
+        draining: false,
     };
     store.join(&node).await.unwrap();
     id

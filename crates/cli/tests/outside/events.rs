@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 24] = [
+const KEYS: [(&str, &str); 25] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
+    ("node_draining", "node state"),
     ("node_fenced", "node count detail"),
     ("config_loaded", "detail"),
     ("config_rejected", "detail"),

@@ -14,8 +14,8 @@ use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
-    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Node, Pruned,
-    Renewed, Rescued, Retention,
+    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Marks, Node,
+    Pruned, Renewed, Rescued, Retention,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -85,8 +85,10 @@ pub enum Input {
         /// The answer.
         renewed: Result<Renewed, Error>,
     },
-    /// Answer to [`Effect::ReadCancels`].
-    Cancels(Result<Vec<(RunId, Epoch, Reason)>, Error>),
+    /// Answer to [`Effect::ReadMarks`].
+    Marks(Result<Marks, Error>),
+    /// It is marked in the store to take no new work, or to take it again.
+    Drain(bool),
     /// Answer to [`Effect::ReadNodes`]. A node is `gone` where its process surely is.
     Nodes(Result<Vec<(Node, bool)>, Error>),
     /// Answer to [`Effect::Fence`].
@@ -152,9 +154,11 @@ pub enum Effect {
         node: NodeId,
         /// The first lease.
         until: Timestamp,
+        /// Whether it takes no new work.
+        draining: bool,
     },
-    /// Read which of our runs are to be cancelled.
-    ReadCancels(NodeId),
+    /// Read what others want of us: which runs to cancel, whether to drain.
+    ReadMarks(NodeId),
     /// Give runs back that were claimed for us and never started.
     GiveBack(NodeId, Vec<(RunId, Epoch)>),
     /// Read the nodes.
@@ -281,6 +285,8 @@ pub struct Driver {
     options: Options,
     node: NodeId,
     phase: Phase,
+    /// It is marked to take no new work; it stays up.
+    draining: bool,
     /// Makes ids: of runs, and of this node should it be fenced.
     new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
     planner: Loop,
@@ -302,7 +308,7 @@ pub struct Driver {
     lease_until: Timestamp,
     lease_good: Duration,
     strays: HashSet<(RunId, Epoch)>,
-    canceller: Loop,
+    marker: Loop,
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
@@ -330,7 +336,9 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);
-const CANCELS_EVERY: Duration = Duration::from_secs(1);
+const MARKS_EVERY: Duration = Duration::from_secs(1);
+/// Where nothing runs and a hint has come.
+const MARKS_SOON: Duration = Duration::from_millis(500);
 
 impl Driver {
     /// A node that has joined with a lease until `lease_until`.
@@ -345,6 +353,7 @@ impl Driver {
         Driver {
             node,
             phase: Phase::Running,
+            draining: false,
             new_id,
             planner: Loop::from(now.mono),
             next_due: None,
@@ -368,7 +377,7 @@ impl Driver {
             lease_until,
             lease_good: now.mono + lease,
             strays: HashSet::new(),
-            canceller: Loop::from(now.mono + CANCELS_EVERY),
+            marker: Loop::from(now.mono + MARKS_EVERY),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
             pruner: Loop::from(now.mono + PRUNE_EVERY),
@@ -390,15 +399,17 @@ impl Driver {
         let serves = self.options.serves && self.options.only.is_none();
         if self.phase == Phase::Running && serves {
             self.lanes_maybe(now);
-            self.plan_maybe(now);
-            self.claim_maybe(now);
+            if !self.draining {
+                self.plan_maybe(now);
+                self.claim_maybe(now);
+            }
             self.reap_maybe(now);
             self.prune_maybe(now);
         } else if self.phase == Phase::Running && self.options.only.is_some() {
             self.claim_maybe(now);
             self.reap_maybe(now);
         }
-        self.cancels_maybe(now);
+        self.marks_maybe(now);
         self.stop_maybe(now);
         std::mem::take(&mut self.effects)
     }
@@ -413,15 +424,16 @@ impl Driver {
         let mut at_most = |time: Duration| wait = wait.min(time);
         let is_guest = self.phase == Phase::Running && self.options.only.is_some();
         let serves = self.phase == Phase::Running && self.options.serves && !is_guest;
+        let works = serves && !self.draining;
         for (each, wanted) in [
-            (self.planner, serves),
-            (self.dispatcher, serves || is_guest),
+            (self.planner, works),
+            (self.dispatcher, works || is_guest),
             (self.lanes, serves),
             (self.reaper, serves || is_guest),
             (self.pruner, serves),
             (self.renewer, true),
             (self.finisher, !self.endings.is_empty()),
-            (self.canceller, !self.tasks.is_empty()),
+            (self.marker, true),
         ] {
             if wanted && !each.busy {
                 at_most(until(each.at));
@@ -430,10 +442,10 @@ impl Driver {
         let from_wall =
             |at: Timestamp| Duration::try_from(at.duration_since(now.wall)).unwrap_or(Duration::ZERO);
         let answers = self.failures == 0;
-        if serves && answers && !self.planner.busy {
+        if works && answers && !self.planner.busy {
             self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
         }
-        if (serves || is_guest) && answers && !self.dispatcher.busy {
+        if (works || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
         match self.phase {
@@ -450,6 +462,11 @@ impl Driver {
     /// Where the node is in its life.
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Whether it is marked to take no new work. One that stops takes none either.
+    pub fn is_draining(&self) -> bool {
+        self.draining
     }
 
     /// What it has done so far.
@@ -480,16 +497,16 @@ impl Driver {
             self.lanes,
             self.finisher,
             self.renewer,
-            self.canceller,
+            self.marker,
             self.reaper,
             self.pruner,
         ];
         let busy = loops.iter().any(|each| each.busy);
         let due = self.next_due.is_some_and(|at| at <= now.wall)
             || self.later.first().is_some_and(|at| *at <= now.wall);
-        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
-            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
-        !busy && !due && !asks && self.endings.is_empty()
+        let wants = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
+        let asks = !self.draining && (due || wants) || self.marker.at <= now.mono;
+        !busy && !asks && self.endings.is_empty()
     }
 
     /// Whether nothing runs either.
@@ -510,7 +527,7 @@ impl Driver {
             Input::Woken => {}
             Input::Hint => {
                 self.planner.wake(now);
-                self.canceller.wake(now);
+                self.marks_soon(now);
                 self.lanes_soon(now);
                 self.claim_wanted = true;
             }
@@ -521,11 +538,11 @@ impl Driver {
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
-            Input::Cancels(cancels) => {
-                self.canceller.rest(now, now.mono + CANCELS_EVERY);
-                if let Some(cancels) = self.answered(now, cancels) {
-                    cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
-                }
+            Input::Marks(marks) => self.marks(now, marks),
+            Input::Drain(draining) => {
+                // What is being read may be older than the mark.
+                self.marker.wake(now);
+                self.drain(now, draining);
             }
             Input::Nodes(nodes) => self.nodes(now, nodes),
             Input::Fenced { node, rescued } => self.fenced(now, node, rescued),

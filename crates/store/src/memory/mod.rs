@@ -345,8 +345,12 @@ impl Store for Memory {
         Ok(self.state.lock().renew(node, lease_until))
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        Ok(self.state.lock().cancel_marks(node))
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        Ok(self.state.lock().marks(node))
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        self.hint.after(Ok(self.state.lock().drain(now, node, draining)), hint::marked)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

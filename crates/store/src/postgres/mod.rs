@@ -461,8 +461,13 @@ impl Store for Postgres {
         transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        look!(self, |tx| node::cancel_marks(&mut tx, node).await)
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        look!(self, |tx| node::marks(&mut tx, node).await)
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        let answer = transact!(self, |tx| node::drain(&mut tx, now, node, draining).await);
+        self.tell(answer, hint::marked).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -645,8 +645,13 @@ impl Store for Sqlite {
         self.read(move |verb| verb.held(node)).await
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        self.read(move |verb| verb.cancel_marks(node)).await
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        self.read(move |verb| verb.marks(node)).await
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        let answer = self.write(move |verb| verb.drain(now, node, draining)).await;
+        self.shared.hint.after(answer, hint::marked)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -194,6 +194,7 @@ async fn join<S: Store>(arena: &Arena<S>) -> NodeId {
         started_at: now(),
         lease_until,
         fenced: false,
+        draining: false,
     };
     arena.store.join(&node).await.unwrap();
     id

@@ -64,6 +64,7 @@ enum Operation {
     GiveBack(usize),
     Join(u128),
     Renew(u128),
+    Drain(u128, bool),
     Fence(u128),
     Pause(usize, Option<i64>),
     Resume(usize, bool),
@@ -80,7 +81,7 @@ enum Operation {
 }
 
 fn operation(random: &mut Random) -> Operation {
-    match random.below(120) {
+    match random.below(122) {
         100..=109 => {
             Operation::Send { chat: random.below(2), session: random.below(2), how: random.below(12) }
         }
@@ -93,6 +94,7 @@ fn operation(random: &mut Random) -> Operation {
             Operation::SetLane(random.below(2), random.chance(80).then_some((limit, queue_limit)))
         }
         119 => Operation::ClearLane(random.below(2)),
+        120..=121 => Operation::Drain(random.below(4) as u128, random.chance(60)),
         0..=14 => Operation::Plan(1 + random.below(20) as u32),
         15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
         17 => Operation::Remove(random.below(NAMES.len())),
@@ -268,9 +270,12 @@ impl<'a, S: Store> Side<'a, S> {
                 String::new()
             }
             Operation::Renew(node) => {
-                let marks = store.cancel_marks(node_id(*node)).await.unwrap();
+                let marks = store.marks(node_id(*node)).await.unwrap();
                 let renewed = store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap();
                 format!("{marks:?} {renewed:?}")
+            }
+            Operation::Drain(node, draining) => {
+                format!("{:?}", store.drain(now, node_id(*node), *draining).await.unwrap())
             }
             Operation::Fence(node) => {
                 let nodes = store.nodes().await.unwrap();

@@ -252,6 +252,7 @@ impl<'a, S: Store> World<'a, S> {
             started_at: self.now,
             lease_until: self.now + SignedDuration::from_secs(30),
             fenced: false,
+            draining: false,
         };
         self.store.join(&node).await.unwrap();
         node.id

@@ -20,3 +20,6 @@ create table audit (
     status integer not null
 );
 create index audit_at on audit (at);
+
+-- A node that is to take no new work.
+alter table nodes add column draining boolean not null default false;

@@ -20,3 +20,6 @@ create table audit (
   status integer not null
 ) strict;
 create index audit_at on audit (at);
+
+-- A node that is to take no new work.
+alter table nodes add column draining integer not null default 0;
