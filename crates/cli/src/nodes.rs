@@ -1,5 +1,7 @@
 //! `belfry nodes`: who runs from this store, and which of them takes new work.
 
+use std::time::Duration;
+
 use belfry::NodeId;
 use belfry::api::{List, Node, NodeStatus};
 use belfry_store::Store;
@@ -15,6 +17,7 @@ use crate::place::Place;
 use crate::reach::{self, Reach, answer};
 use crate::reading::{self, Reading};
 use crate::sheet::{Sheet, column};
+use crate::snapshots::Snapshots;
 use crate::words;
 
 /// List the nodes that run from the store, or let one take no new work
@@ -24,6 +27,7 @@ use crate::words;
   belfry nodes -o json
   belfry nodes drain 0198c0de-7a11-7000-8000-0123456789ab
   belfry nodes drain this --undo
+  belfry nodes snapshots -n 5
 
 A node is dead when its lease has lapsed; its runs go to others as soon as one of them has seen that. One that drains lets what it
 runs end, takes nothing new and stays up; it ends by TERM, as always.")]
@@ -38,6 +42,8 @@ enum Verb {
     Ls,
     /// Let a node take no new work; it notices within a second
     Drain(Drain),
+    /// How nodes and their machines did at each heartbeat, the last first
+    Snapshots(Snapshots),
 }
 
 #[derive(Debug, Args)]
@@ -59,7 +65,7 @@ impl Drain {
                     let path = format!("/api/v1/nodes/{}/drain", encoded(&self.node));
                     client.post(&path, &json!({"undo": self.undo})).await?
                 }
-                None => self.mark(&Reach::open(place).await?).await?,
+                None => self.mark(&Reach::open(place).await?, place.silence_max()).await?,
             };
             let words = match self.undo {
                 true => format!("node {} takes new work again", node.id),
@@ -69,13 +75,14 @@ impl Drain {
         })
     }
 
-    async fn mark(&self, reach: &Reach) -> Result<Node, Failure> {
+    async fn mark(&self, reach: &Reach, silence_max: Duration) -> Result<Node, Failure> {
         let now = reach.now().await?;
         let id = self.id(&reach.store.nodes().await?, now)?;
         belfry::drain(&reach.store, now, id, !self.undo).await?;
         let (nodes, live) = (reach.store.nodes().await?, reach.store.live_runs().await?);
-        let node = nodes.iter().find(|node| node.id == id).map(|node| Node::of(node, &live, now));
-        node.ok_or_else(|| Failure::NotFound(format!("node {id} is gone")))
+        let node = nodes.iter().find(|node| node.id == id);
+        node.map(|node| Node::of(node, &live, now, silence_max))
+            .ok_or_else(|| Failure::NotFound(format!("node {id} is gone")))
     }
 
     fn id(&self, nodes: &[belfry_store::Node], now: Timestamp) -> Result<NodeId, Failure> {
@@ -103,8 +110,10 @@ impl Drain {
 
 impl Nodes {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        if let Some(Verb::Drain(drain)) = &self.verb {
-            return drain.run(place, output);
+        match &self.verb {
+            Some(Verb::Drain(drain)) => return drain.run(place, output),
+            Some(Verb::Snapshots(snapshots)) => return snapshots.run(place, output),
+            None | Some(Verb::Ls) => {}
         }
         let zone = output.zone()?;
         reading::block_on(async {
@@ -114,7 +123,9 @@ impl Nodes {
                     let reading = Reading::open(place).await?;
                     let live = reading.store.live_runs().await?;
                     let nodes = reading.store.nodes().await?;
-                    (nodes.iter().map(|node| Node::of(node, &live, reading.now)).collect(), reading.now)
+                    let silence_max = place.silence_max();
+                    let of = |node| Node::of(node, &live, reading.now, silence_max);
+                    (nodes.iter().map(of).collect(), reading.now)
                 }
             };
             match output.format {

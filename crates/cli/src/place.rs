@@ -1,6 +1,7 @@
 //! Where things are: the configuration file, the store, the state beside it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use belfry_config::{Host, Loaded};
 use belfry_store::AnyStore;
@@ -79,6 +80,17 @@ impl Place {
             return Ok("sqlite:.belfry/belfry.db".into());
         }
         Ok(self.load()?.settings.store.expose().to_owned())
+    }
+
+    /// How long a node that lives may be silent, by the files where they can be read.
+    pub fn silence_max(&self) -> Duration {
+        let engine = self.load().map(|loaded| loaded.settings.engine).ok();
+        let known = engine.map(|engine| belfry::Options {
+            heartbeat: Duration::from_millis(engine.heartbeat_ms),
+            dead_after: engine.dead_after,
+            ..belfry::Options::default()
+        });
+        known.unwrap_or_default().silence_max()
     }
 
     /// Opens the store beside a server, if there is one. A file that is not there is not made.

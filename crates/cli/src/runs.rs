@@ -2,7 +2,7 @@
 
 use belfry::api::Run;
 use belfry_core::RunState;
-use belfry_store::RunFilter;
+use belfry_store::{RunFilter, Store};
 use belfry_time::{Timestamp, Zone};
 use clap::{Args, ValueEnum};
 
@@ -82,7 +82,9 @@ impl Runs {
                     if found.is_empty() {
                         self.check_name(&reading).await?;
                     }
-                    (found.iter().map(Run::of).collect(), reading.now)
+                    let (nodes, now) = (reading.store.nodes().await?, reading.now);
+                    let silence_max = place.silence_max();
+                    (found.iter().map(|run| Run::of(run).seen_by(&nodes, now, silence_max)).collect(), now)
                 }
             };
             match output.format {

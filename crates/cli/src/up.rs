@@ -97,6 +97,7 @@ impl Up {
         let engine = Engine::builder()
             .store(store.clone())
             .options(options(&loaded.settings, &store))
+            .context(|| [("version".to_owned(), env!("CARGO_PKG_VERSION").into())].into_iter().collect())
             .keeper(keeper)
             .state_dir(place::state_dir(&address, file))
             .build();
@@ -371,6 +372,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         poll_interval: ms(poll),
         lease: ms(engine.lease_ms),
         orphan_check: ms(engine.orphan_check_ms),
+        heartbeat: ms(engine.heartbeat_ms),
+        dead_after: engine.dead_after,
         spread: Spread {
             threshold: engine.jitter_threshold as usize,
             longest: SignedDuration::from_millis(engine.max_catch_up_jitter_ms as i64),
@@ -381,6 +384,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
             runs_per_schedule: settings.retention.runs_per_schedule,
             output: settings.retention.output_ms.map(ms),
             skips: settings.retention.skips_ms.map(ms),
+            heartbeats: settings.retention.heartbeats_ms.map(ms),
+            snapshots: settings.retention.snapshots_ms.map(ms),
         },
         ..Options::default()
     }

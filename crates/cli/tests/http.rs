@@ -27,5 +27,7 @@ mod schedules;
 mod scopes;
 #[path = "http/security.rs"]
 mod security;
+#[path = "http/snapshots.rs"]
+mod snapshots;
 #[path = "http/talk.rs"]
 mod talk;

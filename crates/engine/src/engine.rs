@@ -26,7 +26,7 @@ use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
 use crate::node::host;
 use crate::session::{UsageOf, to_known_lane};
-use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
+use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS_MAX: usize = 4096;
@@ -95,6 +95,7 @@ pub struct Builder {
     handlers: HashMap<String, Handler>,
     on_trigger: Option<OnTrigger>,
     usage_of: Option<UsageOf>,
+    context_of: Option<ContextOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: Option<PathBuf>,
@@ -142,6 +143,12 @@ impl Builder {
         self
     }
 
+    /// Says what else is worth knowing of this node; asked at each heartbeat, and kept with the machine's numbers.
+    pub fn context(mut self, tell: impl Fn() -> Map<String, Value> + Send + Sync + 'static) -> Builder {
+        self.context_of = Some(Arc::new(tell));
+        self
+    }
+
     /// A lane with so many slots on this node.
     pub fn lane(mut self, name: impl Into<String>, slots: u32) -> Builder {
         self.options.lanes.insert(name.into(), slots);
@@ -186,6 +193,7 @@ impl Builder {
                 handlers: Arc::new(self.handlers),
                 on_trigger: self.on_trigger,
                 usage_of: self.usage_of,
+                context_of: self.context_of,
                 options: self.options,
                 keeper: self.keeper,
                 state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
@@ -228,6 +236,7 @@ struct Inner {
     handlers: Arc<HashMap<String, Handler>>,
     on_trigger: Option<OnTrigger>,
     usage_of: Option<UsageOf>,
+    context_of: Option<ContextOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: PathBuf,
@@ -288,6 +297,8 @@ impl Engine {
             handlers: inner.handlers.clone(),
             on_trigger: inner.on_trigger.clone(),
             usage_of: inner.usage_of.clone(),
+            context_of: inner.context_of.clone(),
+            ticks: Arc::default(),
             state_dir: inner.state_dir.clone(),
             template: node,
             lease: inner.options.lease,
@@ -341,6 +352,7 @@ impl Engine {
             lease_until: now.saturating_add(lease).unwrap_or(Timestamp::MAX),
             fenced: false,
             draining: false,
+            last_seen_at: now,
         };
         let asked_at = std::time::Instant::now();
         self.inner.store.join(&node).await?;

@@ -9,6 +9,7 @@
 
 mod agent;
 pub mod api;
+mod api_nodes;
 mod api_sessions;
 mod backfill;
 mod clock;
@@ -17,6 +18,7 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod machine;
 mod node;
 mod session;
 mod shell;
@@ -32,7 +34,7 @@ pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, Sched
 pub use belfry_runner::keeper::main_if_asked;
 pub use belfry_store::{
     AnyStore, Error as StoreError, LaneRecord, LaneSettings, RunRecord, ScheduleRecord, SessionDone,
-    SessionVerb,
+    SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};

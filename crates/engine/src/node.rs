@@ -1,7 +1,7 @@
-//! What people ask of nodes: to take no new work.
+//! What people ask of nodes: to take no new work, and how their machines do.
 
 use belfry_core::NodeId;
-use belfry_store::{AnyStore, Drained, Store};
+use belfry_store::{AnyStore, Drained, Page, SnapshotFilter, SnapshotRow, Store, Watch};
 use belfry_time::Timestamp;
 
 use crate::driver::{Input, Phase};
@@ -32,6 +32,16 @@ impl Engine {
     /// Who this is among the nodes of its store, from its start on. A node that was taken for gone comes back as another.
     pub fn node(&self) -> NodeId {
         self.view().borrow().node
+    }
+
+    /// How nodes and their machines did at each heartbeat, the last first, before a number.
+    pub async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        before: Option<i64>,
+        limit: u32,
+    ) -> Result<Page<SnapshotRow, i64>, Error> {
+        Ok(self.store().snapshots(filter, before, limit).await?)
     }
 
     /// Lets a node take no new work, this one or another: it plans and claims nothing, lets what runs end, keeps its lease

@@ -12,14 +12,19 @@ use belfry_core::retry::Outcome;
 use belfry_core::work::Action;
 use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
-use belfry_store::{AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Store, Stream};
+use belfry_store::{
+    AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Snapshot, Store, Stream, Watch,
+};
 use belfry_time::Timestamp;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Effect, Input, Phase};
+use crate::driver::{Beat, Driver, Effect, Input, Phase};
 use crate::event::Event;
 use crate::handler::Handler;
+use crate::machine::{Machine, Ticks};
 use crate::session::UsageOf;
 
 /// Answers and ends that wait to be taken in: one for each effect under way.
@@ -31,6 +36,8 @@ const CHUNK_BYTES: usize = 64 << 10;
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const TEND_EVERY: Duration = Duration::from_secs(3);
+/// Snapshots and nodes that are pruned at once.
+const BEATS_BATCH: u32 = 500;
 
 /// What the engine shows of itself to whoever asks.
 #[derive(Debug, Clone)]
@@ -57,6 +64,8 @@ pub(crate) enum Message {
 }
 
 pub(crate) type OnTrigger = Arc<dyn Fn(&Attempt) + Send + Sync>;
+/// What a program says of itself at each heartbeat.
+pub(crate) type ContextOf = Arc<dyn Fn() -> Map<String, Value> + Send + Sync>;
 
 pub(crate) struct Shell {
     pub store: Arc<AnyStore>,
@@ -67,6 +76,9 @@ pub(crate) struct Shell {
     pub handlers: Arc<HashMap<String, Handler>>,
     pub on_trigger: Option<OnTrigger>,
     pub usage_of: Option<UsageOf>,
+    pub context_of: Option<ContextOf>,
+    /// What the processors had done at the last heartbeat.
+    pub ticks: Arc<Mutex<Option<Ticks>>>,
     pub state_dir: PathBuf,
     pub template: Node,
     pub lease: Duration,
@@ -87,6 +99,9 @@ impl Shell {
                 self.attempts.remove(run);
             }
             let effects = self.driver.step(self.clock.now(), input);
+            // Who is told that it takes work again may bring some at once.
+            let draining = self.driver.is_draining();
+            self.view.send_if_modified(|view| std::mem::replace(&mut view.draining, draining) != draining);
             for effect in effects {
                 self.perform(effect);
             }
@@ -123,7 +138,6 @@ impl Shell {
         }
         self.view.send_modify(|view| {
             view.phase = self.driver.phase();
-            view.draining = self.driver.is_draining();
             view.counters = self.driver.counters();
             view.node = self.driver.node();
             view.running.clear();
@@ -198,6 +212,7 @@ impl Shell {
                     id: node,
                     lease_until: until,
                     started_at: now.wall,
+                    last_seen_at: now.wall,
                     draining,
                     ..self.template.clone()
                 };
@@ -240,8 +255,13 @@ impl Shell {
                     Input::Breaker { agent: name, command, history }
                 });
             }
-            Effect::Prune(retention) => {
-                self.answer(async move { Input::Pruned(store.prune(now.wall, &retention).await) });
+            Effect::Beat(beat) => self.beat(beat),
+            Effect::Prune { retention, snapshots_before, nodes_before } => {
+                self.answer(async move {
+                    // What is left goes the next time.
+                    let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;
+                    Input::Pruned(store.prune(now.wall, &retention).await)
+                });
             }
             Effect::Note(event) => {
                 // Nobody may be listening.
@@ -297,6 +317,31 @@ impl Shell {
                 keeper.renew(asked_at, lease);
             }
             Input::Renewed { asked, renewed }
+        });
+    }
+
+    /// Adds what the machine does to what the node says, and keeps it.
+    fn beat(&self, beat: Beat) {
+        let (store, host) = (self.store.clone(), self.template.host.clone());
+        let (context_of, ticks) = (self.context_of.clone(), self.ticks.clone());
+        self.answer(async move {
+            let machine = Machine::read().await;
+            let before = std::mem::replace(&mut *ticks.lock(), machine.ticks);
+            let snapshot = Snapshot {
+                node: beat.node,
+                at: beat.at,
+                host,
+                cpu_percent: machine.cpu_percent(before),
+                memory_total: machine.memory_total,
+                memory_used: machine.memory_used,
+                load: machine.load,
+                lanes: beat.lanes,
+                runs: beat.runs,
+                sessions: beat.sessions,
+                tmux: machine.tmux,
+                context: context_of.map(|tell| tell()).unwrap_or_default(),
+            };
+            Input::Beaten(store.beat(&snapshot).await)
         });
     }
 

@@ -115,6 +115,7 @@ async fn who_is_not_there_or_dead_cannot_be_drained() {
             lease_until: start(),
             fenced: false,
             draining: false,
+            last_seen_at: start(),
         };
         world.store.join(&dead).await.unwrap();
         let refused = engine.drain(nobody, true).await;

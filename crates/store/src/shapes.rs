@@ -452,6 +452,8 @@ pub struct Node {
     pub fenced: bool,
     /// It is to take no new work.
     pub draining: bool,
+    /// When it was heard of last.
+    pub last_seen_at: Timestamp,
 }
 
 impl Node {

@@ -36,6 +36,13 @@ async fn it_keeps_tokens_and_the_audit() {
 }
 
 #[tokio::test]
+async fn it_keeps_heartbeats_and_snapshots() {
+    if fresh().await.is_some() {
+        suite::watching::all(async || fresh().await.unwrap()).await;
+    }
+}
+
+#[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let seed = suite::seed();
     for round in 0..suite::rounds(5) {

@@ -42,6 +42,7 @@ async fn joined(store: &Postgres) -> NodeId {
         lease_until: at(1_000),
         fenced: false,
         draining: false,
+        last_seen_at: at(0),
     };
     store.join(&node).await.unwrap();
     id

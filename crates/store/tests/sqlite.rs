@@ -33,6 +33,12 @@ async fn it_keeps_tokens_and_the_audit() {
 }
 
 #[tokio::test]
+async fn it_keeps_heartbeats_and_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::watching::all(async || fresh(&folder)).await;
+}
+
+#[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let seed = suite::seed();

@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::event::{Event, Level, Name};
 
+mod beater;
 mod dispatcher;
 mod finisher;
 mod lanes;
@@ -31,6 +32,7 @@ mod others;
 mod planner;
 mod stopping;
 
+pub use beater::Beat;
 pub use options::{GUEST, Keep, Options, default_lanes};
 
 /// What time it is, twice: decisions look at the wall, waiting at the watch that only goes forward.
@@ -107,6 +109,8 @@ pub enum Input {
         /// How it came to stand as it does.
         history: Result<Vec<Transition>, Error>,
     },
+    /// Answer to [`Effect::Beat`].
+    Beaten(Result<bool, Error>),
     /// Answer to [`Effect::Prune`].
     Pruned(Result<Pruned, Error>),
     /// Stop: plan and claim no more, let what runs end within `timeout`, then end it. Said again: at once.
@@ -179,8 +183,17 @@ pub enum Effect {
         /// Of which command.
         command: String,
     },
+    /// Say that this node lives, and what it and its machine do.
+    Beat(Beat),
     /// Remove what is older than its retention.
-    Prune(Retention),
+    Prune {
+        /// Of what has to do with runs.
+        retention: Retention,
+        /// Snapshots that were taken before this.
+        snapshots_before: Option<Timestamp>,
+        /// Nodes that are gone and were not heard of since.
+        nodes_before: Option<Timestamp>,
+    },
     /// Tell what happened.
     Note(Box<Event>),
     /// All has ended.
@@ -309,6 +322,7 @@ pub struct Driver {
     lease_good: Duration,
     strays: HashSet<(RunId, Epoch)>,
     marker: Loop,
+    beater: Loop,
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
@@ -378,6 +392,7 @@ impl Driver {
             lease_good: now.mono + lease,
             strays: HashSet::new(),
             marker: Loop::from(now.mono + MARKS_EVERY),
+            beater: Loop::from(now.mono),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
             pruner: Loop::from(now.mono + PRUNE_EVERY),
@@ -410,6 +425,7 @@ impl Driver {
             self.reap_maybe(now);
         }
         self.marks_maybe(now);
+        self.beat_maybe(now);
         self.stop_maybe(now);
         std::mem::take(&mut self.effects)
     }
@@ -434,6 +450,7 @@ impl Driver {
             (self.renewer, true),
             (self.finisher, !self.endings.is_empty()),
             (self.marker, true),
+            (self.beater, true),
         ] {
             if wanted && !each.busy {
                 at_most(until(each.at));
@@ -547,6 +564,7 @@ impl Driver {
             Input::Nodes(nodes) => self.nodes(now, nodes),
             Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
             Input::Breaker { agent, command, history } => self.breaker(now, agent, command, history),
+            Input::Beaten(kept) => self.beaten(now, kept),
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }

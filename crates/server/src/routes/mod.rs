@@ -15,6 +15,7 @@ mod nodes;
 mod runs;
 mod schedules;
 mod sessions;
+mod snapshots;
 mod ticks;
 mod tokens;
 
@@ -66,6 +67,7 @@ pub fn all() -> Routes {
         .merge(sessions::router())
         .merge(lanes::router())
         .merge(nodes::router())
+        .merge(snapshots::router())
         .merge(tokens::router())
         .merge(events::router())
         .merge(hooks::router())

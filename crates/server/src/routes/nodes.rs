@@ -32,8 +32,9 @@ pub fn router() -> Routes {
     responses((status = 200, description = "All of them", body = List<Node>)))]
 async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
-    let now = shared.now();
-    Ok(json(StatusCode::OK, &List::whole(nodes.iter().map(|node| Node::of(node, &live, now)).collect())))
+    let (now, silence_max) = (shared.now(), shared.options.silence_max());
+    let nodes = nodes.iter().map(|node| Node::of(node, &live, now, silence_max));
+    Ok(json(StatusCode::OK, &List::whole(nodes.collect())))
 }
 
 /// How a node is to drain.
@@ -71,7 +72,8 @@ async fn drain(
     let is_news = shared.engine.drain(node, !body.undo).await?;
     let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
     let found = nodes.iter().find(|each| each.id == node).ok_or_else(none)?;
-    let mut response = json(StatusCode::OK, &Node::of(found, &live, shared.now()));
+    let mut response =
+        json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max()));
     if !is_news {
         response.extensions_mut().insert(Unchanged);
     }

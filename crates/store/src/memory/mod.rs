@@ -16,6 +16,7 @@ mod read;
 mod session;
 mod source;
 mod token;
+mod watch;
 mod why;
 
 pub(crate) use pause::resumed;
@@ -45,6 +46,7 @@ use crate::views::*;
 pub struct Memory {
     state: Mutex<State>,
     doors: Mutex<token::Doors>,
+    snapshots: Mutex<watch::Snapshots>,
     hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,

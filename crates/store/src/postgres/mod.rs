@@ -69,6 +69,7 @@ mod schema;
 mod session;
 mod source;
 mod token;
+mod watch;
 mod why;
 
 use std::collections::HashMap;

@@ -13,11 +13,11 @@ use super::session::{left_behind, lines_of};
 use crate::shapes::*;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
-    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining) \
-               values ($1, $2, $3, $4, $5, $6, $7, $8) \
+    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) \
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
-               lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining";
+               lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, last_seen_at = excluded.last_seen_at";
     let pid = i64::from(node.pid);
     tx.execute(
         sql,
@@ -30,6 +30,7 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
             &node.lease_until,
             &node.fenced,
             &node.draining,
+            &node.last_seen_at,
         ],
     )
     .await?;

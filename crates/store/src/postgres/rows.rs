@@ -172,6 +172,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
         lease_until: get(row, "lease_until")?,
         fenced: get(row, "fenced")?,
         draining: get(row, "draining")?,
+        last_seen_at: get(row, "last_seen_at")?,
     })
 }
 

@@ -22,6 +22,7 @@ mod session;
 mod source;
 mod statements;
 mod token;
+mod watch;
 mod why;
 
 use std::borrow::Cow;

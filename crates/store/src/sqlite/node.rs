@@ -11,7 +11,7 @@ use crate::shapes::*;
 impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
-            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -20,7 +20,8 @@ impl Verb<'_> {
                 micros(node.started_at),
                 micros(node.lease_until),
                 node.fenced,
-                node.draining
+                node.draining,
+                micros(node.last_seen_at)
             ],
         )
         .map(drop)
@@ -102,6 +103,7 @@ impl Verb<'_> {
                 lease_until: instant(row, "lease_until")?,
                 fenced: row.get("fenced")?,
                 draining: row.get("draining")?,
+                last_seen_at: instant(row, "last_seen_at")?,
             };
             Ok((node, row.get::<_, String>("labels")?))
         })?;

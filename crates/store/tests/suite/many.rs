@@ -195,6 +195,7 @@ async fn join<S: Store>(arena: &Arena<S>) -> NodeId {
         lease_until,
         fenced: false,
         draining: false,
+        last_seen_at: now(),
     };
     arena.store.join(&node).await.unwrap();
     id
