@@ -5,6 +5,8 @@
 #[path = "outside/mod.rs"]
 mod support;
 
+#[path = "http/agents.rs"]
+mod agents;
 #[path = "http/client.rs"]
 mod client;
 #[path = "http/document.rs"]

@@ -117,6 +117,12 @@ pub enum Name {
     LaneChanged,
     /// A session was stopped.
     SessionStopped,
+    /// An agent was made, not by a file.
+    AgentCreated,
+    /// An agent was changed, not by a file.
+    AgentUpdated,
+    /// An agent was removed, not by a file.
+    AgentDeleted,
     /// A schedule was made, not by a file.
     ScheduleCreated,
     /// A schedule was changed, not by a file.
@@ -155,6 +161,9 @@ impl Name {
             Name::BreakerChanged => "breaker_changed",
             Name::LaneChanged => "lane_changed",
             Name::SessionStopped => "session_stopped",
+            Name::AgentCreated => "agent_created",
+            Name::AgentUpdated => "agent_updated",
+            Name::AgentDeleted => "agent_deleted",
             Name::ScheduleCreated => "schedule_created",
             Name::ScheduleUpdated => "schedule_updated",
             Name::ScheduleDeleted => "schedule_deleted",

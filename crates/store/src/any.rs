@@ -101,6 +101,14 @@ impl Store for AnyStore {
         each!(self, store => store.remove_schedule(now, schedule).await)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        each!(self, store => store.put_agent(now, agent, whole).await)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        each!(self, store => store.remove_agent(now, agent).await)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         each!(self, store => store.definitions(schedules).await)
     }

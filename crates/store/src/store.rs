@@ -50,6 +50,19 @@ pub trait Store: Send + Sync + 'static {
         schedule: ScheduleId,
     ) -> impl Future<Output = Answer<Removed>> + Send;
 
+    /// Makes an agent of the API what it is here, or makes it new, with its schedules; with `whole` those of the API that are
+    /// not here go. What a file owns is not touched. Crash: the agent with all its schedules, or nothing of it.
+    fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+    ) -> impl Future<Output = Answer<PutAgent>> + Send;
+
+    /// Removes an agent of the API with all its schedules. Their runs that wait end cancelled, those that run go on, history
+    /// stays. Crash: gone with all of that, or as it was.
+    fn remove_agent(&self, now: Timestamp, agent: &str) -> impl Future<Output = Answer<Removed>> + Send;
+
     /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
     fn definitions(
         &self,

@@ -176,7 +176,7 @@ async fn replace(
     let _turn = shared.edits.lock().await;
     let record = shared.store().schedule(&named.full()).await?;
     let definition = read(&shared, &named, &keys, None).await?;
-    preconditions(&headers, record.as_ref())?;
+    preconditions(&headers, record.as_ref().map(tag_of), "schedule")?;
     if let Some(record) = &record {
         refuse_owned(&shared, record)?;
     }
@@ -210,7 +210,7 @@ async fn change(
         true => record.definition.clone(),
         false => read(&shared, &named, &keys, Some(&record.definition)).await?,
     };
-    preconditions(&headers, Some(&record))?;
+    preconditions(&headers, Some(tag_of(&record)), "schedule")?;
     refuse_owned(&shared, &record)?;
     put(&shared, &named, &definition, Some(&record)).await
 }
@@ -241,7 +241,7 @@ async fn remove(
 ) -> Result<Response, Problem> {
     let _turn = shared.edits.lock().await;
     let record = shared.schedule(&named.full()).await?;
-    preconditions(&headers, Some(&record))?;
+    preconditions(&headers, Some(tag_of(&record)), "schedule")?;
     match shared.store().remove_schedule(shared.now(), record.id).await? {
         Removed::Gone { cancelled } => {
             shared.tell(Name::ScheduleDeleted, &named);
@@ -273,19 +273,25 @@ async fn read(
     let parsed =
         parse_schedule(Input::Text(&text), base, &about).map_err(|errors| refusal(&errors, &text))?;
     let definition = parsed.definition;
-    if base.is_none_or(|base| base.timing_key() != definition.timing_key())
-        && let Some(words) = belfry::past_words(&name, &definition, shared.now())
-    {
-        return Err(Problem::meaningless("past", words)
-            .field("at")
-            .way_out("use a later time, or run it now"));
+    if base.is_none_or(|base| base.timing_key() != definition.timing_key()) {
+        refuse_past(shared, &name, &definition)?;
     }
     refuse_written_secrets(&definition)?;
     Ok(definition)
 }
 
+/// A one-shot whose time has passed would never run.
+pub fn refuse_past(shared: &Shared, name: &str, definition: &ScheduleDefinition) -> Result<(), Problem> {
+    match belfry::past_words(name, definition, shared.now()) {
+        Some(words) => {
+            Err(Problem::meaningless("past", words).field("at").way_out("use a later time, or run it now"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// A store holds references to secrets, never secrets.
-fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
+pub fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
     let When::Webhook(webhook) = &definition.when else { return Ok(()) };
     let secrets = ["secret", "secrets"].into_iter().filter_map(|key| webhook.get(key));
     let written = secrets.flat_map(|secret| match secret {
@@ -303,9 +309,10 @@ fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem
     }
 }
 
-fn refusal(errors: &Errors, text: &str) -> Problem {
+/// What is wrong with the keys of a schedule or an agent.
+pub fn refusal(errors: &Errors, text: &str) -> Problem {
     let Some(first) = errors.problems.first() else {
-        return Problem::meaningless("invalid", "the schedule cannot be read");
+        return Problem::meaningless("invalid", "the definition cannot be read");
     };
     let more = match errors.problems.len() {
         1 => String::new(),
@@ -357,6 +364,10 @@ async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Problem>
     }
 }
 
+fn tag_of(record: &ScheduleRecord) -> String {
+    tag(record.revision, &record.definition)
+}
+
 fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem> {
     match record.source.as_str() {
         API => Ok(()),
@@ -398,24 +409,23 @@ async fn put(
     Ok(response.into_response())
 }
 
-/// `If-Match` and `If-None-Match`.
-fn preconditions(headers: &HeaderMap, record: Option<&ScheduleRecord>) -> Result<(), Problem> {
-    let failed = |field: &str, detail: &str| {
+/// `If-Match` and `If-None-Match`, by the tag of what there is.
+pub fn preconditions(headers: &HeaderMap, tag: Option<String>, what: &str) -> Result<(), Problem> {
+    let failed = |field: &str, detail: String| {
         Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
             .field(field)
             .way_out("GET it, and decide anew")
     };
-    let tag = record.map(|record| tag(record.revision, &record.definition));
     let matches = |value: &HeaderValue| {
         let text = value.to_str().unwrap_or_default();
         text.split(',').map(str::trim).any(|one| tag.as_ref().is_some_and(|tag| one == "*" || one == tag))
     };
     let given: Vec<_> = headers.get_all(header::IF_MATCH).iter().collect();
     if !given.is_empty() && !given.into_iter().any(matches) {
-        return Err(failed("If-Match", "the schedule is not what it was"));
+        return Err(failed("If-Match", format!("the {what} is not what it was")));
     }
     if headers.get_all(header::IF_NONE_MATCH).iter().any(matches) {
-        return Err(failed("If-None-Match", "there is a schedule like that already"));
+        return Err(failed("If-None-Match", format!("there is such a {what} already")));
     }
     Ok(())
 }

@@ -213,6 +213,15 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule))), |_| true)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let put = self.change(|state| state.put_agent_by_api(now, agent, whole));
+        self.hint.after(Ok(put), PutAgent::is_news)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent))), |_| true)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let state = self.state.lock();
         Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())

@@ -301,6 +301,17 @@ impl Store for Postgres {
         self.tell(answer, |_| true).await
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let specs = source::compile_all(std::slice::from_ref(agent));
+        let answer = transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole).await);
+        self.tell(answer, PutAgent::is_news).await
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        let answer = transact!(self, |tx| self.remove_agent_by_api(&mut tx, now, agent).await);
+        self.tell(answer, |_| true).await
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         if schedules.is_empty() {
             return Ok(Vec::new());

@@ -487,6 +487,18 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |_| true)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let agent = agent.clone();
+        let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole)).await;
+        self.shared.hint.after(answer, PutAgent::is_news)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        let agent = agent.to_owned();
+        let answer = self.write(move |verb| verb.remove_agent_by_api(now, &agent)).await;
+        self.shared.hint.after(answer, |_| true)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let schedules = schedules.to_vec();
         self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
