@@ -260,7 +260,7 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
         "a/t" => ("a/t", ("s", every("2h"))),
         _ => ("a/s", ("t", every("1h"))),
     };
-    let less = agent("a", wide.definition.clone(), &[rest.clone()]);
+    let less = agent("a", wide.definition.clone(), std::slice::from_ref(&rest));
     assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Changed);
     assert!(store.schedule(gone).await.unwrap().is_none());
     assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Unchanged);

@@ -342,8 +342,8 @@ impl<'a, S: Store> Side<'a, S> {
                 None => "none".into(),
             },
             Operation::PutAgent { whose, variant, whole } => {
-                let mut definition = AgentDefinition::default();
-                definition.max_concurrent = [Some(1), Some(2), None][variant % 3];
+                let max_concurrent = [Some(1), Some(2), None][variant % 3];
+                let definition = AgentDefinition { max_concurrent, ..AgentDefinition::default() };
                 let schedules = [("one", every("1m")), ("two", cron("*/2 * * * *")), ("one", every("45s"))];
                 let put = agent(MADE[*whose], definition, &schedules[*variant % 2..][..1 + variant / 6]);
                 let put = store.put_agent(now, &put, *whole).await.unwrap();
