@@ -174,7 +174,7 @@ async fn look(
     {
         findings.add("server", Grade::Ok, format!("process {pid} serves the file"));
     }
-    nodes(&reading, findings).await?;
+    nodes(&reading, loaded, findings).await?;
     skew(&reading, loaded, findings).await?;
     schedules(&reading, findings).await
 }
@@ -206,20 +206,35 @@ fn size(stats: &Stats, findings: &mut Findings) {
     findings.add("size", grade, format!("{}{beside}", size_words(bytes)));
 }
 
-async fn nodes(reading: &Reading, findings: &mut Findings) -> Result<(), Failure> {
+async fn nodes(reading: &Reading, loaded: Option<&Loaded>, findings: &mut Findings) -> Result<(), Failure> {
+    let options = loaded.map(|loaded| crate::up::options(&loaded.settings, &reading.store));
+    let silence_max = options.unwrap_or_default().silence_max();
     let live = reading.store.live_runs().await?;
     let nodes = reading.store.nodes().await?;
     if nodes.is_empty() {
         findings.add("nodes", Grade::Warn, "no node is running; `belfry up` starts one");
     }
-    for node in nodes.iter().map(|node| Node::of(node, &live, reading.now)) {
+    for node in nodes.iter().map(|node| Node::of(node, &live, reading.now, silence_max)) {
         let lease = node.lease_until.duration_since(reading.now);
         let (who, active) = (format!("{} on {} (process {})", node.id, node.host, node.pid), node.active);
         match node.status {
             NodeStatus::Dead => {
                 let ago = words::rough(-lease);
                 let runs = words::count(active as usize, "run");
-                findings.add("node", Grade::Warn, format!("{who}: its lease lapsed {ago} ago, with {runs}"));
+                findings.add(
+                    "node",
+                    Grade::Warn,
+                    match lease.is_positive() {
+                        true => format!("{who}: it is silent, with {runs}"),
+                        false => format!("{who}: its lease lapsed {ago} ago, with {runs}"),
+                    },
+                );
+            }
+            NodeStatus::Draining => {
+                let detail = format!(
+                    "{who}: it drains, {active} running; `belfry nodes drain --undo` lets it work again"
+                );
+                findings.add("node", Grade::Warn, detail);
             }
             NodeStatus::Idle | NodeStatus::Busy => {
                 let detail = format!("{who}: {active} running, lease for {}", words::rough(lease));

@@ -40,6 +40,7 @@ mod sessions;
 mod set;
 mod sheet;
 mod show;
+mod snapshots;
 mod stop;
 mod tame;
 mod timing;

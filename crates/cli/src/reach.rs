@@ -69,10 +69,15 @@ pub async fn apply_if_changed(reach: &Reach) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many nodes plan and run: guests do neither for others.
-pub fn serving(nodes: &[Node], now: Timestamp) -> usize {
+/// Nodes that live and are there for others: guests are not.
+pub fn living(nodes: &[Node], now: Timestamp) -> impl Iterator<Item = &Node> {
     let is_guest = |node: &Node| node.labels.iter().any(|label| label == GUEST);
-    nodes.iter().filter(|node| node.lease_until > now && !is_guest(node)).count()
+    nodes.iter().filter(move |node| node.is_alive(now) && !is_guest(node))
+}
+
+/// How many nodes plan and run.
+fn serving(nodes: &[Node], now: Timestamp) -> usize {
+    living(nodes, now).filter(|node| !node.draining).count()
 }
 
 /// What time it is for a store.

@@ -97,6 +97,7 @@ impl Up {
         let engine = Engine::builder()
             .store(store.clone())
             .options(options(&loaded.settings, &store))
+            .context(|| [("version".to_owned(), env!("CARGO_PKG_VERSION").into())].into_iter().collect())
             .keeper(keeper)
             .state_dir(place::state_dir(&address, file))
             .build();
@@ -168,7 +169,7 @@ pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
     let store = engine.store();
     let known = store.source_digest(SOURCE).await?;
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
-    let others = reach::serving(&store.nodes().await?, now) > 0;
+    let others = reach::living(&store.nodes().await?, now).next().is_some();
     let stored = store.lane_settings().await?;
     let stored = stored.into_iter().filter_map(|lane| Some((lane.name, lane.file?)));
     if known.as_deref() == Some(&loaded.digest) && stored.eq(lanes_of(loaded)) {
@@ -370,6 +371,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         poll_interval: ms(poll),
         lease: ms(engine.lease_ms),
         orphan_check: ms(engine.orphan_check_ms),
+        heartbeat: ms(engine.heartbeat_ms),
+        dead_after: engine.dead_after,
         spread: Spread {
             threshold: engine.jitter_threshold as usize,
             longest: SignedDuration::from_millis(engine.max_catch_up_jitter_ms as i64),
@@ -380,6 +383,8 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
             runs_per_schedule: settings.retention.runs_per_schedule,
             output: settings.retention.output_ms.map(ms),
             skips: settings.retention.skips_ms.map(ms),
+            heartbeats: settings.retention.heartbeats_ms.map(ms),
+            snapshots: settings.retention.snapshots_ms.map(ms),
         },
         ..Options::default()
     }

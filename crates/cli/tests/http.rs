@@ -5,6 +5,8 @@
 #[path = "outside/mod.rs"]
 mod support;
 
+#[path = "http/agents.rs"]
+mod agents;
 #[path = "http/audit.rs"]
 mod audit;
 #[path = "http/client.rs"]
@@ -25,6 +27,8 @@ mod hooks;
 mod hostile;
 #[path = "http/lists.rs"]
 mod lists;
+#[path = "http/nodes.rs"]
+mod nodes;
 #[path = "http/remote.rs"]
 mod remote;
 #[path = "http/schedules.rs"]
@@ -33,5 +37,7 @@ mod schedules;
 mod scopes;
 #[path = "http/security.rs"]
 mod security;
+#[path = "http/snapshots.rs"]
+mod snapshots;
 #[path = "http/talk.rs"]
 mod talk;

@@ -260,7 +260,7 @@ agents:
     guest.signal(Signal::SIGINT);
     // The mark is there once the first one was heard.
     let told =
-        || site.store(async |store| store.cancel_marks(store.nodes().await.unwrap()[0].id).await.unwrap());
+        || site.store(async |store| store.marks(store.nodes().await.unwrap()[0].id).await.unwrap().cancels);
     while told().is_empty() {
         std::thread::yield_now();
     }

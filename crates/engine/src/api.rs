@@ -3,6 +3,7 @@
 //! Instants are RFC 3339, durations end in `_ms`, lists are [`List`]. Nothing is decided here.
 
 pub use crate::about::About;
+pub use crate::api_nodes::{Heartbeat, HeartbeatStatus, Node, NodeStatus, Snapshot};
 pub use crate::api_sessions::{Lane, Session};
 
 use belfry_core::check::Status;
@@ -334,6 +335,8 @@ pub struct Run {
     pub finished_at: Option<Timestamp>,
     /// How long its last attempt took.
     pub took_ms: Option<u64>,
+    /// While it runs: when its node was heard of last.
+    pub heartbeat: Option<Heartbeat>,
 }
 
 impl Run {
@@ -366,6 +369,7 @@ impl Run {
             started_at: record.started_at,
             finished_at: record.finished_at,
             took_ms: took,
+            heartbeat: None,
         }
     }
 
@@ -416,80 +420,6 @@ pub struct Check {
 impl From<belfry_core::check::Check> for Check {
     fn from(check: belfry_core::check::Check) -> Check {
         Check { check: check.check.into(), ok: check.ok, detail: check.detail }
-    }
-}
-
-/// A node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Node {
-    /// Random for each start.
-    pub id: NodeId,
-    /// Where.
-    pub host: String,
-    /// Its process.
-    pub pid: u32,
-    /// Its version, where it is known.
-    pub version: Option<String>,
-    /// Its labels.
-    pub labels: Vec<String>,
-    /// What it does, by its lease and its runs.
-    pub status: NodeStatus,
-    /// When it started.
-    pub started_at: Timestamp,
-    /// When it was heard of last, where it is known.
-    pub last_seen_at: Option<Timestamp>,
-    /// Until when its claims hold.
-    pub lease_until: Timestamp,
-    /// How many runs it has.
-    pub active: u32,
-}
-
-/// What a node does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum NodeStatus {
-    /// It lives and has nothing to do.
-    Idle,
-    /// It lives and runs something.
-    Busy,
-    /// Its lease has lapsed.
-    Dead,
-}
-
-impl NodeStatus {
-    /// As it stands in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            NodeStatus::Idle => "idle",
-            NodeStatus::Busy => "busy",
-            NodeStatus::Dead => "dead",
-        }
-    }
-}
-
-impl Node {
-    /// A node with the runs that are live, at an instant.
-    pub fn of(node: &belfry_store::Node, live: &[RunRecord], now: Timestamp) -> Node {
-        let active = live.iter().filter(|run| run.node == Some(node.id)).count();
-        let status = match active {
-            _ if node.fenced || node.lease_until <= now => NodeStatus::Dead,
-            0 => NodeStatus::Idle,
-            _ => NodeStatus::Busy,
-        };
-        Node {
-            id: node.id,
-            host: node.host.clone(),
-            pid: node.pid,
-            version: None,
-            labels: node.labels.clone(),
-            status,
-            started_at: node.started_at,
-            last_seen_at: None,
-            lease_until: node.lease_until,
-            active: active as u32,
-        }
     }
 }
 

@@ -11,7 +11,8 @@ use belfry_core::session::Usage;
 use belfry_core::{AgentSpec, NodeId, RunId};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
-    AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, RunRecord, ScheduleRecord, Store,
+    AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, PutAgent, Removed, RunRecord, ScheduleRecord,
+    Store,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -24,9 +25,10 @@ use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
+use crate::node::host;
 use crate::relay::{Relay, Teller};
 use crate::session::{UsageOf, to_known_lane};
-use crate::shell::{MESSAGES_MAX, Message, OnTrigger, Shell, View};
+use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS_MAX: usize = 4096;
@@ -39,6 +41,8 @@ pub enum Status {
     Stopped,
     /// It plans and runs.
     Running,
+    /// It lets what runs end, takes no new work, and stays up: see [`Engine::drain`].
+    Draining,
     /// It lets what runs end.
     Stopping,
 }
@@ -93,6 +97,7 @@ pub struct Builder {
     handlers: HashMap<String, Handler>,
     on_trigger: Option<OnTrigger>,
     usage_of: Option<UsageOf>,
+    context_of: Option<ContextOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: Option<PathBuf>,
@@ -140,6 +145,12 @@ impl Builder {
         self
     }
 
+    /// Says what else is worth knowing of this node; asked at each heartbeat, and kept with the machine's numbers.
+    pub fn context(mut self, tell: impl Fn() -> Map<String, Value> + Send + Sync + 'static) -> Builder {
+        self.context_of = Some(Arc::new(tell));
+        self
+    }
+
     /// A lane with so many slots on this node.
     pub fn lane(mut self, name: impl Into<String>, slots: u32) -> Builder {
         self.options.lanes.insert(name.into(), slots);
@@ -170,6 +181,7 @@ impl Builder {
             self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
         let view = View {
             phase: Phase::Stopped,
+            draining: false,
             counters: crate::driver::Counters::default(),
             running: HashMap::new(),
             overrun: 0,
@@ -183,6 +195,7 @@ impl Builder {
                 handlers: Arc::new(self.handlers),
                 on_trigger: self.on_trigger,
                 usage_of: self.usage_of,
+                context_of: self.context_of,
                 options: self.options,
                 keeper: self.keeper,
                 state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
@@ -227,6 +240,7 @@ struct Inner {
     handlers: Arc<HashMap<String, Handler>>,
     on_trigger: Option<OnTrigger>,
     usage_of: Option<UsageOf>,
+    context_of: Option<ContextOf>,
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: PathBuf,
@@ -269,6 +283,7 @@ impl Engine {
         *inner.started.lock() = Some(started);
         inner.view.send_modify(|view| {
             view.phase = Phase::Running;
+            view.draining = false;
             view.node = node.id;
             view.overrun = 0;
         });
@@ -293,6 +308,8 @@ impl Engine {
             handlers: inner.handlers.clone(),
             on_trigger: inner.on_trigger.clone(),
             usage_of: inner.usage_of.clone(),
+            context_of: inner.context_of.clone(),
+            ticks: Arc::default(),
             state_dir: inner.state_dir.clone(),
             template: node,
             lease: inner.options.lease,
@@ -345,6 +362,8 @@ impl Engine {
             started_at: now,
             lease_until: now.saturating_add(lease).unwrap_or(Timestamp::MAX),
             fenced: false,
+            draining: false,
+            last_seen_at: now,
         };
         let asked_at = std::time::Instant::now();
         self.inner.store.join(&node).await?;
@@ -404,8 +423,10 @@ impl Engine {
 
     /// Where it is in its life.
     pub fn status(&self) -> Status {
-        match self.inner.view.borrow().phase {
+        let view = self.inner.view.borrow();
+        match view.phase {
             Phase::Stopped => Status::Stopped,
+            Phase::Running if view.draining => Status::Draining,
             Phase::Running => Status::Running,
             Phase::Draining { .. } | Phase::Ending { .. } => Status::Stopping,
         }
@@ -430,11 +451,6 @@ impl Engine {
     /// How many attempts run here.
     pub fn running_total(&self) -> usize {
         self.inner.view.borrow().running.values().sum()
-    }
-
-    /// Who it is among the nodes, while it is started.
-    pub fn node(&self) -> NodeId {
-        self.inner.view.borrow().node
     }
 
     /// By which it is known among those who tell each other what happens.
@@ -482,6 +498,21 @@ impl Engine {
         Ok(applied)
     }
 
+    /// Makes an agent that no file owns what it is here, or makes it new, with its schedules; with `whole` those of it that are
+    /// not here go, apart from what another source owns.
+    pub async fn put_agent(&self, agent: &AgentSpec, whole: bool) -> Result<PutAgent, Error> {
+        let put = self.inner.store.put_agent(self.store_now().await?, agent, whole).await?;
+        self.hint().await;
+        Ok(put)
+    }
+
+    /// Removes an agent that no file owns, with its schedules. Their runs that wait end cancelled, those that run go on.
+    pub async fn remove_agent(&self, agent: &str) -> Result<Removed, Error> {
+        let removed = self.inner.store.remove_agent(self.store_now().await?, agent).await?;
+        self.hint().await;
+        Ok(removed)
+    }
+
     /// Tells listeners what happened outside the engine.
     pub fn tell(&self, event: Event) {
         // Nobody may be listening.
@@ -490,10 +521,19 @@ impl Engine {
 
     /// Lets the engine look at once whether there is something to do.
     pub async fn hint(&self) {
+        self.message(Message::Input(Input::Hint)).await;
+    }
+
+    /// Reaches the driver, where there is one.
+    pub(crate) async fn message(&self, message: Message) {
         let started = self.inner.started.lock().clone();
         if let Some(started) = started {
-            let _ = started.messages.send(Message::Input(Input::Hint)).await;
+            let _ = started.messages.send(message).await;
         }
+    }
+
+    pub(crate) fn view(&self) -> &watch::Sender<View> {
+        &self.inner.view
     }
 
     /// Waits until nothing runs and there is nothing to do before time passes: for tests with a clock that is moved by hand.
@@ -695,15 +735,6 @@ fn new_id(now: Timestamp) -> Uuid {
     let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
     let nanos = (millis % 1000) as u32 * 1_000_000;
     Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
-}
-
-/// The name of this host.
-pub fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .unwrap_or_else(|| "localhost".into())
 }
 
 /// Wakes the engine when the store says that there may be work.

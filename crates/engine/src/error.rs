@@ -72,8 +72,8 @@ pub enum Error {
         /// Which run.
         run: belfry_core::RunId,
     },
-    /// The engine is stopping and takes no new work.
-    #[error("this node is stopping and takes no new work; send it again when it is back, or to another node")]
+    /// The engine drains or stops, and takes no new work.
+    #[error("this node is draining and takes no new work; send it again when it is back, or to another node")]
     Draining,
     /// The target is not, or not only, one chat schedule.
     #[error("{detail}")]
@@ -82,6 +82,18 @@ pub enum Error {
         name: String,
         /// What is wrong with it, and the way out.
         detail: String,
+    },
+    /// The node cannot be told anything: its lease has lapsed.
+    #[error("node {node} is dead: its lease has lapsed, and its runs go to others")]
+    NodeDead {
+        /// Which.
+        node: belfry_core::NodeId,
+    },
+    /// There is no such node.
+    #[error("there is no node {node}")]
+    NoNode {
+        /// What was asked for.
+        node: belfry_core::NodeId,
     },
     /// There is no such schedule.
     #[error("there is no schedule {name}")]
@@ -136,7 +148,8 @@ impl Error {
             Error::Stale { .. } => "stale",
             Error::LaneCleared { .. } => "lane_cleared",
             Error::Draining => "draining",
-            Error::NoChat { .. } | Error::NotFound { .. } => "not_found",
+            Error::NodeDead { .. } => "node_dead",
+            Error::NoChat { .. } | Error::NotFound { .. } | Error::NoNode { .. } => "not_found",
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",
             Error::Store(_) => "store",

@@ -85,6 +85,8 @@ pub enum Name {
     NodeStarted,
     /// A node has left.
     NodeStopped,
+    /// A node takes no new work, or takes it again.
+    NodeDraining,
     /// A node was found gone; its runs were rescued.
     NodeFenced,
     /// Definitions were read and applied.
@@ -115,6 +117,12 @@ pub enum Name {
     LaneChanged,
     /// A session was stopped.
     SessionStopped,
+    /// An agent was made, not by a file.
+    AgentCreated,
+    /// An agent was changed, not by a file.
+    AgentUpdated,
+    /// An agent was removed, not by a file.
+    AgentDeleted,
     /// A schedule was made, not by a file.
     ScheduleCreated,
     /// A schedule was changed, not by a file.
@@ -137,6 +145,7 @@ impl Name {
         match self {
             Name::NodeStarted => "node_started",
             Name::NodeStopped => "node_stopped",
+            Name::NodeDraining => "node_draining",
             Name::NodeFenced => "node_fenced",
             Name::ConfigLoaded => "config_loaded",
             Name::ConfigRejected => "config_rejected",
@@ -152,6 +161,9 @@ impl Name {
             Name::BreakerChanged => "breaker_changed",
             Name::LaneChanged => "lane_changed",
             Name::SessionStopped => "session_stopped",
+            Name::AgentCreated => "agent_created",
+            Name::AgentUpdated => "agent_updated",
+            Name::AgentDeleted => "agent_deleted",
             Name::ScheduleCreated => "schedule_created",
             Name::ScheduleUpdated => "schedule_updated",
             Name::ScheduleDeleted => "schedule_deleted",

@@ -10,6 +10,7 @@
 mod about;
 mod agent;
 pub mod api;
+mod api_nodes;
 mod api_sessions;
 mod backfill;
 mod clock;
@@ -18,6 +19,8 @@ mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod machine;
+mod node;
 mod relay;
 mod session;
 mod shell;
@@ -29,22 +32,23 @@ pub use api::Why;
 pub use backfill::{Backfill, Backfilled, backfill};
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::session::{Mode, Usage};
-pub use belfry_core::{AgentDefinition, AgentSpec, RunId, RunState, ScheduleDefinition};
+pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
 pub use belfry_store::{
-    AnyStore, Error as StoreError, LaneRecord, LaneSettings, RunRecord, ScheduleRecord, SessionDone,
-    SessionVerb,
+    AnyStore, Error as StoreError, LaneRecord, LaneSettings, PutAgent, Removed, RunRecord, ScheduleRecord,
+    SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};
 pub use driver::{GUEST, Options, default_lanes};
 pub use engine::{
-    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, host, new_run_id, prepare,
+    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,
     request_run,
 };
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
+pub use node::{drain, host};
 pub use session::{
     Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
 };

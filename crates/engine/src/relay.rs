@@ -173,6 +173,7 @@ mod tests {
     #[test]
     fn what_is_too_much_is_dropped_and_counted() {
         let view = View {
+            draining: false,
             phase: crate::driver::Phase::Running,
             counters: crate::driver::Counters::default(),
             running: Default::default(),

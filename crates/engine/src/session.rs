@@ -426,10 +426,10 @@ impl Engine {
         }
     }
 
-    /// New work is for others while this node stops.
+    /// New work is for others while this node drains or stops.
     pub(crate) fn refuse_while_draining(&self) -> Result<(), Error> {
         match self.status() {
-            Status::Stopping => Err(Error::Draining),
+            Status::Draining | Status::Stopping => Err(Error::Draining),
             Status::Running | Status::Stopped => Ok(()),
         }
     }

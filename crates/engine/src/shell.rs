@@ -12,14 +12,19 @@ use belfry_core::retry::Outcome;
 use belfry_core::work::Action;
 use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
-use belfry_store::{AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Store, Stream};
+use belfry_store::{
+    AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Snapshot, Store, Stream, Watch,
+};
 use belfry_time::Timestamp;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::driver::{Driver, Effect, Input, Phase};
+use crate::driver::{Beat, Driver, Effect, Input, Phase};
 use crate::event::Event;
 use crate::handler::Handler;
+use crate::machine::{Machine, Ticks};
 use crate::session::UsageOf;
 
 /// Answers and ends that wait to be taken in: one for each effect under way.
@@ -31,11 +36,14 @@ const CHUNK_BYTES: usize = 64 << 10;
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const TEND_EVERY: Duration = Duration::from_secs(3);
+/// Snapshots and nodes that are pruned at once.
+const BEATS_BATCH: u32 = 500;
 
 /// What the engine shows of itself to whoever asks.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     pub phase: Phase,
+    pub draining: bool,
     pub counters: crate::driver::Counters,
     pub running: HashMap<String, usize>,
     pub overrun: usize,
@@ -56,6 +64,8 @@ pub(crate) enum Message {
 }
 
 pub(crate) type OnTrigger = Arc<dyn Fn(&Attempt) + Send + Sync>;
+/// What a program says of itself at each heartbeat.
+pub(crate) type ContextOf = Arc<dyn Fn() -> Map<String, Value> + Send + Sync>;
 
 pub(crate) struct Shell {
     pub store: Arc<AnyStore>,
@@ -66,6 +76,9 @@ pub(crate) struct Shell {
     pub handlers: Arc<HashMap<String, Handler>>,
     pub on_trigger: Option<OnTrigger>,
     pub usage_of: Option<UsageOf>,
+    pub context_of: Option<ContextOf>,
+    /// What the processors had done at the last heartbeat.
+    pub ticks: Arc<Mutex<Option<Ticks>>>,
     pub state_dir: PathBuf,
     pub template: Node,
     pub lease: Duration,
@@ -86,6 +99,9 @@ impl Shell {
                 self.attempts.remove(run);
             }
             let effects = self.driver.step(self.clock.now(), input);
+            // Who is told that it takes work again may bring some at once.
+            let draining = self.driver.is_draining();
+            self.view.send_if_modified(|view| std::mem::replace(&mut view.draining, draining) != draining);
             for effect in effects {
                 self.perform(effect);
             }
@@ -198,20 +214,23 @@ impl Shell {
                 self.answer(async move { Input::Finished(store.finish(now.wall, &finishes).await) });
             }
             Effect::Renew { node, until } => self.renew(node, until),
-            Effect::Join { node, until } => {
-                let node =
-                    Node { id: node, lease_until: until, started_at: now.wall, ..self.template.clone() };
+            Effect::Join { node, until, draining } => {
+                let node = Node {
+                    id: node,
+                    lease_until: until,
+                    started_at: now.wall,
+                    last_seen_at: now.wall,
+                    draining,
+                    ..self.template.clone()
+                };
                 self.answer(async move {
                     // Where it cannot join, its first renewal finds out.
                     let _ = store.join(&node).await;
                     Input::Hint
                 });
             }
-            Effect::ReadCancels(node) => {
-                self.answer(async move {
-                    let cancels = store.cancel_marks(node).await;
-                    Input::Cancels(cancels)
-                });
+            Effect::ReadMarks(node) => {
+                self.answer(async move { Input::Marks(store.marks(node).await) });
             }
             Effect::GiveBack(node, runs) => {
                 self.answer(async move {
@@ -243,8 +262,13 @@ impl Shell {
                     Input::Breaker { agent: name, command, history }
                 });
             }
-            Effect::Prune(retention) => {
-                self.answer(async move { Input::Pruned(store.prune(now.wall, &retention).await) });
+            Effect::Beat(beat) => self.beat(beat),
+            Effect::Prune { retention, snapshots_before, nodes_before } => {
+                self.answer(async move {
+                    // What is left goes the next time.
+                    let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;
+                    Input::Pruned(store.prune(now.wall, &retention).await)
+                });
             }
             Effect::Note(event) => {
                 // Nobody may be listening.
@@ -300,6 +324,31 @@ impl Shell {
                 keeper.renew(asked_at, lease);
             }
             Input::Renewed { asked, renewed }
+        });
+    }
+
+    /// Adds what the machine does to what the node says, and keeps it.
+    fn beat(&self, beat: Beat) {
+        let (store, host) = (self.store.clone(), self.template.host.clone());
+        let (context_of, ticks) = (self.context_of.clone(), self.ticks.clone());
+        self.answer(async move {
+            let machine = Machine::read().await;
+            let before = std::mem::replace(&mut *ticks.lock(), machine.ticks);
+            let snapshot = Snapshot {
+                node: beat.node,
+                at: beat.at,
+                host,
+                cpu_percent: machine.cpu_percent(before),
+                memory_total: machine.memory_total,
+                memory_used: machine.memory_used,
+                load: machine.load,
+                lanes: beat.lanes,
+                runs: beat.runs,
+                sessions: beat.sessions,
+                tmux: machine.tmux,
+                context: context_of.map(|tell| tell()).unwrap_or_default(),
+            };
+            Input::Beaten(store.beat(&snapshot).await)
         });
     }
 

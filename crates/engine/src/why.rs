@@ -167,7 +167,7 @@ impl Known {
         let mut nodes = store.nodes().await?;
         // A guest is there for one run alone.
         let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
-        nodes.retain(|node| !node.fenced && node.lease_until > now && !is_guest(node));
+        nodes.retain(|node| node.is_alive(now) && !node.draining && !is_guest(node));
         let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
         let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
         let settings = store.lanes(now).await?.into_iter().find(|known| known.name == lane);
@@ -248,7 +248,7 @@ impl Known {
         let needs = &self.agent.needs;
         let able = self.nodes.iter().filter(|node| needs.iter().all(|label| node.labels.contains(label)));
         match (self.nodes.len(), able.count()) {
-            (0, _) => Err("no node is running; `belfry up` starts one".into()),
+            (0, _) => Err("no node takes work; `belfry up` starts one, `belfry nodes` lists them".into()),
             (_, 0) => Err(format!("no node that is running has the labels {}", needs.join(", "))),
             (_, 1) => Ok("one node can run it".into()),
             (_, able) => Ok(format!("{able} nodes can run it")),

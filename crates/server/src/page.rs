@@ -23,6 +23,7 @@ pub enum Cursor {
     /// A row of the audit.
     Audit(i64),
     Session(i64),
+    Snapshot(i64),
 }
 
 /// The number of items that is asked for.
@@ -44,6 +45,7 @@ impl Cursor {
             Cursor::Tick(at) => (b't', at.as_microsecond().to_be_bytes().to_vec()),
             Cursor::Audit(id) => (b'a', id.to_be_bytes().to_vec()),
             Cursor::Session(id) => (b'c', id.to_be_bytes().to_vec()),
+            Cursor::Snapshot(id) => (b'n', id.to_be_bytes().to_vec()),
         };
         let mut all = vec![kind];
         all.extend(bytes);
@@ -96,6 +98,14 @@ impl Cursor {
         }
     }
 
+    pub fn snapshot(text: Option<&str>) -> Result<Option<i64>, Problem> {
+        match text.map(Cursor::read).transpose()? {
+            None => Ok(None),
+            Some(Cursor::Snapshot(id)) => Ok(Some(id)),
+            Some(_) => Err(Cursor::wrong_list()),
+        }
+    }
+
     pub fn audit(text: Option<&str>) -> Result<Option<i64>, Problem> {
         match text.map(Cursor::read).transpose()? {
             None => Ok(None),
@@ -119,6 +129,7 @@ fn read(text: &str) -> Option<Cursor> {
         b't' => Cursor::Tick(Timestamp::from_microsecond(number()?).ok()?),
         b'a' => Cursor::Audit(number()?),
         b'c' => Cursor::Session(number()?),
+        b'n' => Cursor::Snapshot(number()?),
         _ => return None,
     })
 }
@@ -163,6 +174,7 @@ mod tests {
             Cursor::Tick(Timestamp::UNIX_EPOCH),
             Cursor::Audit(-3),
             Cursor::Session(4),
+            Cursor::Snapshot(5),
         ];
         for cursor in all {
             assert_eq!(Cursor::read(&cursor.write()), Ok(cursor));

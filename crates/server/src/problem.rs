@@ -162,6 +162,10 @@ impl From<belfry::Error> for Problem {
             belfry::Error::KeyReused { .. } => Problem::conflict("key_reused", error.to_string())
                 .field("Idempotency-Key")
                 .way_out("use a new key for another request"),
+            belfry::Error::NoNode { .. } => {
+                Problem::not_found(error.to_string()).way_out("GET /api/v1/nodes lists them")
+            }
+            belfry::Error::NodeDead { .. } => Problem::conflict("node_dead", error.to_string()),
             belfry::Error::NoChat { .. } => Problem::not_found(error.to_string()),
             belfry::Error::QueueFull { .. } => Problem::conflict("queue_full", error.to_string())
                 .way_out("send it again when the session has caught up, or stop the session"),

@@ -25,6 +25,7 @@ impl Shared {
             ok: status == Status::Running,
             detail: match status {
                 Status::Running => "it plans and runs".into(),
+                Status::Draining => "it was told to drain: it lets its work end and takes nothing new".into(),
                 Status::Stopping => "it lets its work end".into(),
                 Status::Stopped => "it does nothing".into(),
             },
@@ -57,6 +58,13 @@ impl Shared {
         let state = self.engine.state();
         let since = state.last_check_at.or(state.started_at);
         let age = since.map_or(SignedDuration::MAX, |at| now.duration_since(at));
+        if self.engine.status() == Status::Draining {
+            return ReadyCheck {
+                check: "planner",
+                ok: true,
+                detail: "it looks for nothing while it drains".into(),
+            };
+        }
         let bound = self.options.poll_interval.max(self.options.check_interval) * ROUNDS_MAX + ANSWER_WITHIN;
         let bound = SignedDuration::try_from(bound).unwrap_or(SignedDuration::MAX);
         ReadyCheck {

@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
+use belfry::api::Run;
 use belfry::{AnyStore, Engine, Timestamp};
 use belfry_config::{Api, Inherited, Settings};
-use belfry_core::AgentDefinition;
-use belfry_store::{ScheduleRecord, Store};
+use belfry_core::{AgentDefinition, RunState};
+use belfry_store::{RunRecord, ScheduleRecord, Store};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
@@ -152,6 +153,16 @@ impl Shared {
         Ok(found.map(|found| (*found.agent_definition).clone()).unwrap_or_default())
     }
 
+    /// Runs as they are shown, those that run with their heartbeat.
+    pub async fn runs_of(&self, records: &[RunRecord]) -> Result<Vec<Run>, Problem> {
+        let (now, silence_max) = (self.now(), self.options.silence_max());
+        let nodes = match records.iter().any(|run| run.state == RunState::Running) {
+            true => self.store().nodes().await?,
+            false => Vec::new(),
+        };
+        Ok(records.iter().map(|run| Run::of(run).seen_by(&nodes, now, silence_max)).collect())
+    }
+
     /// What a schedule takes over where it is silent.
     pub fn inherited(settings: &Settings) -> Inherited<'_> {
         Inherited {
@@ -164,6 +175,10 @@ impl Shared {
     /// Refuses new work while the node lets its work end.
     pub fn refuse_draining(&self) -> Result<(), Problem> {
         match self.engine.status() {
+            belfry::Status::Draining => {
+                Err(Problem::unavailable("draining", "this node was told to drain: it takes no new work")
+                    .way_out("ask another node, or POST /api/v1/nodes/this/drain with undo"))
+            }
             belfry::Status::Stopping => {
                 Err(Problem::unavailable("draining", "this node is ending: it takes no new work"))
             }

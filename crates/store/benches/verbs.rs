@@ -116,6 +116,8 @@ async fn measure<S: Store>(name: &str, store: &S, by_hand: &mut ByHand, runs: us
         started_at: start(),
         lease_until: start() + SignedDuration::from_hours(1000),
         fenced: false,
+        draining: false,
+        last_seen_at: start(),
     };
     store.join(&node).await.unwrap();
     let minutely = |n: usize| {

@@ -161,6 +161,14 @@ impl Store for AnyStore {
         each!(self, store => store.remove_schedule(now, schedule, expect).await)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        each!(self, store => store.put_agent(now, agent, whole).await)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        each!(self, store => store.remove_agent(now, agent).await)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         each!(self, store => store.definitions(schedules).await)
     }
@@ -280,8 +288,12 @@ impl Store for AnyStore {
         each!(self, store => store.renew(node, lease_until).await)
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        each!(self, store => store.cancel_marks(node).await)
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        each!(self, store => store.marks(node).await)
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        each!(self, store => store.drain(now, node, draining).await)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

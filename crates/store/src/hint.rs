@@ -3,7 +3,7 @@
 use tokio::sync::Notify;
 
 use crate::sessions::Sent;
-use crate::shapes::{Cancelled, Commit, Committed, Enqueued, Finished};
+use crate::shapes::{Cancelled, Commit, Committed, Drained, Enqueued, Finished};
 use crate::store::Answer;
 
 /// Wakes whoever waits in this process. A hint that nobody waits for is kept for who comes next; many are one.
@@ -52,4 +52,9 @@ pub(crate) fn taken(sent: &Sent) -> bool {
 /// Whether a cancel ended or marked a run.
 pub(crate) fn cancelled(cancelled: &Cancelled) -> bool {
     matches!(cancelled, Cancelled::Ended | Cancelled::Told(_))
+}
+
+/// Whether a node got another mark.
+pub(crate) fn marked(drained: &Drained) -> bool {
+    matches!(drained, Drained::Marked { is_news: true })
 }

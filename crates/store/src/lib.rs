@@ -20,6 +20,7 @@ pub mod sqlite;
 mod stats;
 mod store;
 mod views;
+mod watch;
 
 pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
@@ -30,3 +31,4 @@ pub use shapes::*;
 pub use stats::Stats;
 pub use store::Store;
 pub use views::*;
+pub use watch::{Snapshot, SnapshotFilter, SnapshotRow, Watch};

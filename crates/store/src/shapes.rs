@@ -458,6 +458,40 @@ pub struct Node {
     pub lease_until: Timestamp,
     /// Its claims no longer hold.
     pub fenced: bool,
+    /// It is to take no new work.
+    pub draining: bool,
+    /// When it was heard of last.
+    pub last_seen_at: Timestamp,
+}
+
+impl Node {
+    /// Whether its claims hold at an instant.
+    pub fn is_alive(&self, now: Timestamp) -> bool {
+        !self.fenced && self.lease_until > now
+    }
+}
+
+/// What others want of a node: little enough to be asked each second.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Marks {
+    /// Runs of its own that are to be ended.
+    pub cancels: Vec<(RunId, Epoch, Reason)>,
+    /// Whether it is to take no new work; none where nobody knows it.
+    pub draining: Option<bool>,
+}
+
+/// What became of a node that was to drain, or to work again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// It is marked so.
+    Marked {
+        /// Whether it was not before.
+        is_news: bool,
+    },
+    /// Its lease has lapsed: nobody would read the mark.
+    Dead,
+    /// There is none such.
+    NotFound,
 }
 
 /// What a node learns when it renews its lease.

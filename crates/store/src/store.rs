@@ -53,6 +53,19 @@ pub trait Store: Send + Sync + 'static {
         expect: &Expect,
     ) -> impl Future<Output = Answer<Removed>> + Send;
 
+    /// Makes an agent of the API what it is here, or makes it new, with its schedules; with `whole` those of the API that are
+    /// not here go. What a file owns is not touched. Crash: the agent with all its schedules, or nothing of it.
+    fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+    ) -> impl Future<Output = Answer<PutAgent>> + Send;
+
+    /// Removes an agent of the API with all its schedules. Their runs that wait end cancelled, those that run go on, history
+    /// stays. Crash: gone with all of that, or as it was.
+    fn remove_agent(&self, now: Timestamp, agent: &str) -> impl Future<Output = Answer<Removed>> + Send;
+
     /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
     fn definitions(
         &self,
@@ -211,8 +224,17 @@ pub trait Store: Send + Sync + 'static {
     /// Extends a node's lease, unless it was fenced.
     fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
 
-    /// Runs under a node that are to be ended. Reads only, little enough to be asked each second.
-    fn cancel_marks(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, Epoch, Reason)>>> + Send;
+    /// What others want of a node: which of its runs are to be ended, and whether it is to take no new work. Reads only,
+    /// little enough to be asked each second.
+    fn marks(&self, node: NodeId) -> impl Future<Output = Answer<Marks>> + Send;
+
+    /// Marks a node that lives: it is to take no new work, or to take it again. What it has goes on. Crash: marked, or not.
+    fn drain(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        draining: bool,
+    ) -> impl Future<Output = Answer<Drained>> + Send;
 
     /// All nodes that were not fenced.
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;

@@ -99,7 +99,35 @@ impl Put {
     }
 }
 
-/// What became of a schedule that was to be removed.
+/// What became of an agent that was put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PutAgent {
+    /// It is new.
+    Added,
+    /// It changed, or its schedules did.
+    Changed,
+    /// It was so already.
+    Unchanged,
+    /// It belongs to this source, which alone may change it.
+    OwnedBy(String),
+}
+
+impl PutAgent {
+    pub(crate) fn is_news(&self) -> bool {
+        matches!(self, PutAgent::Added | PutAgent::Changed)
+    }
+
+    /// By whether it was there before, and whether anything is different now.
+    pub(crate) fn of(was_there: bool, is_changed: bool) -> PutAgent {
+        match (was_there, is_changed) {
+            (false, _) => PutAgent::Added,
+            (true, true) => PutAgent::Changed,
+            (true, false) => PutAgent::Unchanged,
+        }
+    }
+}
+
+/// What became of a schedule or an agent that was to be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     /// It is gone.
@@ -111,7 +139,7 @@ pub enum Removed {
     OwnedBy(String),
     /// It is not what was expected, and stays.
     Differs,
-    /// There is no such schedule.
+    /// There is none such.
     NotFound,
 }
 

@@ -21,6 +21,11 @@ async fn it_keeps_tokens_and_the_audit() {
     suite::tokens::all(async || Memory::new()).await;
 }
 
+#[tokio::test]
+async fn it_keeps_heartbeats_and_snapshots() {
+    suite::watching::all(async || Memory::new()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_clients_break_no_limit_and_forget_nobody() {
     let found =

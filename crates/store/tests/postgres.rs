@@ -60,6 +60,13 @@ async fn what_one_tells_others_hear_in_order_while_somebody_listens() {
     assert_eq!(store.told(other, &[]).await.unwrap().len(), 3, "it is not old yet");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn it_keeps_heartbeats_and_snapshots() {
+    if fresh().await.is_some() {
+        suite::watching::all(async || fresh().await.unwrap()).await;
+    }
+}
+
 #[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let seed = suite::seed();
@@ -86,7 +93,7 @@ async fn many_planners_let_no_more_wait_than_may_and_forget_nobody() {
 
 #[tokio::test]
 async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
-    use suite::nodes::{drain, hears};
+    use suite::nodes::{drain_hints, hears};
     use suite::world::{World, fleet};
     let Some(url) = pg::fresh_database() else { return };
     let (ours, theirs) = (Postgres::open(&url).await.unwrap(), Postgres::open(&url).await.unwrap());
@@ -97,12 +104,12 @@ async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
     let began = std::time::Instant::now();
     world.apply(&fleet(1)).await;
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
-    drain(&ours).await;
+    drain_hints(&ours).await;
     let began = std::time::Instant::now();
     assert!(world.plan_all().await > 0);
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
-    drain(&ours).await;
-    drain(&theirs).await;
+    drain_hints(&ours).await;
+    drain_hints(&theirs).await;
     let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(async move { drop(connection.await) });
     let kill = "select pg_terminate_backend(pid) from pg_stat_activity \

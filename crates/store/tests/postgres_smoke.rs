@@ -41,6 +41,8 @@ async fn joined(store: &Postgres) -> NodeId {
         started_at: at(0),
         lease_until: at(1_000),
         fenced: false,
+        draining: false,
+        last_seen_at: at(0),
     };
     store.join(&node).await.unwrap();
     id

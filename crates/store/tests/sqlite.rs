@@ -33,6 +33,12 @@ async fn it_keeps_tokens_and_the_audit() {
 }
 
 #[tokio::test]
+async fn it_keeps_heartbeats_and_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::watching::all(async || fresh(&folder)).await;
+}
+
+#[tokio::test]
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let seed = suite::seed();
@@ -63,7 +69,7 @@ async fn what_another_process_writes_is_noticed_within_a_second() {
     let path = folder.path().join("shared.db");
     let (ours, theirs) = (Sqlite::open(&path).unwrap(), Sqlite::open(&path).unwrap());
     // The first look cannot tell; after it nothing changes, and our own writes are not others'.
-    suite::nodes::drain(&ours).await;
+    suite::nodes::drain_hints(&ours).await;
     ours.changed().await;
     suite::world::World::new(&ours).join(1).await;
     let nothing = tokio::time::timeout(std::time::Duration::from_millis(2_500), ours.changed()).await;

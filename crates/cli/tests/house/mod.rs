@@ -177,6 +177,8 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
         started_at: now,
         lease_until: now + belfry::SignedDuration::from_hours(1),
         fenced: false,
+        draining: false,
+        last_seen_at: now,
     };
     store.join(&node).await.unwrap();
     let record = store.schedule("hello/often").await.unwrap().unwrap();

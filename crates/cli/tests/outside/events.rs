@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 24] = [
+const KEYS: [(&str, &str); 28] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
+    ("node_draining", "node state"),
     ("node_fenced", "node count detail"),
     ("config_loaded", "detail"),
     ("config_rejected", "detail"),
@@ -35,6 +36,9 @@ const KEYS: [(&str, &str); 24] = [
     ("breaker_changed", "agent run_id state reason count"),
     ("lane_changed", "count detail"),
     ("session_stopped", "agent schedule session count"),
+    ("agent_created", "agent"),
+    ("agent_updated", "agent"),
+    ("agent_deleted", "agent"),
     ("schedule_created", "agent schedule"),
     ("schedule_updated", "agent schedule"),
     ("schedule_deleted", "agent schedule"),

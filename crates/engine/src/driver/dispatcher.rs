@@ -84,7 +84,7 @@ impl Driver {
         // Where there was something there may be more.
         self.claim_wanted |= !claimed.is_empty();
         // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
-        if self.phase != Phase::Running || !self.holds_lease(now) {
+        if self.phase != Phase::Running || self.draining || !self.holds_lease(now) {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
             self.effects.push(Effect::GiveBack(self.node, runs));
             return;
@@ -165,6 +165,7 @@ impl Driver {
             },
         );
         self.counters.triggers += 1;
+        self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
         self.effects.push(Effect::Start(Box::new(attempt)));
     }
 }

@@ -17,6 +17,7 @@ impl Driver {
 
     /// There may be other lanes: hints come by the thousand, so it looks a little later.
     pub(super) fn lanes_soon(&mut self, now: Now) {
+        self.lanes.again |= self.lanes.busy;
         self.lanes.at = self.lanes.at.min(now.mono + LANES_SOON);
     }
 

@@ -1,4 +1,4 @@
-//! The lease, what it tells of our runs, and what is to be cancelled.
+//! The lease, what it tells of our runs, and what others want of us: runs to cancel, whether to take new work.
 
 use super::*;
 
@@ -72,14 +72,52 @@ impl Driver {
         self.node = NodeId((self.new_id)(now.wall));
         self.lease_until = later(now.wall, self.options.lease);
         self.lease_good = now.mono + self.options.lease;
-        self.effects.push(Effect::Join { node: self.node, until: self.lease_until });
+        self.effects.push(Effect::Join { node: self.node, until: self.lease_until, draining: self.draining });
     }
 
-    pub(super) fn cancels_maybe(&mut self, now: Now) {
-        if self.canceller.is_due(now) && !self.tasks.is_empty() {
-            self.canceller.busy = true;
-            self.effects.push(Effect::ReadCancels(self.node));
+    pub(super) fn marks_maybe(&mut self, now: Now) {
+        if self.phase != Phase::Stopped && self.marker.is_due(now) {
+            self.marker.busy = true;
+            self.effects.push(Effect::ReadMarks(self.node));
         }
+    }
+
+    /// There may be new marks: at once where something runs that may be cancelled, else a little later, for hints come by
+    /// the thousand.
+    pub(super) fn marks_soon(&mut self, now: Now) {
+        if !self.tasks.is_empty() || self.marker.busy {
+            self.marker.wake(now);
+        } else {
+            self.marker.at = self.marker.at.min(now.mono + MARKS_SOON);
+        }
+    }
+
+    pub(super) fn marks(&mut self, now: Now, marks: Result<Marks, Error>) {
+        // Where nothing runs, a hint tells of a mark, and the time of a renewal is soon enough for one that was lost.
+        let every = if self.tasks.is_empty() { self.options.lease / 3 } else { MARKS_EVERY };
+        let is_old = self.marker.again;
+        self.marker.rest(now, now.mono + every);
+        let Some(marks) = self.answered(now, marks) else {
+            self.marker.at = now.mono + MARKS_EVERY;
+            return;
+        };
+        marks.cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
+        if let (false, Some(draining)) = (is_old, marks.draining) {
+            self.drain(now, draining);
+        }
+    }
+
+    /// Takes no new work, or takes it again. A guest is there for one run, and takes no other anyway.
+    pub(super) fn drain(&mut self, now: Now, draining: bool) {
+        if self.draining == draining || self.options.only.is_some() {
+            return;
+        }
+        self.draining = draining;
+        self.planner.wake(now);
+        self.claim_wanted = true;
+        let event = Event::new(now.wall, Level::Info, Name::NodeDraining);
+        let state = if draining { "draining" } else { "running" };
+        self.note(Event { node: Some(self.node), state: Some(state), ..event });
     }
 
     pub(super) fn cancel(&mut self, run: RunId, epoch: Epoch, reason: Reason) {

@@ -14,14 +14,15 @@ use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
-    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Node,
-    Pruned, Renewed, Rescued, Retention,
+    Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Marks,
+    Node, Pruned, Renewed, Rescued, Retention,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::event::{Event, Level, Name};
 
+mod beater;
 mod dispatcher;
 mod finisher;
 mod lanes;
@@ -31,6 +32,7 @@ mod others;
 mod planner;
 mod stopping;
 
+pub use beater::Beat;
 pub use options::{GUEST, Keep, Options, default_lanes};
 
 /// What time it is, twice: decisions look at the wall, waiting at the watch that only goes forward.
@@ -90,8 +92,10 @@ pub enum Input {
         /// The answer.
         renewed: Result<Renewed, Error>,
     },
-    /// Answer to [`Effect::ReadCancels`].
-    Cancels(Result<Vec<(RunId, Epoch, Reason)>, Error>),
+    /// Answer to [`Effect::ReadMarks`].
+    Marks(Result<Marks, Error>),
+    /// It is marked in the store to take no new work, or to take it again.
+    Drain(bool),
     /// Answer to [`Effect::ReadNodes`]. A node is `gone` where its process surely is.
     Nodes(Result<Vec<(Node, bool)>, Error>),
     /// Answer to [`Effect::Fence`].
@@ -110,6 +114,8 @@ pub enum Input {
         /// How it came to stand as it does.
         history: Result<Vec<Transition>, Error>,
     },
+    /// Answer to [`Effect::Beat`].
+    Beaten(Result<bool, Error>),
     /// Answer to [`Effect::Prune`].
     Pruned(Result<Pruned, Error>),
     /// Stop: plan and claim no more, let what runs end within `timeout`, then end it. Said again: at once.
@@ -162,9 +168,11 @@ pub enum Effect {
         node: NodeId,
         /// The first lease.
         until: Timestamp,
+        /// Whether it takes no new work.
+        draining: bool,
     },
-    /// Read which of our runs are to be cancelled.
-    ReadCancels(NodeId),
+    /// Read what others want of us: which runs to cancel, whether to drain.
+    ReadMarks(NodeId),
     /// Give runs back that were claimed for us and never started.
     GiveBack(NodeId, Vec<(RunId, Epoch)>),
     /// Read the nodes.
@@ -185,8 +193,17 @@ pub enum Effect {
         /// Of which command.
         command: String,
     },
+    /// Say that this node lives, and what it and its machine do.
+    Beat(Beat),
     /// Remove what is older than its retention.
-    Prune(Retention),
+    Prune {
+        /// Of what has to do with runs.
+        retention: Retention,
+        /// Snapshots that were taken before this.
+        snapshots_before: Option<Timestamp>,
+        /// Nodes that are gone and were not heard of since.
+        nodes_before: Option<Timestamp>,
+    },
     /// Tell what happened.
     Note(Box<Event>),
     /// All has ended.
@@ -291,6 +308,8 @@ pub struct Driver {
     options: Options,
     node: NodeId,
     phase: Phase,
+    /// It is marked to take no new work; it stays up.
+    draining: bool,
     /// Makes ids: of runs, and of this node should it be fenced.
     new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
     planner: Loop,
@@ -314,7 +333,8 @@ pub struct Driver {
     lease_until: Timestamp,
     lease_good: Duration,
     strays: HashSet<(RunId, Epoch)>,
-    canceller: Loop,
+    marker: Loop,
+    beater: Loop,
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
     pruner: Loop,
@@ -345,7 +365,9 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);
-const CANCELS_EVERY: Duration = Duration::from_secs(1);
+const MARKS_EVERY: Duration = Duration::from_secs(1);
+/// Where nothing runs and a hint has come.
+const MARKS_SOON: Duration = Duration::from_millis(500);
 
 impl Driver {
     /// A node that has joined with a lease until `lease_until`.
@@ -360,6 +382,7 @@ impl Driver {
         Driver {
             node,
             phase: Phase::Running,
+            draining: false,
             new_id,
             planner: Loop::from(now.mono),
             next_due: None,
@@ -384,7 +407,8 @@ impl Driver {
             lease_until,
             lease_good: now.mono + lease,
             strays: HashSet::new(),
-            canceller: Loop::from(now.mono + CANCELS_EVERY),
+            marker: Loop::from(now.mono + MARKS_EVERY),
+            beater: Loop::from(now.mono),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
             pruner: Loop::from(now.mono + PRUNE_EVERY),
@@ -406,15 +430,18 @@ impl Driver {
         let serves = self.options.serves && self.options.only.is_none();
         if self.phase == Phase::Running && serves {
             self.lanes_maybe(now);
-            self.plan_maybe(now);
-            self.claim_maybe(now);
+            if !self.draining {
+                self.plan_maybe(now);
+                self.claim_maybe(now);
+            }
             self.reap_maybe(now);
             self.prune_maybe(now);
         } else if self.phase == Phase::Running && self.options.only.is_some() {
             self.claim_maybe(now);
             self.reap_maybe(now);
         }
-        self.cancels_maybe(now);
+        self.marks_maybe(now);
+        self.beat_maybe(now);
         self.stop_maybe(now);
         std::mem::take(&mut self.effects)
     }
@@ -429,15 +456,17 @@ impl Driver {
         let mut at_most = |time: Duration| wait = wait.min(time);
         let is_guest = self.phase == Phase::Running && self.options.only.is_some();
         let serves = self.phase == Phase::Running && self.options.serves && !is_guest;
+        let works = serves && !self.draining;
         for (each, wanted) in [
-            (self.planner, serves),
-            (self.dispatcher, serves || is_guest),
+            (self.planner, works),
+            (self.dispatcher, works || is_guest),
             (self.lanes, serves),
             (self.reaper, serves || is_guest),
             (self.pruner, serves),
             (self.renewer, true),
             (self.finisher, !self.endings.is_empty()),
-            (self.canceller, !self.tasks.is_empty()),
+            (self.marker, true),
+            (self.beater, true),
         ] {
             if wanted && !each.busy {
                 at_most(until(each.at));
@@ -446,10 +475,10 @@ impl Driver {
         let from_wall =
             |at: Timestamp| Duration::try_from(at.duration_since(now.wall)).unwrap_or(Duration::ZERO);
         let answers = self.failures == 0;
-        if serves && answers && !self.planner.busy {
+        if works && answers && !self.planner.busy {
             self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
         }
-        if (serves || is_guest) && answers && !self.dispatcher.busy {
+        if (works || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
         match self.phase {
@@ -466,6 +495,11 @@ impl Driver {
     /// Where the node is in its life.
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Whether it is marked to take no new work. One that stops takes none either.
+    pub fn is_draining(&self) -> bool {
+        self.draining
     }
 
     /// What it has done so far.
@@ -496,16 +530,16 @@ impl Driver {
             self.lanes,
             self.finisher,
             self.renewer,
-            self.canceller,
+            self.marker,
             self.reaper,
             self.pruner,
         ];
         let busy = loops.iter().any(|each| each.busy);
         let due = self.next_due.is_some_and(|at| at <= now.wall)
             || self.later.first().is_some_and(|at| *at <= now.wall);
-        let asks = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono)
-            || !self.tasks.is_empty() && self.canceller.at <= now.mono;
-        !busy && !due && !asks && self.endings.is_empty()
+        let wants = self.phase == Phase::Running && (self.claim_wanted || self.planner.at <= now.mono);
+        let asks = !self.draining && (due || wants) || self.marker.at <= now.mono;
+        !busy && !asks && self.endings.is_empty()
     }
 
     /// Whether nothing runs either.
@@ -526,7 +560,7 @@ impl Driver {
             Input::Woken => {}
             Input::Hint => {
                 self.planner.wake(now);
-                self.canceller.wake(now);
+                self.marks_soon(now);
                 self.lanes_soon(now);
                 self.claim_wanted = true;
             }
@@ -537,15 +571,16 @@ impl Driver {
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
-            Input::Cancels(cancels) => {
-                self.canceller.rest(now, now.mono + CANCELS_EVERY);
-                if let Some(cancels) = self.answered(now, cancels) {
-                    cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
-                }
+            Input::Marks(marks) => self.marks(now, marks),
+            Input::Drain(draining) => {
+                // What is being read may be older than the mark.
+                self.marker.wake(now);
+                self.drain(now, draining);
             }
             Input::Nodes(nodes) => self.nodes(now, nodes),
             Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
             Input::Breaker { agent, command, history } => self.breaker(now, agent, command, history),
+            Input::Beaten(kept) => self.beaten(now, kept),
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }

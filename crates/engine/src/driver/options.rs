@@ -22,6 +22,10 @@ pub struct Options {
     pub lease: Duration,
     /// How often gone nodes are looked for.
     pub orphan_check: Duration,
+    /// How often it says that it lives.
+    pub heartbeat: Duration,
+    /// A node that has missed so many is taken for dead by whoever looks; only its lease gives its runs to others.
+    pub dead_after: u32,
     /// How catch-up runs are spread.
     pub spread: Spread,
     /// How long ended things are kept.
@@ -51,6 +55,10 @@ pub struct Keep {
     pub output: Option<Duration>,
     /// Skips and misses.
     pub skips: Option<Duration>,
+    /// The last heartbeat of nodes that are gone.
+    pub heartbeats: Option<Duration>,
+    /// Snapshots of nodes.
+    pub snapshots: Option<Duration>,
 }
 
 impl Default for Options {
@@ -65,6 +73,8 @@ impl Default for Options {
             poll_interval: Duration::from_secs(1),
             lease: Duration::from_secs(30),
             orphan_check: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(60),
+            dead_after: 2,
             spread: Spread::default(),
             keep: Keep {
                 runs: Some(30 * day),
@@ -72,11 +82,20 @@ impl Default for Options {
                 runs_per_schedule: Some(200),
                 output: Some(7 * day),
                 skips: Some(30 * day),
+                heartbeats: Some(7 * day),
+                snapshots: Some(30 * day),
             },
             batch: 500,
             serves: true,
             only: None,
         }
+    }
+}
+
+impl Options {
+    /// Who was not heard of for longer is taken for dead: so many heartbeats, and half of one for the way.
+    pub fn silence_max(&self) -> Duration {
+        self.heartbeat.saturating_mul(self.dead_after) + self.heartbeat / 2
     }
 }
 

@@ -58,7 +58,8 @@ impl Driver {
             self.pruner.busy = true;
             let before = |keep: Option<Duration>| keep.map_or(Timestamp::MIN, |keep| earlier(now.wall, keep));
             let keep = self.options.keep;
-            self.effects.push(Effect::Prune(Retention {
+            let kept = |keep: Option<Duration>| keep.map(|keep| earlier(now.wall, keep));
+            let retention = Retention {
                 runs_before: before(keep.runs),
                 failures_before: before(keep.failures),
                 runs_per_schedule: keep.runs_per_schedule,
@@ -66,7 +67,12 @@ impl Driver {
                 skips_before: before(keep.skips),
                 output_before: before(keep.output),
                 batch: PRUNE_BATCH,
-            }));
+            };
+            self.effects.push(Effect::Prune {
+                retention,
+                snapshots_before: kept(keep.snapshots),
+                nodes_before: kept(keep.heartbeats),
+            });
         }
     }
 

@@ -96,7 +96,7 @@ impl Driver {
         for ((commit, name), _) in held {
             self.note_plan(now.wall, commit, name);
             if commit.cancel_live {
-                self.canceller.wake(now);
+                self.marker.wake(now);
             }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);

@@ -121,7 +121,7 @@ pub async fn answer_run(
         tokio::time::sleep(LOOK_EVERY).await;
         run = shared.store().run(id).await?.ok_or_else(gone)?;
     }
-    let mut response = json(status, &Run::of(&run));
+    let mut response = json(status, &shared.runs_of(&[run]).await?.first());
     if let Ok(place) = HeaderValue::from_str(&format!("/api/v1/runs/{id}")) {
         response.headers_mut().insert(header::LOCATION, place);
     }

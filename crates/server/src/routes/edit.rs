@@ -191,7 +191,7 @@ async fn replace(
     let _turn = shared.edits.lock().await;
     let record = shared.store().schedule(&named.full()).await?;
     let definition = read(&shared, &named, &keys, None).await?;
-    preconditions(&headers, record.as_ref())?;
+    preconditions(&headers, record.as_ref().map(tag_of), "schedule")?;
     if let Some(record) = &record {
         refuse_owned(&shared, record)?;
     }
@@ -231,7 +231,7 @@ async fn change(
             true => record.definition.clone(),
             false => read(&shared, &named, &keys, Some(&record.definition)).await?,
         };
-        preconditions(&headers, Some(&record))?;
+        preconditions(&headers, Some(tag_of(&record)), "schedule")?;
         refuse_owned(&shared, &record)?;
         if let Some(response) = put(&shared, &named, &definition, &Expect::same(&record)).await? {
             return Ok(response);
@@ -275,7 +275,7 @@ async fn remove(
 ) -> Result<Response, Problem> {
     let _turn = shared.edits.lock().await;
     let record = shared.schedule(&named.full()).await?;
-    preconditions(&headers, Some(&record))?;
+    preconditions(&headers, Some(tag_of(&record)), "schedule")?;
     let expect = if is_conditional(&headers) { Expect::same(&record) } else { Expect::Any };
     match shared.store().remove_schedule(shared.now(), record.id, &expect).await? {
         Removed::Gone { cancelled } => {
@@ -299,9 +299,7 @@ async fn read(
     let keys = extract::whole(keys.clone());
     let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
     let written = Written { input: Input::Text(&text), origin: "request", timezone: None };
-    let field =
-        |errors: &Errors| errors.problems.first().and_then(|first| field_at(&text, first.place()?.line));
-    Ok(read_written(shared, named, written, base, field).await?.definition)
+    Ok(read_written(shared, named, written, base, |errors| field_of(errors, &text)).await?.definition)
 }
 
 /// What somebody wrote, and where.
@@ -330,19 +328,25 @@ pub async fn read_written(
     let parsed = parse_schedule(written.input, base, &about)
         .map_err(|errors| refusal(&errors, field(&errors)).report(errors.render(false)))?;
     let definition = &parsed.definition;
-    if base.is_none_or(|base| base.timing_key() != definition.timing_key())
-        && let Some(words) = belfry::past_words(&name, definition, shared.now())
-    {
-        return Err(Problem::meaningless("past", words)
-            .field("at")
-            .way_out("use a later time, or run it now"));
+    if base.is_none_or(|base| base.timing_key() != definition.timing_key()) {
+        refuse_past(shared, &name, definition)?;
     }
     refuse_written_secrets(definition)?;
     Ok(parsed)
 }
 
+/// A one-shot whose time has passed would never run.
+pub fn refuse_past(shared: &Shared, name: &str, definition: &ScheduleDefinition) -> Result<(), Problem> {
+    match belfry::past_words(name, definition, shared.now()) {
+        Some(words) => {
+            Err(Problem::meaningless("past", words).field("at").way_out("use a later time, or run it now"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// A store holds references to secrets, never secrets.
-fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
+pub fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
     let When::Webhook(webhook) = &definition.when else { return Ok(()) };
     let secrets = ["secret", "secrets"].into_iter().filter_map(|key| webhook.get(key));
     let written = secrets.flat_map(|secret| match secret {
@@ -360,9 +364,10 @@ fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem
     }
 }
 
-fn refusal(errors: &Errors, field: Option<String>) -> Problem {
+/// What is wrong with the keys of a schedule or an agent.
+pub fn refusal(errors: &Errors, field: Option<String>) -> Problem {
     let Some(first) = errors.problems.first() else {
-        return Problem::meaningless("invalid", "the schedule cannot be read");
+        return Problem::meaningless("invalid", "the definition cannot be read");
     };
     let more = match errors.problems.len() {
         1 => String::new(),
@@ -376,6 +381,11 @@ fn refusal(errors: &Errors, field: Option<String>) -> Problem {
         Some(way_out) => problem.way_out(way_out),
         None => problem,
     }
+}
+
+/// The key of pretty JSON in which the first mistake is.
+pub fn field_of(errors: &Errors, text: &str) -> Option<String> {
+    field_at(text, errors.problems.first()?.place()?.line)
 }
 
 /// The key that a line of pretty JSON belongs to.
@@ -402,6 +412,10 @@ pub async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Prob
             return Ok(());
         }
     }
+}
+
+fn tag_of(record: &ScheduleRecord) -> String {
+    tag(record.revision, &record.definition)
 }
 
 pub fn refuse_owned(shared: &Shared, record: &ScheduleRecord) -> Result<(), Problem> {
@@ -470,7 +484,7 @@ fn is_conditional(headers: &HeaderMap) -> bool {
     headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH)
 }
 
-fn failed(field: &str, detail: &str) -> Problem {
+fn failed(field: &str, detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail)
         .field(field)
         .way_out("GET it, and decide anew")
@@ -484,19 +498,18 @@ fn changed(headers: &HeaderMap) -> Problem {
     }
 }
 
-/// `If-Match` and `If-None-Match`.
-fn preconditions(headers: &HeaderMap, record: Option<&ScheduleRecord>) -> Result<(), Problem> {
-    let tag = record.map(|record| tag(record.revision, &record.definition));
+/// `If-Match` and `If-None-Match`, by the tag of what there is.
+pub fn preconditions(headers: &HeaderMap, tag: Option<String>, what: &str) -> Result<(), Problem> {
     let matches = |value: &HeaderValue| {
         let text = value.to_str().unwrap_or_default();
         text.split(',').map(str::trim).any(|one| tag.as_ref().is_some_and(|tag| one == "*" || one == tag))
     };
     let given: Vec<_> = headers.get_all(header::IF_MATCH).iter().collect();
     if !given.is_empty() && !given.into_iter().any(matches) {
-        return Err(failed("If-Match", "the schedule is not what it was"));
+        return Err(failed("If-Match", format!("the {what} is not what it was")));
     }
     if headers.get_all(header::IF_NONE_MATCH).iter().any(matches) {
-        return Err(failed("If-None-Match", "there is a schedule like that already"));
+        return Err(failed("If-None-Match", format!("there is such a {what} already")));
     }
     Ok(())
 }

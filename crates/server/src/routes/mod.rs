@@ -15,6 +15,7 @@ mod nodes;
 mod runs;
 mod schedules;
 mod sessions;
+mod snapshots;
 mod ticks;
 mod tokens;
 mod written;
@@ -68,6 +69,7 @@ pub fn all() -> Routes {
         .merge(sessions::router())
         .merge(lanes::router())
         .merge(nodes::router())
+        .merge(snapshots::router())
         .merge(tokens::router())
         .merge(events::router())
         .merge(hooks::router())

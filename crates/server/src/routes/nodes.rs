@@ -1,4 +1,4 @@
-//! Nodes: who runs from this store; and reading the files again.
+//! Nodes: who runs from this store, and which of them takes new work; and reading the files again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,14 +6,17 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use belfry::NodeId;
 use belfry::api::{List, Node};
 use belfry_store::Store;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
+use crate::audit::Unchanged;
+use crate::extract::{MaybeObject, Segment};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 
@@ -21,7 +24,7 @@ use crate::state::Shared;
 const RELOAD_WITHIN: Duration = Duration::from_secs(60);
 
 pub fn router() -> Routes {
-    Routes::new().routes(routes!(list)).routes(routes!(reload))
+    Routes::new().routes(routes!(list)).routes(routes!(drain)).routes(routes!(reload))
 }
 
 /// List the nodes that run from the store
@@ -29,8 +32,52 @@ pub fn router() -> Routes {
     responses((status = 200, description = "All of them", body = List<Node>)))]
 async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
-    let now = shared.now();
-    Ok(json(StatusCode::OK, &List::whole(nodes.iter().map(|node| Node::of(node, &live, now)).collect())))
+    let (now, silence_max) = (shared.now(), shared.options.silence_max());
+    let nodes = nodes.iter().map(|node| Node::of(node, &live, now, silence_max));
+    Ok(json(StatusCode::OK, &List::whole(nodes.collect())))
+}
+
+/// How a node is to drain.
+#[derive(Deserialize, Default, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct DrainBody {
+    /// It is to take new work again.
+    undo: bool,
+}
+
+/// Let a node take no new work
+///
+/// It plans and claims nothing, lets what runs end and stays up, until that is undone; `/readyz` says so. Any node can be
+/// asked for any other; `this` is the one that answers. Others notice within a second.
+#[utoipa::path(post, path = "/api/v1/nodes/{id}/drain", operation_id = "drain_node", tag = "nodes", security(("token" = ["manage"])),
+    params(("id" = String, Path, description = "Which; `this` is the one that answers")), request_body(content = Option<DrainBody>),
+    responses(
+        (status = 200, description = "As it stands", body = Node),
+        (status = 409, description = "It is dead", body = ProblemBody, content_type = "application/problem+json"),
+    ))]
+async fn drain(
+    State(shared): State<Arc<Shared>>,
+    Segment(id): Segment,
+    body: MaybeObject,
+) -> Result<Response, Problem> {
+    let body: DrainBody = body.read()?;
+    let none = || {
+        Problem::not_found(format!("there is no node {id}"))
+            .way_out("GET /api/v1/nodes lists them")
+            .field("id")
+    };
+    // As ids are written, and in no other way.
+    let written = || Some(&id).filter(|text| text.len() == 36).and_then(|text| text.parse().ok()).map(NodeId);
+    let node = if id == "this" { shared.engine.node() } else { written().ok_or_else(none)? };
+    let is_news = shared.engine.drain(node, !body.undo).await?;
+    let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
+    let found = nodes.iter().find(|each| each.id == node).ok_or_else(none)?;
+    let mut response =
+        json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max()));
+    if !is_news {
+        response.extensions_mut().insert(Unchanged);
+    }
+    Ok(response)
 }
 
 /// What reading the files again changed.

@@ -99,7 +99,7 @@ async fn list(
     let limit = page::limit(params.limit)?;
     let after = Cursor::run(params.cursor.as_deref())?;
     let found = shared.store().runs(&params.filter()?, after, limit).await?;
-    let items: Vec<Run> = found.items.iter().map(Run::of).collect();
+    let items = shared.runs_of(&found.items).await?;
     Ok(json(StatusCode::OK, &List { items, next: found.next.map(|run| Cursor::Run(run).write()) }))
 }
 
@@ -111,7 +111,7 @@ async fn list(
     ))]
 async fn show(State(shared): State<Arc<Shared>>, RunPath(id): RunPath) -> Result<Response, Problem> {
     let run = find(&shared, id).await?;
-    Ok(json(StatusCode::OK, &Run::of(&run)))
+    Ok(json(StatusCode::OK, &shared.runs_of(&[run]).await?.first()))
 }
 
 async fn find(shared: &Shared, id: RunId) -> Result<RunRecord, Problem> {

@@ -7,7 +7,6 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{About, List, Schedule, ScheduleStatus};
 use belfry::{AgentDefinition, Timestamp};
-use belfry_core::ScheduleDefinition;
 use belfry_store::{ScheduleFilter, ScheduleRecord, StatusKind, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -102,8 +101,8 @@ impl ScheduleDetail {
     }
 }
 
-/// The version of a schedule's definition, for `ETag` and `If-Match`.
-pub fn tag(revision: i64, definition: &ScheduleDefinition) -> String {
+/// The version of a definition, for `ETag` and `If-Match`.
+pub fn tag(revision: i64, definition: &impl Serialize) -> String {
     let text = serde_json::to_string(definition).unwrap_or_default();
     format!("\"{revision}-{}\"", hex(&Sha256::digest(text.as_bytes())[..8]))
 }

@@ -1,4 +1,4 @@
-//! Schedules that come and go through the API, and what the engine asks for to start their runs.
+//! Agents and schedules that come and go through the API, and what the engine asks for to start their runs.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use belfry_core::{ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
 
 use super::State;
+use crate::shapes::*;
 use crate::views::*;
 
 impl State {
@@ -37,6 +38,44 @@ impl State {
             return Removed::Differs;
         }
         Removed::Gone { cancelled: self.retire(now, id) }
+    }
+
+    pub(super) fn put_agent_by_api(&mut self, now: Timestamp, spec: &AgentSpec, whole: bool) -> PutAgent {
+        let known = self.agents.values().find(|agent| !agent.retired && agent.name == spec.name);
+        if let Some(agent) = known.filter(|agent| agent.source != API) {
+            return PutAgent::OwnedBy(agent.source.clone());
+        }
+        let before = known.map(|agent| agent.definition.clone());
+        let mut is_changed = before.as_ref().is_some_and(|before| **before != spec.definition);
+        let id = self.put_agent(API, spec);
+        let mut kept = Vec::new();
+        for (name, definition) in &spec.schedules {
+            let name = format!("{}/{name}", spec.name);
+            is_changed |= self.put_schedule(now, API, id, &name, definition).is_news();
+            kept.push(name);
+        }
+        let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
+        let gone = own.filter(|row| whole && row.record.source == API && !kept.contains(&row.record.name));
+        for schedule in gone.map(|row| row.record.id).collect::<Vec<_>>() {
+            self.retire(now, schedule);
+            is_changed = true;
+        }
+        PutAgent::of(before.is_some(), is_changed)
+    }
+
+    pub(super) fn remove_agent_by_api(&mut self, now: Timestamp, name: &str) -> Removed {
+        let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == name);
+        let Some((id, agent)) = known else { return Removed::NotFound };
+        if agent.source != API {
+            return Removed::OwnedBy(agent.source.clone());
+        }
+        agent.retired = true;
+        let (id, mut cancelled) = (*id, 0);
+        let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
+        for schedule in own.map(|row| row.record.id).collect::<Vec<_>>() {
+            cancelled += self.retire(now, schedule);
+        }
+        Removed::Gone { cancelled }
     }
 
     pub(super) fn definitions(&self, id: ScheduleId) -> Option<Definitions> {

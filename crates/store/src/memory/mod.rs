@@ -16,6 +16,7 @@ mod read;
 mod session;
 mod source;
 mod token;
+mod watch;
 mod why;
 
 pub(crate) use pause::resumed;
@@ -45,6 +46,7 @@ use crate::views::*;
 pub struct Memory {
     state: Mutex<State>,
     doors: Mutex<token::Doors>,
+    snapshots: Mutex<watch::Snapshots>,
     hint: Hint,
     /// Breaks it on purpose.
     pub sabotage: Switch,
@@ -217,6 +219,15 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule, expect))), |_| true)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let put = self.change(|state| state.put_agent_by_api(now, agent, whole));
+        self.hint.after(Ok(put), PutAgent::is_news)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent))), |_| true)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let state = self.state.lock();
         Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
@@ -351,8 +362,12 @@ impl Store for Memory {
         Ok(self.state.lock().renew(node, lease_until))
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        Ok(self.state.lock().cancel_marks(node))
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        Ok(self.state.lock().marks(node))
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        self.hint.after(Ok(self.state.lock().drain(now, node, draining)), hint::marked)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -17,9 +17,23 @@ impl State {
         }
     }
 
-    pub(super) fn cancel_marks(&self, id: NodeId) -> Vec<(RunId, Epoch, Reason)> {
+    pub(super) fn marks(&self, id: NodeId) -> Marks {
         let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
-        own.filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect()
+        Marks {
+            cancels: own.filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect(),
+            draining: self.nodes.get(&id).map(|node| node.draining),
+        }
+    }
+
+    pub(super) fn drain(&mut self, now: Timestamp, id: NodeId, draining: bool) -> Drained {
+        match self.nodes.get_mut(&id) {
+            None => Drained::NotFound,
+            Some(node) if !node.is_alive(now) => Drained::Dead,
+            Some(node) => {
+                let before = std::mem::replace(&mut node.draining, draining);
+                Drained::Marked { is_news: before != draining }
+            }
+        }
     }
 
     pub(super) fn fence(&mut self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Option<Rescued> {

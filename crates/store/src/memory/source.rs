@@ -35,7 +35,7 @@ impl State {
         applied
     }
 
-    fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
+    pub(super) fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
             agent.revision += i64::from(*agent.definition != spec.definition);

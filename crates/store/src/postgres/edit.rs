@@ -1,4 +1,4 @@
-//! Schedules that come and go through the API, and what the engine asks for to start their runs.
+//! Agents and schedules that come and go through the API, and what the engine asks for to start their runs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -61,6 +61,72 @@ impl Postgres {
         }
         let mut applied = Applied::default();
         self.retire(tx, now, &[id], &mut applied).await?;
+        Ok(Removed::Gone { cancelled: applied.cancelled })
+    }
+
+    pub(super) async fn put_agent_by_api(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        spec: &Spec<'_>,
+        whole: bool,
+    ) -> Result<PutAgent, Fault> {
+        source::lock_names(tx).await?;
+        let sql = "select source, definition from agents where name = $1 and retired_at is null";
+        let found = tx.query(sql, &[&spec.name]).await?;
+        let before = match found.first() {
+            None => None,
+            Some(row) => {
+                let source: String = get(row, "source")?;
+                if source != API {
+                    return Ok(PutAgent::OwnedBy(source));
+                }
+                Some(finish::definition(row)?)
+            }
+        };
+        let mut is_changed = before.as_ref().is_some_and(|before| before != spec.definition);
+        let specs = std::slice::from_ref(spec);
+        let agents = source::put_agents(tx, API, specs).await?;
+        let id = *agents.get(spec.name).ok_or_else(|| crate::Error::unexpected("an agent without an id"))?;
+        let known = source::known_schedules(tx, None, specs).await?;
+        is_changed |=
+            source::put_schedules(tx, now, API, &known, &[(id, spec)]).await?.iter().any(Put::is_news);
+        if whole {
+            let sql = "select id, name from schedules \
+                       where agent_id = $1 and source = $2 and retired_at is null order by id";
+            let mut gone: Vec<ScheduleId> = Vec::new();
+            for row in tx.query(sql, &[&id, &API]).await? {
+                if !spec.has(get(&row, "name")?) {
+                    gone.push(get(&row, "id")?);
+                }
+            }
+            self.retire(tx, now, &gone, &mut Applied::default()).await?;
+            is_changed |= !gone.is_empty();
+        }
+        self.set_caps(tx, now, specs, &agents).await?;
+        Ok(PutAgent::of(before.is_some(), is_changed))
+    }
+
+    pub(super) async fn remove_agent_by_api(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        name: &str,
+    ) -> Result<Removed, Fault> {
+        source::lock_names(tx).await?;
+        let sql = "select id, source from agents where name = $1 and retired_at is null";
+        let found = tx.query(sql, &[&name]).await?;
+        let Some(row) = found.first() else { return Ok(Removed::NotFound) };
+        let (id, source): (AgentId, String) = (get(row, "id")?, get(row, "source")?);
+        if source != API {
+            return Ok(Removed::OwnedBy(source));
+        }
+        tx.execute("update agents set retired_at = $2 where id = $1", &[&id, &now]).await?;
+        let sql = "select id from schedules where agent_id = $1 and retired_at is null order by id";
+        let gone = tx.query(sql, &[&id]).await?;
+        let gone: Vec<ScheduleId> = gone.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+        let mut applied = Applied::default();
+        self.retire(tx, now, &gone, &mut applied).await?;
         Ok(Removed::Gone { cancelled: applied.cancelled })
     }
 

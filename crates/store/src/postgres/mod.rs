@@ -71,6 +71,7 @@ mod session;
 mod source;
 mod tls;
 mod token;
+mod watch;
 mod why;
 
 use std::collections::HashMap;
@@ -314,6 +315,17 @@ impl Store for Postgres {
         self.tell(answer, |_| true).await
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let specs = source::compile_all(std::slice::from_ref(agent));
+        let answer = transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole).await);
+        self.tell(answer, PutAgent::is_news).await
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        let answer = transact!(self, |tx| self.remove_agent_by_api(&mut tx, now, agent).await);
+        self.tell(answer, |_| true).await
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         if schedules.is_empty() {
             return Ok(Vec::new());
@@ -475,8 +487,13 @@ impl Store for Postgres {
         transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        look!(self, |tx| node::cancel_marks(&mut tx, node).await)
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        look!(self, |tx| node::marks(&mut tx, node).await)
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        let answer = transact!(self, |tx| node::drain(&mut tx, now, node, draining).await);
+        self.tell(answer, hint::marked).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

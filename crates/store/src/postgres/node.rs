@@ -13,15 +13,25 @@ use super::session::{left_behind, lines_of};
 use crate::shapes::*;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
-    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced) \
-               values ($1, $2, $3, $4, $5, $6, $7) \
+    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) \
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
-               lease_until = excluded.lease_until, fenced = excluded.fenced";
+               lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, last_seen_at = excluded.last_seen_at";
     let pid = i64::from(node.pid);
     tx.execute(
         sql,
-        &[&node.id.0, &node.host, &pid, &node.labels, &node.started_at, &node.lease_until, &node.fenced],
+        &[
+            &node.id.0,
+            &node.host,
+            &pid,
+            &node.labels,
+            &node.started_at,
+            &node.lease_until,
+            &node.fenced,
+            &node.draining,
+            &node.last_seen_at,
+        ],
     )
     .await?;
     Ok(())
@@ -45,13 +55,33 @@ pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -
     Ok(Renewed::Held { cancels, live })
 }
 
-pub(super) async fn cancel_marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Vec<(RunId, Epoch, Reason)>, Fault> {
+pub(super) async fn marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Marks, Fault> {
     let sql = "select id, epoch, cancel_reason from live \
                where node_id = $1 and cancel_reason is not null and state + 0 = 2 order by id";
     let mark = |row: &Row| {
         Ok((RunId(get(row, "id")?), get(row, "epoch")?, rows::reason(get(row, "cancel_reason")?)?))
     };
-    tx.query(sql, &[&id.0]).await?.iter().map(mark).collect()
+    let cancels = tx.query(sql, &[&id.0]).await?.iter().map(mark).collect::<Result<_, Fault>>()?;
+    let found = tx.query("select draining from nodes where id = $1", &[&id.0]).await?;
+    let draining = found.first().map(|row| get(row, "draining")).transpose()?;
+    Ok(Marks { cancels, draining })
+}
+
+pub(super) async fn drain(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    id: NodeId,
+    draining: bool,
+) -> Result<Drained, Fault> {
+    let sql = "select not fenced and lease_until > $2 as alive, draining from nodes where id = $1 \
+               for no key update";
+    let found = tx.query(sql, &[&id.0, &now]).await?;
+    let Some(row) = found.first() else { return Ok(Drained::NotFound) };
+    if !get::<bool>(row, "alive")? {
+        return Ok(Drained::Dead);
+    }
+    tx.execute("update nodes set draining = $2 where id = $1", &[&id.0, &draining]).await?;
+    Ok(Drained::Marked { is_news: get::<bool>(row, "draining")? != draining })
 }
 
 pub(super) async fn nodes(tx: &mut Tx<'_>) -> Result<Vec<Node>, Fault> {

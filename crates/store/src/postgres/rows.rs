@@ -171,6 +171,8 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
         started_at: get(row, "started_at")?,
         lease_until: get(row, "lease_until")?,
         fenced: get(row, "fenced")?,
+        draining: get(row, "draining")?,
+        last_seen_at: get(row, "last_seen_at")?,
     })
 }
 

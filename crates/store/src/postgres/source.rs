@@ -29,9 +29,16 @@ const CHUNK: usize = 5_000;
 /// An agent of a source, read before the transaction begins.
 pub(super) struct Spec<'a> {
     pub(super) name: &'a str,
-    definition: &'a AgentDefinition,
+    pub(super) definition: &'a AgentDefinition,
     text: Result<String, String>,
     schedules: Vec<ScheduleSpec<'a>>,
+}
+
+impl Spec<'_> {
+    /// Whether it has a schedule of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.schedules.iter().any(|schedule| schedule.name == name)
+    }
 }
 
 struct ScheduleSpec<'a> {
@@ -125,7 +132,7 @@ impl Postgres {
     }
 
     /// Makes the limits what they are now. Who raises one releases what waits behind it.
-    async fn set_caps(
+    pub(super) async fn set_caps(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
@@ -229,7 +236,7 @@ impl Postgres {
 }
 
 /// Makes agents what they are in the source, and gives their ids.
-async fn put_agents(
+pub(super) async fn put_agents(
     tx: &mut Tx<'_>,
     source: &str,
     specs: &[Spec<'_>],

@@ -1,13 +1,14 @@
-//! Schedules that come and go through the API, and what the engine asks for to start their runs.
+//! Agents and schedules that come and go through the API, and what the engine asks for to start their runs.
 
 use std::sync::Arc;
 
 use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
-use rusqlite::Row;
+use rusqlite::{Row, params};
 
 use super::source::from_json;
-use super::{COMPILED_MAX, Done, Verb, maybe_instant, run_id};
+use super::{COMPILED_MAX, Done, Verb, maybe_instant, micros, run_id};
+use crate::shapes::AgentSpec;
 use crate::views::*;
 
 /// A schedule as an edit finds it.
@@ -68,6 +69,58 @@ impl Verb<'_> {
             Some(found) if !is_expected(expect, Some(&found))? => Ok(Removed::Differs),
             Some(_) => Ok(Removed::Gone { cancelled: self.retire(now, id, Reason::ScheduleRemoved)? }),
         }
+    }
+
+    pub(super) fn put_agent_by_api(&self, now: Timestamp, spec: &AgentSpec, whole: bool) -> Done<PutAgent> {
+        let known = self.row(
+            "select source, definition from agents where name = ? and retired_at is null",
+            [&spec.name],
+            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
+        )?;
+        if let Some((source, _)) = known.as_ref().filter(|(source, _)| source != API) {
+            return Ok(PutAgent::OwnedBy(source.clone()));
+        }
+        let before: Option<AgentDefinition> = known.map(|(_, text)| from_json(&text)).transpose()?;
+        let mut is_changed = before.as_ref().is_some_and(|before| *before != spec.definition);
+        let id = self.put_agent(API, spec)?;
+        let mut kept = Vec::new();
+        for (name, definition) in &spec.schedules {
+            let name = format!("{}/{name}", spec.name);
+            is_changed |= self.put_schedule(now, API, id, &name, definition)?.is_news();
+            kept.push(name);
+        }
+        let own = self.own_schedules(id, Some(API))?;
+        for (schedule, _) in own.iter().filter(|(_, name)| whole && !kept.contains(name)) {
+            self.retire(now, *schedule, Reason::ScheduleRemoved)?;
+            is_changed = true;
+        }
+        Ok(PutAgent::of(before.is_some(), is_changed))
+    }
+
+    pub(super) fn remove_agent_by_api(&self, now: Timestamp, name: &str) -> Done<Removed> {
+        let known =
+            self.row("select id, source from agents where name = ? and retired_at is null", [name], |row| {
+                Ok((row.get::<_, AgentId>(0)?, row.get::<_, String>(1)?))
+            })?;
+        let Some((id, source)) = known else { return Ok(Removed::NotFound) };
+        if source != API {
+            return Ok(Removed::OwnedBy(source));
+        }
+        self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
+        let mut cancelled = 0;
+        for (schedule, _) in self.own_schedules(id, None)? {
+            cancelled += self.retire(now, schedule, Reason::AgentRemoved)?;
+        }
+        Ok(Removed::Gone { cancelled })
+    }
+
+    /// Schedules of an agent, of any source or of one.
+    fn own_schedules(&self, agent: AgentId, source: Option<&str>) -> Done<Vec<(ScheduleId, String)>> {
+        self.rows(
+            "select id, name from schedules where agent_id = ?1 and retired_at is null and coalesce(source = ?2, 1) order by id",
+            params![agent, source],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
     }
 
     pub(super) fn definitions(&self, id: ScheduleId) -> Done<Option<Definitions>> {

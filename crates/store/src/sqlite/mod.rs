@@ -22,6 +22,7 @@ mod session;
 mod source;
 mod statements;
 mod token;
+mod watch;
 mod why;
 
 use std::borrow::Cow;
@@ -494,6 +495,18 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |_| true)
     }
 
+    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+        let agent = agent.clone();
+        let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole)).await;
+        self.shared.hint.after(answer, PutAgent::is_news)
+    }
+
+    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+        let agent = agent.to_owned();
+        let answer = self.write(move |verb| verb.remove_agent_by_api(now, &agent)).await;
+        self.shared.hint.after(answer, |_| true)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let schedules = schedules.to_vec();
         self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
@@ -653,8 +666,13 @@ impl Store for Sqlite {
         self.read(move |verb| verb.held(node)).await
     }
 
-    async fn cancel_marks(&self, node: NodeId) -> Answer<Vec<(RunId, Epoch, Reason)>> {
-        self.read(move |verb| verb.cancel_marks(node)).await
+    async fn marks(&self, node: NodeId) -> Answer<Marks> {
+        self.read(move |verb| verb.marks(node)).await
+    }
+
+    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
+        let answer = self.write(move |verb| verb.drain(now, node, draining)).await;
+        self.shared.hint.after(answer, hint::marked)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {

@@ -12,7 +12,7 @@ use crate::shapes::*;
 impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
-            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced) values (?, ?, ?, ?, ?, ?, ?)",
+            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -20,7 +20,9 @@ impl Verb<'_> {
                 to_json(&node.labels)?,
                 micros(node.started_at),
                 micros(node.lease_until),
-                node.fenced
+                node.fenced,
+                node.draining,
+                micros(node.last_seen_at)
             ],
         )
         .map(drop)
@@ -55,13 +57,40 @@ impl Verb<'_> {
         })
     }
 
-    pub(super) fn cancel_marks(&self, id: NodeId) -> Done<Vec<(RunId, Epoch, Reason)>> {
+    pub(super) fn marks(&self, id: NodeId) -> Done<Marks> {
         let marked = self.rows(
             "select id, epoch, cancel_reason from live where node_id = ? and cancel_reason is not null and state = 2 order by id",
             [node_bytes(id)],
             |row| Ok((run_id(row.get(0)?), row.get(1)?, Reason::from_code(row.get(2)?))),
         )?;
-        Ok(marked.into_iter().filter_map(|(run, epoch, reason)| Some((run, epoch, reason?))).collect())
+        let draining =
+            self.row("select draining from nodes where id = ?", [node_bytes(id)], |row| row.get(0))?;
+        Ok(Marks {
+            cancels: marked
+                .into_iter()
+                .filter_map(|(run, epoch, reason)| Some((run, epoch, reason?)))
+                .collect(),
+            draining,
+        })
+    }
+
+    pub(super) fn drain(&self, now: Timestamp, id: NodeId, draining: bool) -> Done<Drained> {
+        let found = self.row(
+            "select not fenced and lease_until > ?, draining from nodes where id = ?",
+            params![micros(now), node_bytes(id)],
+            |row| Ok((row.get::<_, bool>(0)?, row.get::<_, bool>(1)?)),
+        )?;
+        Ok(match found {
+            None => Drained::NotFound,
+            Some((false, _)) => Drained::Dead,
+            Some((true, before)) => {
+                self.execute(
+                    "update nodes set draining = ? where id = ?",
+                    params![draining, node_bytes(id)],
+                )?;
+                Drained::Marked { is_news: before != draining }
+            }
+        })
     }
 
     pub(super) fn nodes(&self) -> Done<Vec<Node>> {
@@ -74,6 +103,8 @@ impl Verb<'_> {
                 started_at: instant(row, "started_at")?,
                 lease_until: instant(row, "lease_until")?,
                 fenced: row.get("fenced")?,
+                draining: row.get("draining")?,
+                last_seen_at: instant(row, "last_seen_at")?,
             };
             Ok((node, row.get::<_, String>("labels")?))
         })?;

@@ -51,7 +51,7 @@ impl Verb<'_> {
         Ok(applied)
     }
 
-    fn put_agent(&self, source: &str, spec: &AgentSpec) -> Done<AgentId> {
+    pub(super) fn put_agent(&self, source: &str, spec: &AgentSpec) -> Done<AgentId> {
         let definition = to_json(&spec.definition)?;
         let breaker = spec.definition.breaker.as_ref().map(to_json).transpose()?;
         let budget = spec.definition.budget.as_ref().map(to_json).transpose()?;

@@ -14,6 +14,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     files_and_the_api_leave_each_other_alone(&fresh().await).await;
     a_schedule_of_the_api_goes_with_its_agent(&fresh().await).await;
     a_removed_schedule_lets_run_what_runs(&fresh().await).await;
+    an_agent_of_the_api_comes_changes_and_goes(&fresh().await).await;
+    an_agent_of_a_file_is_not_touched_and_takes_over(&fresh().await).await;
     a_one_shot_goes_with_the_run_of_its_tick(&fresh().await).await;
     definitions_are_those_of_now(&fresh().await).await;
     output_is_kept_in_order_and_fenced(&fresh().await).await;
@@ -278,4 +280,73 @@ async fn output_is_kept_in_order_and_fenced(store: &impl Store) {
     let unknown = world.run_id();
     assert!(store.output(unknown, None, 1000).await.unwrap().is_empty());
     assert!(!store.append_output(unknown, 1, &more).await.unwrap());
+}
+
+async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let one = AgentDefinition { max_concurrent: Some(1), ..unlimited() };
+    let made = agent("a", one.clone(), &[("s", every("1h")), ("t", every("1h"))]);
+    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Added);
+    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Unchanged);
+    let known = store.agents().await.unwrap();
+    assert_eq!((known[0].name.as_str(), known[0].source.as_str()), ("a", API));
+    assert_eq!(world.schedule("a/t").await.source, API);
+    assert_eq!(world.plan_all().await, 2);
+    let running = world.claim(node, 5).await.remove(0);
+
+    // A limit that is raised lets through what waits; schedules that are not named stay, unless it is whole.
+    let wide = agent("a", AgentDefinition { max_concurrent: Some(2), ..one.clone() }, &[("s", every("2h"))]);
+    assert_eq!(store.put_agent(world.now, &wide, false).await.unwrap(), PutAgent::Changed);
+    assert_ne!(store.agents().await.unwrap()[0].revision, known[0].revision);
+    assert!(store.schedule("a/t").await.unwrap().is_some());
+    let second = world.claim(node, 5).await.remove(0);
+    assert_eq!(world.schedule("a/s").await.definition, every("2h"));
+    world.complete(&second).await;
+    let name = store.run(running.run).await.unwrap().unwrap().name;
+    let (gone, rest) = match name.as_str() {
+        "a/t" => ("a/t", ("s", every("2h"))),
+        _ => ("a/s", ("t", every("1h"))),
+    };
+    let less = agent("a", wide.definition.clone(), std::slice::from_ref(&rest));
+    assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Changed);
+    assert!(store.schedule(gone).await.unwrap().is_none());
+    assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Unchanged);
+
+    let (waiting, _) = world.enqueue(&format!("a/{}", rest.0), None).await;
+    assert_eq!(store.remove_agent(world.now, "a").await.unwrap(), Removed::Gone { cancelled: 1 });
+    assert_eq!(store.remove_agent(world.now, "a").await.unwrap(), Removed::NotFound);
+    assert!(store.agents().await.unwrap().is_empty());
+    let ended = store.run(waiting).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.reason), (RunState::Cancelled, Some(Reason::AgentRemoved)));
+    assert_eq!(world.complete(&running).await, Finished::Ended(RunState::Completed), "what runs goes on");
+    assert_eq!(store.run(running.run).await.unwrap().unwrap().name, gone, "history stays");
+    assert_eq!(
+        store.put_agent(world.now, &made, true).await.unwrap(),
+        PutAgent::Added,
+        "another of that name"
+    );
+    world.assert_whole().await;
+}
+
+async fn an_agent_of_a_file_is_not_touched_and_takes_over(store: &impl Store) {
+    let world = World::new(store);
+    let filed = agent("filed", unlimited(), &[("s", every("1h"))]);
+    world.apply(std::slice::from_ref(&filed)).await;
+    let other = agent("filed", AgentDefinition::default(), &[("more", every("1h"))]);
+    let source = world.schedule("filed/s").await.source;
+    let owned = store.put_agent(world.now, &other, true).await.unwrap();
+    assert_eq!(owned, PutAgent::OwnedBy(source.clone()));
+    assert_eq!(store.remove_agent(world.now, "filed").await.unwrap(), Removed::OwnedBy(source.clone()));
+    assert!(store.schedule("filed/more").await.unwrap().is_none(), "nothing of it");
+    let made = agent("made", unlimited(), &[("mine", every("1h"))]);
+    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Added);
+    world.apply(std::slice::from_ref(&filed)).await;
+    assert!(store.schedule("made/mine").await.unwrap().is_some(), "files leave the API's agents alone");
+    let taken = agent("made", unlimited(), &[("theirs", every("1h"))]);
+    world.apply(&[filed, taken]).await;
+    let known = store.agents().await.unwrap();
+    assert!(known.iter().all(|agent| agent.source == source), "but one that they name is theirs");
+    assert_eq!(world.schedule("made/mine").await.source, API);
+    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::OwnedBy(source));
 }

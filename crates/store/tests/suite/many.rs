@@ -194,6 +194,8 @@ async fn join<S: Store>(arena: &Arena<S>) -> NodeId {
         started_at: now(),
         lease_until,
         fenced: false,
+        draining: false,
+        last_seen_at: now(),
     };
     arena.store.join(&node).await.unwrap();
     id

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, Usage};
-use belfry_core::{Reason, RunId};
+use belfry_core::{AgentDefinition, Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
@@ -26,7 +26,7 @@ struct Side<'a, S> {
     walked: Option<RunId>,
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 17] = [
     "limited/completion",
     "limited/start",
     "limited/slot",
@@ -42,6 +42,8 @@ const NAMES: [&str; 15] = [
     "free/api",
     "limited/talk",
     "free/talk",
+    "made/one",
+    "made/two",
 ];
 
 /// Schedules that messages go to.
@@ -49,6 +51,9 @@ const CHATS: [&str; 2] = ["limited/talk", "free/talk"];
 
 /// What the API puts there.
 const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
+
+/// What the API puts, or tries to.
+const MADE: [&str; 2] = ["free", "made"];
 
 #[derive(Debug, Clone)]
 enum Operation {
@@ -64,6 +69,7 @@ enum Operation {
     GiveBack(usize),
     Join(u128),
     Renew(u128),
+    Drain(u128, bool),
     Fence(u128),
     Pause(usize, Option<i64>),
     Resume(usize, bool),
@@ -72,6 +78,8 @@ enum Operation {
     ResetBudget,
     Put(usize, usize),
     Remove(usize),
+    PutAgent { whose: usize, variant: usize, whole: bool },
+    RemoveAgent(usize),
     Append { which: usize, stale: bool },
     Send { chat: usize, session: usize, how: usize },
     Session { chat: usize, session: usize, verb: usize },
@@ -80,7 +88,7 @@ enum Operation {
 }
 
 fn operation(random: &mut Random) -> Operation {
-    match random.below(120) {
+    match random.below(126) {
         100..=109 => {
             Operation::Send { chat: random.below(2), session: random.below(2), how: random.below(12) }
         }
@@ -93,6 +101,12 @@ fn operation(random: &mut Random) -> Operation {
             Operation::SetLane(random.below(2), random.chance(80).then_some((limit, queue_limit)))
         }
         119 => Operation::ClearLane(random.below(2)),
+        122..=124 => {
+            let (whose, variant) = (random.below(4).min(1), random.below(8));
+            Operation::PutAgent { whose, variant, whole: random.chance(50) }
+        }
+        125 => Operation::RemoveAgent(random.below(3).min(1)),
+        120..=121 => Operation::Drain(random.below(4) as u128, random.chance(60)),
         0..=14 => Operation::Plan(1 + random.below(20) as u32),
         15..=16 => Operation::Put(random.below(PUT.len()), random.below(4)),
         17 => Operation::Remove(random.below(NAMES.len())),
@@ -272,9 +286,12 @@ impl<'a, S: Store> Side<'a, S> {
                 String::new()
             }
             Operation::Renew(node) => {
-                let marks = store.cancel_marks(node_id(*node)).await.unwrap();
+                let marks = store.marks(node_id(*node)).await.unwrap();
                 let renewed = store.renew(node_id(*node), now + SignedDuration::from_secs(30)).await.unwrap();
                 format!("{marks:?} {renewed:?}")
+            }
+            Operation::Drain(node, draining) => {
+                format!("{:?}", store.drain(now, node_id(*node), *draining).await.unwrap())
             }
             Operation::Fence(node) => {
                 let nodes = store.nodes().await.unwrap();
@@ -337,6 +354,18 @@ impl<'a, S: Store> Side<'a, S> {
                 }
                 None => "none".into(),
             },
+            Operation::PutAgent { whose, variant, whole } => {
+                let max_concurrent = [Some(1), Some(2), None][variant % 3];
+                let definition = AgentDefinition { max_concurrent, ..AgentDefinition::default() };
+                let schedules = [("one", every("1m")), ("two", cron("*/2 * * * *")), ("one", every("45s"))];
+                let put = agent(MADE[*whose], definition, &schedules[*variant % 2..][..1 + variant / 6]);
+                let put = store.put_agent(now, &put, *whole).await.unwrap();
+                self.learn_names().await;
+                format!("{put:?}")
+            }
+            Operation::RemoveAgent(whose) => {
+                format!("{:?}", store.remove_agent(now, MADE[*whose]).await.unwrap())
+            }
             Operation::Append { which, stale } => {
                 let Some(claimed) = self.claimed.get(which % self.claimed.len().max(1)) else {
                     return String::new();

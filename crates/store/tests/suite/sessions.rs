@@ -143,7 +143,7 @@ async fn stops_end_what_they_say<S: Store>(store: &S) {
     world.advance(5);
     let done = world.session("bot/talk", "a", SessionVerb::StopAll).await;
     assert_eq!((done.told, done.ended.as_slice()), (vec![runs[0]], &runs[1..]));
-    assert_eq!(store.cancel_marks(node).await.unwrap(), [(runs[0], claimed[0].epoch, Reason::Stopped)]);
+    assert_eq!(store.marks(node).await.unwrap().cancels, [(runs[0], claimed[0].epoch, Reason::Stopped)]);
     assert_eq!(world.claim(node, 10).await, []);
     // It fails and could be retried: not any more.
     assert_eq!(world.fail(&claimed[0]).await, Finished::Ended(RunState::Cancelled));

@@ -252,6 +252,8 @@ impl<'a, S: Store> World<'a, S> {
             started_at: self.now,
             lease_until: self.now + SignedDuration::from_secs(30),
             fenced: false,
+            draining: false,
+            last_seen_at: self.now,
         };
         self.store.join(&node).await.unwrap();
         node.id

@@ -35,3 +35,17 @@ create unlogged table told (
     lines text[] not null,
     primary key (teller, seq)
 );
+
+-- Whether a node is to take no new work, and when it was heard of last.
+alter table nodes add column draining boolean not null default false;
+alter table nodes add column last_seen_at timestamptz not null default to_timestamp(0);
+
+-- What nodes say of themselves and their machines.
+create table snapshots (
+    number bigint generated always as identity primary key,
+    at timestamptz not null,
+    node_id uuid not null,
+    snapshot text not null
+);
+create index snapshots_at on snapshots (at);
+create index snapshots_node on snapshots (node_id, number);

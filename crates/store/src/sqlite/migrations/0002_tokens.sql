@@ -20,3 +20,17 @@ create table audit (
   status integer
 ) strict;
 create index audit_at on audit (at);
+
+-- Whether a node is to take no new work, and when it was heard of last.
+alter table nodes add column draining integer not null default 0;
+alter table nodes add column last_seen_at integer not null default 0;
+
+-- What nodes say of themselves and their machines.
+create table snapshots (
+  number integer primary key autoincrement,
+  at integer not null,
+  node_id blob not null,
+  snapshot text not null
+) strict;
+create index snapshots_at on snapshots (at);
+create index snapshots_node on snapshots (node_id, number);

@@ -1,0 +1,76 @@
+//! What people ask of nodes: to take no new work, and how their machines do.
+
+use belfry_core::NodeId;
+use belfry_store::{AnyStore, Drained, Page, SnapshotFilter, SnapshotRow, Store, Watch};
+use belfry_time::Timestamp;
+
+use crate::driver::{Input, Phase};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::shell::Message;
+
+/// Marks a node of a store to take no new work, or to take it again; it notices within a second. Gives whether it was not
+/// marked so before.
+pub async fn drain(store: &AnyStore, now: Timestamp, node: NodeId, draining: bool) -> Result<bool, Error> {
+    match store.drain(now, node, draining).await? {
+        Drained::Marked { is_news } => Ok(is_news),
+        Drained::Dead => Err(Error::NodeDead { node }),
+        Drained::NotFound => Err(Error::NoNode { node }),
+    }
+}
+
+/// The name of this machine, by which a node tells where it is.
+pub fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "localhost".into())
+}
+
+impl Engine {
+    /// Who this is among the nodes of its store, from its start on. A node that was taken for gone comes back as another.
+    pub fn node(&self) -> NodeId {
+        self.view().borrow().node
+    }
+
+    /// How nodes and their machines did at each heartbeat, the last first, before a number.
+    pub async fn snapshots(
+        &self,
+        filter: &SnapshotFilter,
+        before: Option<i64>,
+        limit: u32,
+    ) -> Result<Page<SnapshotRow, i64>, Error> {
+        Ok(self.store().snapshots(filter, before, limit).await?)
+    }
+
+    /// Lets a node take no new work, this one or another: it plans and claims nothing, lets what runs end, keeps its lease
+    /// and stays up, until that is undone with `false`. This node does so before the answer, another within a second. Gives
+    /// whether it was not so before.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let engine = belfry::Engine::builder().build();
+    /// engine.start().await?;
+    /// engine.drain(engine.node(), true).await?;
+    /// assert_eq!(engine.status(), belfry::Status::Draining);
+    /// engine.drain(engine.node(), false).await?;
+    /// assert_eq!(engine.status(), belfry::Status::Running);
+    /// engine.stop(belfry::StopOptions::default()).await?;
+    /// # Ok::<_, belfry::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn drain(&self, node: NodeId, draining: bool) -> Result<bool, Error> {
+        let is_news = drain(self.store(), self.store_now().await?, node, draining).await?;
+        if node == self.node() && self.options().only.is_none() {
+            self.message(Message::Input(Input::Drain(draining))).await;
+            let mut view = self.view().subscribe();
+            let is_so = |view: &crate::shell::View| {
+                view.draining == draining || view.node != node || view.phase == Phase::Stopped
+            };
+            // An engine that is gone takes nothing either.
+            let _ = view.wait_for(is_so).await;
+        }
+        Ok(is_news)
+    }
+}
