@@ -76,8 +76,8 @@ fn what_a_command_does_without_a_server_has_a_row_too() {
         let seen: Vec<_> = rows.iter().map(|row| (row.action.as_str(), row.target.as_str())).collect();
         let wanted = [
             ("reload", "/api/v1/reload"),
-            ("create_schedule", "/api/v1/schedules/hello/x"),
-            ("change_schedule", "/api/v1/schedules/hello/x"),
+            ("write_schedule", "/api/v1/schedules/hello/x/write"),
+            ("write_schedule", "/api/v1/schedules/hello/x/write"),
             ("pause_schedule", "/api/v1/schedules/hello/x/pause"),
             ("resume_schedule", "/api/v1/schedules/hello/x/resume"),
             ("run_schedule", "/api/v1/schedules/hello/x/run"),
@@ -89,7 +89,8 @@ fn what_a_command_does_without_a_server_has_a_row_too() {
         let uid = nix::unistd::getuid();
         for row in rows {
             assert!(row.actor.starts_with("cli:") && row.actor.ends_with(&format!("({uid})")), "{row:?}");
-            assert_eq!((row.status, row.peer), (Some(200), belfry::host()));
+            assert!(matches!(row.status, Some(200..=299)), "{row:?}");
+            assert_eq!(row.peer, belfry::host());
         }
     }
 }
