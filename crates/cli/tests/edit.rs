@@ -118,7 +118,7 @@ fn resume_records_what_the_pause_left_out() {
 #[test]
 fn a_pause_that_has_ended_by_itself_is_not_ended_again() {
     let site = site();
-    site.ok(&["pause", "a/five", "--for", "1ms"]);
+    site.ok(&["pause", "a/five", "--for", "500ms"]);
     let Status::Paused { until: Some(until), .. } = schedule(&site, "a/five").status else {
         panic!("not paused until a time")
     };

@@ -194,6 +194,8 @@ pub struct Up {
     pub seen: Vec<Value>,
     at: usize,
     errors: Arc<Mutex<String>>,
+    /// Closed once standard error is.
+    silence: Receiver<()>,
 }
 
 impl Up {
@@ -214,13 +216,15 @@ impl Up {
         });
         let errors = Arc::new(Mutex::new(String::new()));
         let (kept, mut from) = (errors.clone(), child.stderr.take().unwrap());
+        let (speaks, silence) = channel();
         std::thread::spawn(move || {
+            let _speaks = speaks;
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = from.read(&mut buffer) {
                 kept.lock().unwrap().push_str(&String::from_utf8_lossy(&buffer[..read]));
             }
         });
-        Up { child, lines, seen: Vec::new(), at: 0, errors }
+        Up { child, lines, seen: Vec::new(), at: 0, errors, silence }
     }
 
     pub fn pid(&self) -> u32 {
@@ -305,6 +309,7 @@ impl Up {
         while let Ok(event) = self.lines.recv_timeout(PATIENCE) {
             self.hear(event);
         }
+        let _ = self.silence.recv_timeout(PATIENCE);
         if let Some(status) = self.child.try_wait().unwrap() {
             child = status;
         }

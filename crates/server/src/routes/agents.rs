@@ -41,7 +41,7 @@ async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     params(("agent" = String, Path, description = "Which")),
     responses((status = 200, description = "As it is", body = Agent, headers(("ETag" = String, description = "For If-Match")))))]
 async fn show(State(shared): State<Arc<Shared>>, Segment(name): Segment) -> Result<Response, Problem> {
-    Ok(answer(&shared, StatusCode::OK, &known(&shared, &name).await?))
+    Ok(answer(&shared, StatusCode::OK, &shared.agent(&name).await?))
 }
 
 /// The keys of an agent, as in a file. Exactly one of `run` and `shell` says what is started; `cwd` is absolute, and secrets are
@@ -191,7 +191,7 @@ async fn remove(
 ) -> Result<Response, Problem> {
     refuse_closed(&shared)?;
     let _turn = shared.edits.lock().await;
-    let record = known(&shared, &name).await?;
+    let record = shared.agent(&name).await?;
     preconditions(&headers, Some(tag_of(&record)), "agent")?;
     match shared.engine.remove_agent(&name).await? {
         Removed::Gone { cancelled } => {
@@ -220,12 +220,6 @@ fn refuse_closed(shared: &Shared) -> Result<(), Problem> {
 
 async fn find(shared: &Shared, name: &str) -> Result<Option<AgentRecord>, Problem> {
     Ok(shared.store().agents().await?.into_iter().find(|agent| agent.name == name))
-}
-
-async fn known(shared: &Shared, name: &str) -> Result<AgentRecord, Problem> {
-    find(shared, name).await?.ok_or_else(|| {
-        Problem::not_found(format!("there is no agent {name}")).way_out("GET /api/v1/agents lists them")
-    })
 }
 
 fn tag_of(record: &AgentRecord) -> String {
@@ -316,7 +310,7 @@ async fn put(shared: &Shared, spec: &AgentSpec, whole: bool) -> Result<Response,
         PutAgent::Unchanged => StatusCode::OK,
         PutAgent::OwnedBy(source) => return Err(owned(shared, name, &source)),
     };
-    let mut response = answer(shared, status, &known(shared, name).await?);
+    let mut response = answer(shared, status, &shared.agent(name).await?);
     if status == StatusCode::CREATED
         && let Ok(place) = HeaderValue::from_str(&format!("/api/v1/agents/{name}"))
     {
