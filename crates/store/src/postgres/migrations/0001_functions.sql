@@ -292,8 +292,17 @@ begin
             exit_codes[f.place] as exit_code, errors[f.place] as error, summaries[f.place] as summary,
             l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
             l.max_attempts, l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
+    ), twice as materialized (
+        select count(distinct g.schedule_id) < count(*) as any from gone g
     ), told as materialized (
-        -- Each end beside those of the same schedule in this batch.
+        -- Each end beside those of the same schedule in this batch. Mostly there are none, and nothing is to be seen.
+        select g.*, null::integer as follows, case when g.failed then g.place end as failed_last,
+            case when not g.failed then g.place end as other_last, case when g.state = 2 then g.place end as done_last,
+            g.tick_at as fired_at, case when g.failed then 1::bigint else 0 end as fails,
+            case when g.state = 2 then 1::bigint else 0 end as dones, 1::bigint as nth, g.place as first_place,
+            true as is_last
+        from gone g where not (select t.any from twice t)
+        union all
         select g.*,
             case when g.failed then max(g.place) filter (where g.failed) over before
                 else max(g.place) filter (where not g.failed) over before end as follows,
@@ -306,7 +315,7 @@ begin
             count(*) over up_to as nth,
             first_value(g.place) over up_to as first_place,
             lead(g.place) over up_to is null as is_last
-        from gone g window
+        from gone g where (select t.any from twice t) window
             up_to as (partition by g.schedule_id order by g.place rows between unbounded preceding and current row),
             before as (partition by g.schedule_id order by g.place rows between unbounded preceding and 1 preceding)
     ), changed as (
