@@ -75,7 +75,7 @@ async fn write(
     let input = match (&body.pairs, &body.text) {
         (Some(pairs), None) => Input::Pairs(pairs),
         (None, Some(text)) => Input::Text(text),
-        _ => return Err(Problem::bad("bad_field", "either pairs or text is needed").field("pairs")),
+        _ => return Err(Problem::meaningless("invalid", "either pairs or text is needed").field("pairs")),
     };
     let origin = body.origin.as_deref().unwrap_or("request");
     if origin.len() > ORIGIN_MAX || origin.chars().any(char::is_control) {

@@ -206,8 +206,9 @@ impl State {
     pub(super) fn prune_sessions(&mut self, retention: &Retention) -> u32 {
         let old =
             self.sessions.iter().filter(|(_, row)| row.used_at < retention.runs_before).map(|(id, _)| *id);
-        let old: Vec<i64> =
-            old.filter(|id| self.line(*id).is_empty()).take(retention.batch as usize).collect();
+        // Also what a reset has left alone is of its session while it lives.
+        let lives = |id: &i64| self.live.values().any(|live| live.session.is_some_and(|own| own.id == *id));
+        let old: Vec<i64> = old.filter(|id| !lives(id)).take(retention.batch as usize).collect();
         self.sessions.retain(|id, _| !old.contains(id));
         old.len() as u32
     }

@@ -117,6 +117,8 @@ impl Verb<'_> {
         let sessions = self.execute(
             "delete from sessions where id in
                (select id from sessions x where used_at < ? and not exists (select 1 from session_runs r where r.session_id = x.id)
+                and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.trigger = 4
+                    and l.payload ->> 'session' = x.key)
                 order by id limit ?)",
             params![micros(retention.runs_before), retention.batch],
         )?;
