@@ -9,7 +9,9 @@ use axum::response::Response;
 use belfry_config::Input;
 use belfry_store::{Expect, Store};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ArrayBuilder, Schema};
+use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::routes;
 
 use super::Routes;
@@ -35,15 +37,27 @@ struct WrittenBody {
     #[serde(default)]
     add: bool,
     /// A key and its value each, as in `every=5m`.
-    #[schema(value_type = Option<Vec<Vec<String>>>)]
+    #[schema(value_type = Option<Vec<Pair>>)]
     pairs: Option<Vec<(String, String)>>,
     /// A map in YAML, or a JSON object.
     text: Option<String>,
     /// What mistakes call it: the name of a file, say.
+    #[schema(max_length = 4096, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$")]
     origin: Option<String>,
     /// The zone where it names none.
     timezone: Option<String>,
 }
+
+/// How a key and its value are described.
+struct Pair;
+
+impl PartialSchema for Pair {
+    fn schema() -> RefOr<Schema> {
+        ArrayBuilder::new().items(String::schema()).min_items(Some(2)).max_items(Some(2)).into()
+    }
+}
+
+impl ToSchema for Pair {}
 
 /// A schedule as it is now.
 #[derive(Serialize, ToSchema)]
