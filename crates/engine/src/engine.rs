@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use belfry_core::check::Check;
 use belfry_core::session::Usage;
-use belfry_core::{AgentSpec, NodeId, RunId};
+use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
-    AnyStore, Applied, Enqueue, Enqueued, Key, NewRun, Node, PutAgent, Removed, RunRecord, ScheduleRecord,
-    Store,
+    AnyStore, Applied, Enqueue, Enqueued, Expect, Key, NewRun, Node, PutAgent, Removed, RunRecord,
+    ScheduleRecord, Store,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -499,16 +499,26 @@ impl Engine {
     }
 
     /// Makes an agent that no file owns what it is here, or makes it new, with its schedules; with `whole` those of it that are
-    /// not here go, apart from what another source owns.
-    pub async fn put_agent(&self, agent: &AgentSpec, whole: bool) -> Result<PutAgent, Error> {
-        let put = self.inner.store.put_agent(self.store_now().await?, agent, whole).await?;
+    /// not here go, apart from what another source owns. Nothing is done where it is not what is expected.
+    pub async fn put_agent(
+        &self,
+        agent: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Result<PutAgent, Error> {
+        let put = self.inner.store.put_agent(self.store_now().await?, agent, whole, expect).await?;
         self.hint().await;
         Ok(put)
     }
 
-    /// Removes an agent that no file owns, with its schedules. Their runs that wait end cancelled, those that run go on.
-    pub async fn remove_agent(&self, agent: &str) -> Result<Removed, Error> {
-        let removed = self.inner.store.remove_agent(self.store_now().await?, agent).await?;
+    /// Removes an agent that no file owns, with its schedules. Their runs that wait end cancelled, those that run go on. Nothing
+    /// is done where it is not what is expected.
+    pub async fn remove_agent(
+        &self,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Result<Removed, Error> {
+        let removed = self.inner.store.remove_agent(self.store_now().await?, agent, expect).await?;
         self.hint().await;
         Ok(removed)
     }

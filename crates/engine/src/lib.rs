@@ -35,8 +35,8 @@ pub use belfry_core::session::{Mode, Usage};
 pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
 pub use belfry_store::{
-    AnyStore, Error as StoreError, LaneRecord, LaneSettings, PutAgent, Removed, RunRecord, ScheduleRecord,
-    SessionDone, SessionVerb, Snapshot, SnapshotFilter,
+    AnyStore, Error as StoreError, Expect, LaneRecord, LaneSettings, PutAgent, Removed, RunRecord,
+    ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock};

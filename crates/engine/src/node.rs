@@ -1,5 +1,7 @@
 //! What people ask of nodes: to take no new work, and how their machines do.
 
+use std::time::Duration;
+
 use belfry_core::NodeId;
 use belfry_store::{AnyStore, Drained, Page, SnapshotFilter, SnapshotRow, Store, Watch};
 use belfry_time::Timestamp;
@@ -8,6 +10,9 @@ use crate::driver::{Input, Phase};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::shell::Message;
+
+/// A node does what it was told sooner than this.
+const DRAINS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Marks a node of a store to take no new work, or to take it again; it notices within a second. Gives whether it was not
 /// marked so before.
@@ -68,8 +73,8 @@ impl Engine {
             let is_so = |view: &crate::shell::View| {
                 view.draining == draining || view.node != node || view.phase == Phase::Stopped
             };
-            // An engine that is gone takes nothing either.
-            let _ = view.wait_for(is_so).await;
+            // An engine that is gone takes nothing either; and somebody may have said the opposite meanwhile.
+            let _ = tokio::time::timeout(DRAINS_WITHIN, view.wait_for(is_so)).await;
         }
         Ok(is_news)
     }

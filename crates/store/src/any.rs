@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
+};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
@@ -161,12 +163,23 @@ impl Store for AnyStore {
         each!(self, store => store.remove_schedule(now, schedule, expect).await)
     }
 
-    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
-        each!(self, store => store.put_agent(now, agent, whole).await)
+    async fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<PutAgent> {
+        each!(self, store => store.put_agent(now, agent, whole, expect).await)
     }
 
-    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
-        each!(self, store => store.remove_agent(now, agent).await)
+    async fn remove_agent(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<Removed> {
+        each!(self, store => store.remove_agent(now, agent, expect).await)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {

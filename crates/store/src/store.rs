@@ -2,7 +2,9 @@
 
 use std::future::Future;
 
-use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange};
+use belfry_core::{
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
+};
 use belfry_time::Timestamp;
 
 use crate::error::Error;
@@ -60,11 +62,17 @@ pub trait Store: Send + Sync + 'static {
         now: Timestamp,
         agent: &AgentSpec,
         whole: bool,
+        expect: &Expect<AgentDefinition>,
     ) -> impl Future<Output = Answer<PutAgent>> + Send;
 
     /// Removes an agent of the API with all its schedules. Their runs that wait end cancelled, those that run go on, history
     /// stays. Crash: gone with all of that, or as it was.
-    fn remove_agent(&self, now: Timestamp, agent: &str) -> impl Future<Output = Answer<Removed>> + Send;
+    fn remove_agent(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> impl Future<Output = Answer<Removed>> + Send;
 
     /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
     fn definitions(

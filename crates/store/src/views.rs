@@ -58,9 +58,9 @@ pub enum Put {
     Differs,
 }
 
-/// What a schedule must be for an edit to be made: what the edit was decided on.
+/// What a schedule or an agent must be for an edit to be made: what the edit was decided on.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Expect {
+pub enum Expect<D = ScheduleDefinition> {
     /// Anything, or nothing.
     Any,
     /// There is none of its name.
@@ -70,18 +70,27 @@ pub enum Expect {
         /// In this revision.
         revision: i64,
         /// With this definition.
-        definition: Box<ScheduleDefinition>,
+        definition: Box<D>,
     },
 }
 
 impl Expect {
-    /// That it is as it was read.
+    /// That a schedule is as it was read.
     pub fn same(record: &ScheduleRecord) -> Expect {
         Expect::Same { revision: record.revision, definition: Box::new(record.definition.clone()) }
     }
+}
 
+impl Expect<AgentDefinition> {
+    /// That an agent is as it was read.
+    pub fn same_agent(record: &AgentRecord) -> Expect<AgentDefinition> {
+        Expect::Same { revision: record.revision, definition: Box::new(record.definition.clone()) }
+    }
+}
+
+impl<D: PartialEq> Expect<D> {
     /// Whether it is so, given what there is.
-    pub(crate) fn holds(&self, found: Option<(i64, &ScheduleDefinition)>) -> bool {
+    pub(crate) fn holds(&self, found: Option<(i64, &D)>) -> bool {
         match (self, found) {
             (Expect::Any, _) | (Expect::Absent, None) => true,
             (Expect::Same { revision, definition }, Some((found_revision, found))) => {
@@ -110,6 +119,8 @@ pub enum PutAgent {
     Unchanged,
     /// It belongs to this source, which alone may change it.
     OwnedBy(String),
+    /// It is not what was expected, and stays.
+    Differs,
 }
 
 impl PutAgent {

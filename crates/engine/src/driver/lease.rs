@@ -95,7 +95,8 @@ impl Driver {
     pub(super) fn marks(&mut self, now: Now, marks: Result<Marks, Error>) {
         // Where nothing runs, a hint tells of a mark, and the time of a renewal is soon enough for one that was lost.
         let every = if self.tasks.is_empty() { self.options.lease / 3 } else { MARKS_EVERY };
-        let is_old = self.marker.again;
+        // What was told meanwhile is newer than what was read.
+        let is_old = std::mem::take(&mut self.drain_told);
         self.marker.rest(now, now.mono + every);
         let Some(marks) = self.answered(now, marks) else {
             self.marker.at = now.mono + MARKS_EVERY;

@@ -334,6 +334,8 @@ pub struct Driver {
     lease_good: Duration,
     strays: HashSet<(RunId, Epoch)>,
     marker: Loop,
+    /// It was told to drain, or not to, while its marks were being read.
+    drain_told: bool,
     beater: Loop,
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
@@ -408,6 +410,7 @@ impl Driver {
             lease_good: now.mono + lease,
             strays: HashSet::new(),
             marker: Loop::from(now.mono + MARKS_EVERY),
+            drain_told: false,
             beater: Loop::from(now.mono),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
@@ -574,6 +577,7 @@ impl Driver {
             Input::Marks(marks) => self.marks(now, marks),
             Input::Drain(draining) => {
                 // What is being read may be older than the mark.
+                self.drain_told = self.marker.busy;
                 self.marker.wake(now);
                 self.drain(now, draining);
             }

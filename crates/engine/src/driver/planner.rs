@@ -89,6 +89,7 @@ impl Driver {
             self.planner.at = now.mono + Duration::from_millis(5);
         } else if let Some(Ok(due)) = ahead
             && self.phase == Phase::Running
+            && !self.draining
         {
             self.plan_batch(now, due);
         }

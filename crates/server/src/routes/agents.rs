@@ -9,14 +9,18 @@ use axum::response::Response;
 use belfry::api::{Agent, List};
 use belfry::event::{Event, Level, Name};
 use belfry_config::{About, is_reference, parse_agent};
+use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
-use belfry_store::{API, AgentRecord, PutAgent, Removed, Store};
+use belfry_store::{API, AgentRecord, Expect, PutAgent, Removed, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
-use super::edit::{ScheduleKeys, field_of, preconditions, refusal, refuse_past, refuse_written_secrets};
+use super::edit::{
+    ScheduleKeys, changed, field_of, is_conditional, preconditions, refusal, refuse_past,
+    refuse_written_secrets,
+};
 use super::schedules::tag;
 use super::{Routes, json};
 use crate::extract::{self, Key, Object, Segment};
@@ -120,16 +124,23 @@ async fn create(
     let new: NewAgent = extract::read(body)?;
     let _turn = shared.edits.lock().await;
     let spec = read(&shared, &new.agent, &new.definition)?;
-    if let Some(record) = find(&shared, &spec.name).await? {
-        if key.is_some() && record.source == API && is_so(&shared, &record, &spec).await? {
-            return Ok(answer(&shared, StatusCode::OK, &record));
+    let mut found = find(&shared, &spec.name).await?;
+    if found.is_none() {
+        refuse_lookalike(&shared, &spec.name).await?;
+        if let Some(response) = put(&shared, &spec, true, &Expect::Absent).await? {
+            return Ok(response);
         }
-        return Err(Problem::conflict("exists", format!("there is an agent {} already", spec.name))
-            .field("agent")
-            .way_out("PUT replaces one that was made here, DELETE removes it"));
+        // Another node was faster.
+        found = find(&shared, &spec.name).await?;
     }
-    refuse_lookalike(&shared, &spec.name).await?;
-    put(&shared, &spec, true).await
+    match found {
+        Some(record) if key.is_some() && record.source == API && is_so(&shared, &record, &spec).await? => {
+            Ok(answer(&shared, StatusCode::OK, &record))
+        }
+        _ => Err(Problem::conflict("exists", format!("there is an agent {} already", spec.name))
+            .field("agent")
+            .way_out("PUT replaces one that was made here, DELETE removes it")),
+    }
 }
 
 /// Make an agent, or replace one that was made here
@@ -161,7 +172,9 @@ async fn replace(
     if record.is_none() {
         refuse_lookalike(&shared, &name).await?;
     }
-    put(&shared, &spec, keys.get("schedules").is_some_and(|schedules| !schedules.is_null())).await
+    let whole = keys.get("schedules").is_some_and(|schedules| !schedules.is_null());
+    let expect = expected(&headers, record.as_ref());
+    put(&shared, &spec, whole, &expect).await?.ok_or_else(|| changed(&headers, "agent"))
 }
 
 /// What was removed.
@@ -193,15 +206,14 @@ async fn remove(
     let _turn = shared.edits.lock().await;
     let record = shared.agent(&name).await?;
     preconditions(&headers, Some(tag_of(&record)), "agent")?;
-    match shared.engine.remove_agent(&name).await? {
+    match shared.engine.remove_agent(&name, &expected(&headers, Some(&record))).await? {
         Removed::Gone { cancelled } => {
             tell(&shared, Name::AgentDeleted, &name);
             Ok(json(StatusCode::OK, &RemovedAgent { cancelled }))
         }
         Removed::OwnedBy(source) => Err(owned(&shared, &name, &source)),
-        Removed::NotFound | Removed::Differs => {
-            Err(Problem::not_found(format!("agent {name} is gone already")))
-        }
+        Removed::Differs => Err(changed(&headers, "agent")),
+        Removed::NotFound => Err(Problem::not_found(format!("agent {name} is gone already"))),
     }
 }
 
@@ -296,9 +308,25 @@ async fn is_so(shared: &Shared, record: &AgentRecord, spec: &AgentSpec) -> Resul
     Ok(record.definition == spec.definition)
 }
 
-async fn put(shared: &Shared, spec: &AgentSpec, whole: bool) -> Result<Response, Problem> {
+/// What an agent must be, where the request says that it must be what its sender knows.
+fn expected(headers: &HeaderMap, record: Option<&AgentRecord>) -> Expect<AgentDefinition> {
+    match record {
+        _ if !is_conditional(headers) => Expect::Any,
+        Some(record) => Expect::same_agent(record),
+        None => Expect::Absent,
+    }
+}
+
+/// Makes an agent what it is to be; nothing where it is not what was expected.
+async fn put(
+    shared: &Shared,
+    spec: &AgentSpec,
+    whole: bool,
+    expect: &Expect<AgentDefinition>,
+) -> Result<Option<Response>, Problem> {
     let name = &spec.name;
-    let status = match shared.engine.put_agent(spec, whole).await? {
+    let status = match shared.engine.put_agent(spec, whole, expect).await? {
+        PutAgent::Differs => return Ok(None),
         PutAgent::Added => {
             tell(shared, Name::AgentCreated, name);
             StatusCode::CREATED
@@ -316,7 +344,7 @@ async fn put(shared: &Shared, spec: &AgentSpec, whole: bool) -> Result<Response,
     {
         response.headers_mut().insert(header::LOCATION, place);
     }
-    Ok(response)
+    Ok(Some(response))
 }
 
 fn tell(shared: &Shared, name: Name, agent: &str) {

@@ -203,7 +203,7 @@ async fn replace(
         None if is_conditional(&headers) => Expect::Absent,
         _ => Expect::Any,
     };
-    put(&shared, &named, &definition, &expect).await?.ok_or_else(|| changed(&headers))
+    put(&shared, &named, &definition, &expect).await?.ok_or_else(|| changed(&headers, "schedule"))
 }
 
 /// Change keys of a schedule
@@ -238,7 +238,7 @@ async fn change(
         }
         // Another node was faster: the change is made to what it is now, unless it was to be what it was.
         if is_conditional(&headers) {
-            return Err(changed(&headers));
+            return Err(changed(&headers, "schedule"));
         }
     }
     Err(restless())
@@ -283,7 +283,7 @@ async fn remove(
             Ok(json(StatusCode::OK, &RemovedSchedule { cancelled }))
         }
         Removed::OwnedBy(source) => Err(shared.owned(&record.name, &source)),
-        Removed::Differs => Err(changed(&headers)),
+        Removed::Differs => Err(changed(&headers, "schedule")),
         Removed::NotFound => Err(Problem::not_found(format!("{} is gone already", record.name))),
     }
 }
@@ -480,7 +480,7 @@ async fn put(
 }
 
 /// Whether it is to be what the caller knows.
-fn is_conditional(headers: &HeaderMap) -> bool {
+pub fn is_conditional(headers: &HeaderMap) -> bool {
     headers.contains_key(header::IF_MATCH) || headers.contains_key(header::IF_NONE_MATCH)
 }
 
@@ -491,10 +491,10 @@ fn failed(field: &str, detail: impl Into<String>) -> Problem {
 }
 
 /// It was what the caller knows, until it was to be changed.
-fn changed(headers: &HeaderMap) -> Problem {
+pub fn changed(headers: &HeaderMap, what: &str) -> Problem {
     match headers.contains_key(header::IF_MATCH) {
-        true => failed("If-Match", "the schedule is not what it was"),
-        false => failed("If-None-Match", "there is a schedule like that already"),
+        true => failed("If-Match", format!("the {what} is not what it was")),
+        false => failed("If-None-Match", format!("there is such a {what} already")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use belfry_core::{ScheduleDefinition, ScheduleId};
+use belfry_core::{AgentDefinition, ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
 
 use super::State;
@@ -40,10 +40,19 @@ impl State {
         Removed::Gone { cancelled: self.retire(now, id) }
     }
 
-    pub(super) fn put_agent_by_api(&mut self, now: Timestamp, spec: &AgentSpec, whole: bool) -> PutAgent {
+    pub(super) fn put_agent_by_api(
+        &mut self,
+        now: Timestamp,
+        spec: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> PutAgent {
         let known = self.agents.values().find(|agent| !agent.retired && agent.name == spec.name);
         if let Some(agent) = known.filter(|agent| agent.source != API) {
             return PutAgent::OwnedBy(agent.source.clone());
+        }
+        if !expect.holds(known.map(|agent| (agent.revision, &*agent.definition))) {
+            return PutAgent::Differs;
         }
         let before = known.map(|agent| agent.definition.clone());
         let mut is_changed = before.as_ref().is_some_and(|before| **before != spec.definition);
@@ -63,11 +72,19 @@ impl State {
         PutAgent::of(before.is_some(), is_changed)
     }
 
-    pub(super) fn remove_agent_by_api(&mut self, now: Timestamp, name: &str) -> Removed {
+    pub(super) fn remove_agent_by_api(
+        &mut self,
+        now: Timestamp,
+        name: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Removed {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == name);
         let Some((id, agent)) = known else { return Removed::NotFound };
         if agent.source != API {
             return Removed::OwnedBy(agent.source.clone());
+        }
+        if !expect.holds(Some((agent.revision, &*agent.definition))) {
+            return Removed::Differs;
         }
         agent.retired = true;
         let (id, mut cancelled) = (*id, 0);

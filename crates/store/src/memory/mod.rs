@@ -219,13 +219,24 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule, expect))), |_| true)
     }
 
-    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
-        let put = self.change(|state| state.put_agent_by_api(now, agent, whole));
+    async fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<PutAgent> {
+        let put = self.change(|state| state.put_agent_by_api(now, agent, whole, expect));
         self.hint.after(Ok(put), PutAgent::is_news)
     }
 
-    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
-        self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent))), |_| true)
+    async fn remove_agent(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<Removed> {
+        self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent, expect))), |_| true)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {

@@ -70,9 +70,10 @@ impl Postgres {
         now: Timestamp,
         spec: &Spec<'_>,
         whole: bool,
+        expect: &Expect<AgentDefinition>,
     ) -> Result<PutAgent, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select source, definition from agents where name = $1 and retired_at is null";
+        let sql = "select source, edition, definition from agents where name = $1 and retired_at is null";
         let found = tx.query(sql, &[&spec.name]).await?;
         let before = match found.first() {
             None => None,
@@ -81,9 +82,13 @@ impl Postgres {
                 if source != API {
                     return Ok(PutAgent::OwnedBy(source));
                 }
-                Some(finish::definition(row)?)
+                Some((get::<i64>(row, "edition")?, finish::definition(row)?))
             }
         };
+        if !expect.holds(before.as_ref().map(|(edition, before)| (*edition, before))) {
+            return Ok(PutAgent::Differs);
+        }
+        let before = before.map(|(_, before)| before);
         let mut is_changed = before.as_ref().is_some_and(|before| before != spec.definition);
         let specs = std::slice::from_ref(spec);
         let agents = source::put_agents(tx, API, specs).await?;
@@ -112,14 +117,18 @@ impl Postgres {
         tx: &mut Tx<'_>,
         now: Timestamp,
         name: &str,
+        expect: &Expect<AgentDefinition>,
     ) -> Result<Removed, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select id, source from agents where name = $1 and retired_at is null";
+        let sql = "select id, source, edition, definition from agents where name = $1 and retired_at is null";
         let found = tx.query(sql, &[&name]).await?;
         let Some(row) = found.first() else { return Ok(Removed::NotFound) };
         let (id, source): (AgentId, String) = (get(row, "id")?, get(row, "source")?);
         if source != API {
             return Ok(Removed::OwnedBy(source));
+        }
+        if !expect.holds(Some((get(row, "edition")?, &finish::definition(row)?))) {
+            return Ok(Removed::Differs);
         }
         tx.execute("update agents set retired_at = $2 where id = $1", &[&id, &now]).await?;
         let sql = "select id from schedules where agent_id = $1 and retired_at is null order by id";

@@ -315,14 +315,26 @@ impl Store for Postgres {
         self.tell(answer, |_| true).await
     }
 
-    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+    async fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<PutAgent> {
         let specs = source::compile_all(std::slice::from_ref(agent));
-        let answer = transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole).await);
+        let answer =
+            transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole, expect).await);
         self.tell(answer, PutAgent::is_news).await
     }
 
-    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
-        let answer = transact!(self, |tx| self.remove_agent_by_api(&mut tx, now, agent).await);
+    async fn remove_agent(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<Removed> {
+        let answer = transact!(self, |tx| self.remove_agent_by_api(&mut tx, now, agent, expect).await);
         self.tell(answer, |_| true).await
     }
 

@@ -27,10 +27,14 @@ pub(super) fn read(address: &str) -> Result<(Config, MakeRustlsConnect), Error> 
     let mut config: Config = rest.parse().map_err(|error: tokio_postgres::Error| {
         refused(format!("the address of the database cannot be read: {}", super::connection::words(&error)))
     })?;
+    if config.get_ssl_mode() != SslMode::Prefer {
+        // It was found in a place where it was not looked for.
+        return Err(refused("the address of the database has a `?` that must be written `%3F`".into()));
+    }
     let mode = mode.as_deref().unwrap_or(if root.is_some() { "verify-full" } else { "prefer" });
     config.ssl_mode(match mode {
         // Nobody is between us and a socket of this machine.
-        _ if config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_))) => SslMode::Disable,
+        _ if is_local(&config) => SslMode::Disable,
         "disable" => SslMode::Disable,
         "prefer" | "allow" => SslMode::Prefer,
         "require" | "verify-full" => SslMode::Require,
@@ -61,6 +65,13 @@ pub(super) fn read(address: &str) -> Result<(Config, MakeRustlsConnect), Error> 
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
     Ok((config, MakeRustlsConnect::new(client)))
+}
+
+/// Whether all places are sockets of this machine.
+fn is_local(config: &Config) -> bool {
+    let hosts = config.get_hosts();
+    let are_sockets = hosts.iter().all(|host| matches!(host, Host::Unix(_)));
+    !hosts.is_empty() && are_sockets && config.get_hostaddrs().is_empty()
 }
 
 fn refused(detail: String) -> Error {
@@ -185,6 +196,7 @@ mod tests {
                 "disable, prefer, require or verify-full, got \"verify-ca\"",
             ),
             ("postgres://db/x?sslmode=require&sslrootcert=a.pem", "is for `sslmode=verify-full`"),
+            ("postgres://me:a?b@db/x?sslmode=require", "must be written `%3F`"),
             ("postgres://db/x?sslrootcert=no/such.pem", "`sslrootcert` no/such.pem"),
         ] {
             let error = read(address).err().unwrap().to_string();
@@ -196,7 +208,12 @@ mod tests {
     fn a_socket_of_this_machine_needs_none() {
         let (config, _) = read("host=/run/db user=me sslmode=require").unwrap();
         assert_eq!(config.get_ssl_mode(), SslMode::Disable);
-        let (config, _) = read("postgres://me@db/x").unwrap();
-        assert_eq!(config.get_ssl_mode(), SslMode::Prefer);
+        for (address, mode) in [
+            ("postgres://me@db/x", SslMode::Prefer),
+            ("postgres://me@/x?hostaddr=10.0.0.5&sslmode=require", SslMode::Require),
+            ("host=/run/db hostaddr=10.0.0.5 sslmode=require", SslMode::Require),
+        ] {
+            assert_eq!(read(address).unwrap().0.get_ssl_mode(), mode, "{address}");
+        }
     }
 }

@@ -30,6 +30,14 @@ fn is_expected(expect: &Expect, found: Option<&Found>) -> Done<bool> {
     Ok(expect.holds(Some((found.revision, &from_json(&found.definition)?))))
 }
 
+/// An agent as it stands.
+struct KnownAgent {
+    id: AgentId,
+    source: String,
+    revision: i64,
+    definition: AgentDefinition,
+}
+
 impl Verb<'_> {
     pub(super) fn put_by_api(
         &self,
@@ -71,16 +79,21 @@ impl Verb<'_> {
         }
     }
 
-    pub(super) fn put_agent_by_api(&self, now: Timestamp, spec: &AgentSpec, whole: bool) -> Done<PutAgent> {
-        let known = self.row(
-            "select source, definition from agents where name = ? and retired_at is null",
-            [&spec.name],
-            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
-        )?;
-        if let Some((source, _)) = known.as_ref().filter(|(source, _)| source != API) {
-            return Ok(PutAgent::OwnedBy(source.clone()));
+    pub(super) fn put_agent_by_api(
+        &self,
+        now: Timestamp,
+        spec: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Done<PutAgent> {
+        let known = self.agent_named(&spec.name)?;
+        if let Some(known) = known.as_ref().filter(|known| known.source != API) {
+            return Ok(PutAgent::OwnedBy(known.source.clone()));
         }
-        let before: Option<AgentDefinition> = known.map(|(_, text)| from_json(&text)).transpose()?;
+        if !expect.holds(known.as_ref().map(|known| (known.revision, &known.definition))) {
+            return Ok(PutAgent::Differs);
+        }
+        let before = known.map(|known| known.definition);
         let mut is_changed = before.as_ref().is_some_and(|before| *before != spec.definition);
         let id = self.put_agent(API, spec)?;
         let mut kept = Vec::new();
@@ -97,15 +110,33 @@ impl Verb<'_> {
         Ok(PutAgent::of(before.is_some(), is_changed))
     }
 
-    pub(super) fn remove_agent_by_api(&self, now: Timestamp, name: &str) -> Done<Removed> {
-        let known =
-            self.row("select id, source from agents where name = ? and retired_at is null", [name], |row| {
-                Ok((row.get::<_, AgentId>(0)?, row.get::<_, String>(1)?))
-            })?;
-        let Some((id, source)) = known else { return Ok(Removed::NotFound) };
-        if source != API {
-            return Ok(Removed::OwnedBy(source));
+    /// An agent as it stands, by its name.
+    fn agent_named(&self, name: &str) -> Done<Option<KnownAgent>> {
+        let found = self.row(
+            "select id, source, revision, definition from agents where name = ? and retired_at is null",
+            [name],
+            |row| {
+                Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
+            },
+        )?;
+        let Some((id, source, revision, text)) = found else { return Ok(None) };
+        Ok(Some(KnownAgent { id, source, revision, definition: from_json(&text)? }))
+    }
+
+    pub(super) fn remove_agent_by_api(
+        &self,
+        now: Timestamp,
+        name: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Done<Removed> {
+        let Some(known) = self.agent_named(name)? else { return Ok(Removed::NotFound) };
+        if known.source != API {
+            return Ok(Removed::OwnedBy(known.source));
         }
+        if !expect.holds(Some((known.revision, &known.definition))) {
+            return Ok(Removed::Differs);
+        }
+        let id = known.id;
         self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
         let mut cancelled = 0;
         for (schedule, _) in self.own_schedules(id, None)? {

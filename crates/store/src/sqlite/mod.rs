@@ -495,15 +495,28 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |_| true)
     }
 
-    async fn put_agent(&self, now: Timestamp, agent: &AgentSpec, whole: bool) -> Answer<PutAgent> {
+    async fn put_agent(
+        &self,
+        now: Timestamp,
+        agent: &AgentSpec,
+        whole: bool,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<PutAgent> {
         let agent = agent.clone();
-        let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole)).await;
+        let expect = expect.clone();
+        let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole, &expect)).await;
         self.shared.hint.after(answer, PutAgent::is_news)
     }
 
-    async fn remove_agent(&self, now: Timestamp, agent: &str) -> Answer<Removed> {
+    async fn remove_agent(
+        &self,
+        now: Timestamp,
+        agent: &str,
+        expect: &Expect<AgentDefinition>,
+    ) -> Answer<Removed> {
         let agent = agent.to_owned();
-        let answer = self.write(move |verb| verb.remove_agent_by_api(now, &agent)).await;
+        let expect = expect.clone();
+        let answer = self.write(move |verb| verb.remove_agent_by_api(now, &agent, &expect)).await;
         self.shared.hint.after(answer, |_| true)
     }
 

@@ -287,8 +287,8 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
     let node = world.join(1).await;
     let one = AgentDefinition { max_concurrent: Some(1), ..unlimited() };
     let made = agent("a", one.clone(), &[("s", every("1h")), ("t", every("1h"))]);
-    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Added);
-    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Unchanged);
+    assert_eq!(store.put_agent(world.now, &made, true, &Expect::Any).await.unwrap(), PutAgent::Added);
+    assert_eq!(store.put_agent(world.now, &made, true, &Expect::Any).await.unwrap(), PutAgent::Unchanged);
     let known = store.agents().await.unwrap();
     assert_eq!((known[0].name.as_str(), known[0].source.as_str()), ("a", API));
     assert_eq!(world.schedule("a/t").await.source, API);
@@ -297,7 +297,7 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
 
     // A limit that is raised lets through what waits; schedules that are not named stay, unless it is whole.
     let wide = agent("a", AgentDefinition { max_concurrent: Some(2), ..one.clone() }, &[("s", every("2h"))]);
-    assert_eq!(store.put_agent(world.now, &wide, false).await.unwrap(), PutAgent::Changed);
+    assert_eq!(store.put_agent(world.now, &wide, false, &Expect::Any).await.unwrap(), PutAgent::Changed);
     assert_ne!(store.agents().await.unwrap()[0].revision, known[0].revision);
     assert!(store.schedule("a/t").await.unwrap().is_some());
     let second = world.claim(node, 5).await.remove(0);
@@ -309,20 +309,31 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
         _ => ("a/s", ("t", every("1h"))),
     };
     let less = agent("a", wide.definition.clone(), std::slice::from_ref(&rest));
-    assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Changed);
+    assert_eq!(store.put_agent(world.now, &less, true, &Expect::Any).await.unwrap(), PutAgent::Changed);
     assert!(store.schedule(gone).await.unwrap().is_none());
-    assert_eq!(store.put_agent(world.now, &less, true).await.unwrap(), PutAgent::Unchanged);
+    assert_eq!(store.put_agent(world.now, &less, true, &Expect::Any).await.unwrap(), PutAgent::Unchanged);
 
     let (waiting, _) = world.enqueue(&format!("a/{}", rest.0), None).await;
-    assert_eq!(store.remove_agent(world.now, "a").await.unwrap(), Removed::Gone { cancelled: 1 });
-    assert_eq!(store.remove_agent(world.now, "a").await.unwrap(), Removed::NotFound);
+    // Two who decide on what they have read: one of them is late.
+    let known = store.agents().await.unwrap().into_iter().find(|known| known.name == "a").unwrap();
+    let expect = Expect::same_agent(&known);
+    let late = agent("a", AgentDefinition { max_concurrent: Some(7), ..AgentDefinition::default() }, &[]);
+    assert_eq!(store.put_agent(world.now, &late, false, &Expect::Absent).await.unwrap(), PutAgent::Differs);
+    assert_eq!(store.put_agent(world.now, &late, false, &expect).await.unwrap(), PutAgent::Changed);
+    assert_eq!(store.put_agent(world.now, &late, false, &expect).await.unwrap(), PutAgent::Differs);
+    assert_eq!(store.remove_agent(world.now, "a", &expect).await.unwrap(), Removed::Differs);
+    assert_eq!(
+        store.remove_agent(world.now, "a", &Expect::Any).await.unwrap(),
+        Removed::Gone { cancelled: 1 }
+    );
+    assert_eq!(store.remove_agent(world.now, "a", &Expect::Any).await.unwrap(), Removed::NotFound);
     assert!(store.agents().await.unwrap().is_empty());
     let ended = store.run(waiting).await.unwrap().unwrap();
     assert_eq!((ended.state, ended.reason), (RunState::Cancelled, Some(Reason::AgentRemoved)));
     assert_eq!(world.complete(&running).await, Finished::Ended(RunState::Completed), "what runs goes on");
     assert_eq!(store.run(running.run).await.unwrap().unwrap().name, gone, "history stays");
     assert_eq!(
-        store.put_agent(world.now, &made, true).await.unwrap(),
+        store.put_agent(world.now, &made, true, &Expect::Any).await.unwrap(),
         PutAgent::Added,
         "another of that name"
     );
@@ -335,12 +346,15 @@ async fn an_agent_of_a_file_is_not_touched_and_takes_over(store: &impl Store) {
     world.apply(std::slice::from_ref(&filed)).await;
     let other = agent("filed", AgentDefinition::default(), &[("more", every("1h"))]);
     let source = world.schedule("filed/s").await.source;
-    let owned = store.put_agent(world.now, &other, true).await.unwrap();
+    let owned = store.put_agent(world.now, &other, true, &Expect::Any).await.unwrap();
     assert_eq!(owned, PutAgent::OwnedBy(source.clone()));
-    assert_eq!(store.remove_agent(world.now, "filed").await.unwrap(), Removed::OwnedBy(source.clone()));
+    assert_eq!(
+        store.remove_agent(world.now, "filed", &Expect::Any).await.unwrap(),
+        Removed::OwnedBy(source.clone())
+    );
     assert!(store.schedule("filed/more").await.unwrap().is_none(), "nothing of it");
     let made = agent("made", unlimited(), &[("mine", every("1h"))]);
-    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::Added);
+    assert_eq!(store.put_agent(world.now, &made, true, &Expect::Any).await.unwrap(), PutAgent::Added);
     world.apply(std::slice::from_ref(&filed)).await;
     assert!(store.schedule("made/mine").await.unwrap().is_some(), "files leave the API's agents alone");
     let taken = agent("made", unlimited(), &[("theirs", every("1h"))]);
@@ -348,5 +362,8 @@ async fn an_agent_of_a_file_is_not_touched_and_takes_over(store: &impl Store) {
     let known = store.agents().await.unwrap();
     assert!(known.iter().all(|agent| agent.source == source), "but one that they name is theirs");
     assert_eq!(world.schedule("made/mine").await.source, API);
-    assert_eq!(store.put_agent(world.now, &made, true).await.unwrap(), PutAgent::OwnedBy(source));
+    assert_eq!(
+        store.put_agent(world.now, &made, true, &Expect::Any).await.unwrap(),
+        PutAgent::OwnedBy(source)
+    );
 }

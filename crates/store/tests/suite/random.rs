@@ -359,12 +359,12 @@ impl<'a, S: Store> Side<'a, S> {
                 let definition = AgentDefinition { max_concurrent, ..AgentDefinition::default() };
                 let schedules = [("one", every("1m")), ("two", cron("*/2 * * * *")), ("one", every("45s"))];
                 let put = agent(MADE[*whose], definition, &schedules[*variant % 2..][..1 + variant / 6]);
-                let put = store.put_agent(now, &put, *whole).await.unwrap();
+                let put = store.put_agent(now, &put, *whole, &Expect::Any).await.unwrap();
                 self.learn_names().await;
                 format!("{put:?}")
             }
             Operation::RemoveAgent(whose) => {
-                format!("{:?}", store.remove_agent(now, MADE[*whose]).await.unwrap())
+                format!("{:?}", store.remove_agent(now, MADE[*whose], &Expect::Any).await.unwrap())
             }
             Operation::Append { which, stale } => {
                 let Some(claimed) = self.claimed.get(which % self.claimed.len().max(1)) else {
