@@ -232,7 +232,8 @@ async fn nodes(reading: &Reading, loaded: Option<&Loaded>, findings: &mut Findin
             }
             NodeStatus::Draining => {
                 let detail = format!(
-                    "{who}: it drains, {active} running; `belfry nodes drain --undo` lets it work again"
+                    "{who}: it drains, {active} running; `belfry nodes drain {} --undo` lets it work again",
+                    node.id
                 );
                 findings.add("node", Grade::Warn, detail);
             }

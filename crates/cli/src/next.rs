@@ -60,7 +60,7 @@ impl Next {
         }
         let zone = output.zone()?;
         let from = match &self.from {
-            Some(from) => parse_instant(from, Some(&zone)).in_option("--from")?,
+            Some(from) => reading::local(from, "--from", &zone)?,
             None => now(),
         };
         // A calendar step keeps the time of day and the day number of where it starts.
@@ -87,7 +87,7 @@ impl Next {
                         Zone::get(&schedule.timezone).in_option("timing")?
                     }
                 };
-                let at = parse_instant(text, Some(&zone)).in_option("--from")?;
+                let at = reading::local(text, "--from", &zone)?;
                 query.push_str(&format!("&from={at}"));
                 from = Some(at);
             }

@@ -1,7 +1,7 @@
 //! `belfry pause`: schedules stand still until somebody resumes them, or until a time.
 
 use belfry::api::Schedule;
-use belfry_time::{Timestamp, Zone, parse_duration, parse_instant};
+use belfry_time::{Timestamp, Zone, parse_duration};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -11,6 +11,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::Output;
 use crate::place::{Need, Place};
 use crate::reach;
+use crate::reading;
 
 /// Pause schedules: no tick makes a run until they are resumed
 #[derive(Debug, Args)]
@@ -83,7 +84,7 @@ impl Pause {
 
     fn until(&self, now: Timestamp, zone: &Zone) -> Result<Option<Timestamp>, Failure> {
         let until = match (&self.until, &self.long) {
-            (Some(text), _) => parse_instant(text, Some(zone)).in_option("--until")?,
+            (Some(text), _) => reading::local(text, "--until", zone)?,
             (None, Some(text)) => {
                 let long = parse_duration(text).in_option("--for")?;
                 now.checked_add(long)

@@ -16,6 +16,7 @@ use crate::link::Link;
 use crate::noted::caller;
 use crate::output::host_zone;
 use crate::reach::{self, Reach};
+use crate::reading;
 use crate::server_file::ServerFile;
 
 /// Which files and which store.
@@ -58,13 +59,28 @@ impl Place {
             return Ok(Client::over(Link::new(url, self.token.clone())?));
         }
         let loaded = match variable("BELFRY_STORE") {
-            Some(_) if need == Need::Store => None,
-            _ => self.load_if_any()?,
+            Some(_) if need == Need::Store => Ok(None),
+            _ => self.load_if_any(),
         };
-        let address = self.address(loaded.as_ref());
-        if let Some(link) = ServerFile::find(&address, &self.file()).await {
+        let (found, loaded) = match loaded {
+            Ok(loaded) => (ServerFile::find(&self.address(loaded.as_ref()), &self.file()).await, loaded),
+            // Whoever edits a file must be able to ask the server that runs on as it was.
+            Err(wrong) => match ServerFile::beside(&self.file()).await {
+                Some(link) => {
+                    reading::remark(&format!(
+                        "{} cannot be read; the server that runs answers",
+                        self.file().display()
+                    ));
+                    (Some(link), None)
+                }
+                None => return Err(wrong),
+            },
+        };
+        if let Some(mut link) = found {
+            link.token = self.token.clone().or(link.token);
             return Ok(Client::over(link));
         }
+        let address = self.address(loaded.as_ref());
         let is_made = need != Need::Store && loaded.is_some();
         let store = open(&address, is_made).await?;
         let reach = Reach::of(store, address, loaded).await?;

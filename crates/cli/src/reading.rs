@@ -5,10 +5,10 @@ use std::io::{self, Write};
 
 use belfry::AnyStore;
 use belfry_store::{ScheduleFilter, ScheduleRecord, Store};
-use belfry_time::Timestamp;
+use belfry_time::{Timestamp, Zone};
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output};
 use crate::place::Place;
 
@@ -109,6 +109,27 @@ pub fn remark(text: &str) {
 
 /// Reads an instant of an option: RFC 3339, or a local date and time in the zone that is meant.
 pub fn instant(text: &str, option: &'static str, output: &Output) -> Result<Timestamp, Failure> {
-    use crate::failure::InOption;
-    belfry_time::parse_instant(text, Some(&output.zone()?)).in_option(option)
+    local(text, option, &output.zone()?)
+}
+
+/// The same in a zone. The time may lack its seconds, or be missing: then the day begins.
+pub fn local(text: &str, option: &'static str, zone: &Zone) -> Result<Timestamp, Failure> {
+    let is_digit = |at: &u8| at.is_ascii_digit();
+    let form: String =
+        text.trim().bytes().map(|at| if is_digit(&at) { '0' } else { char::from(at) }).collect();
+    let whole = match form.as_str() {
+        "0000-00-00" => format!("{}T00:00:00", text.trim()),
+        "0000-00-00T00:00" | "0000-00-00 00:00" => format!("{}:00", text.trim().replace(' ', "T")),
+        "0000-00-00 00:00:00" => text.trim().replace(' ', "T"),
+        _ => text.to_owned(),
+    };
+    belfry_time::parse_instant(&whole, Some(zone)).in_option(option)
+}
+
+/// The beginning of a time up to now: an instant, or how long ago.
+pub fn since(text: &str, option: &'static str, output: &Output) -> Result<Timestamp, Failure> {
+    match belfry_time::parse_duration(text) {
+        Ok(ago) => Ok(Timestamp::now().checked_sub(ago).unwrap_or(Timestamp::MIN)),
+        Err(_) => instant(text, option, output),
+    }
 }

@@ -82,5 +82,9 @@ impl Reload {
 }
 
 fn tell(answer: &Answer, output: &Output) -> Result<(), Failure> {
-    reach::answer(output, answer, &format!("process {} has read its files again", answer.pid))
+    reach::answer(
+        output,
+        answer,
+        &format!("process {} has read its files again: {}", answer.pid, answer.detail),
+    )
 }

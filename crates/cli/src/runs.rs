@@ -71,7 +71,7 @@ impl From<StateArg> for RunState {
 impl Runs {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
-        let since = self.since.as_ref().map(|text| reading::instant(text, "--since", output)).transpose()?;
+        let since = self.since.as_ref().map(|text| reading::since(text, "--since", output)).transpose()?;
         reading::block_on(async {
             let client = place.client(Need::Store).await?;
             let found = self.find(&client, since).await?;

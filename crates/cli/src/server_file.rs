@@ -52,13 +52,24 @@ impl ServerFile {
     /// The server of a store, where there is one that answers. What is left of another is passed over.
     pub async fn find(address: &str, config: &Path) -> Option<Link> {
         let told = ServerFile::read(&ServerFile::path(address, config))?;
-        if told.store != ServerFile::store_of(address) || !lives(told.pid) {
+        if told.store != ServerFile::store_of(address) {
             return None;
         }
-        let mut link = Link::new(&told.url, Some(told.token)).ok()?;
+        let mut link = told.link().await?;
         // Of a database there may be any number of nodes.
         link.process = address.starts_with("sqlite:").then_some(told.pid);
-        link.is_there().await.then_some(link)
+        Some(link)
+    }
+
+    /// The server whose file lies where it does unless a configuration says otherwise, for who cannot read what it says.
+    pub async fn beside(config: &Path) -> Option<Link> {
+        let folder = config.parent().unwrap_or(Path::new(""));
+        ServerFile::read(&folder.join(".belfry").join(NAME))?.link().await
+    }
+
+    async fn link(&self) -> Option<Link> {
+        let link = Link::new(&self.url, Some(self.token.clone())).ok()?;
+        (lives(self.pid) && link.is_there().await).then_some(link)
     }
 
     /// Reads it, where it is ours and nobody else's.

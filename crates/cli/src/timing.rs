@@ -2,11 +2,12 @@
 
 use belfry_time::{
     Anchor, Cron, Dst, ErrorKind, Every, Fold, Gap, Jitter, SignedDuration, Timing, Window, Zone,
-    parse_duration, parse_instant,
+    parse_duration,
 };
 use clap::{Args, ValueEnum};
 
 use crate::failure::{Failure, InOption};
+use crate::reading;
 
 /// When something runs. Exactly one of `--cron`, `--every`, `--at`, `--after`.
 #[derive(Debug, Default, Args)]
@@ -100,9 +101,7 @@ impl TimingArgs {
             (None, Some(every), None, None) => {
                 Timing::every(Every::parse(every).in_option("--every")?, self.anchor()?, zone)
             }
-            (None, None, Some(at), None) => {
-                Timing::at(parse_instant(at, Some(&zone)).in_option("--at")?, zone)
-            }
+            (None, None, Some(at), None) => Timing::at(reading::local(at, "--at", &zone)?, zone),
             (None, None, None, Some(delay)) => {
                 Timing::after(parse_duration(delay).in_option("--after")?, zone)
             }

@@ -276,10 +276,13 @@ async fn reload(
             }
             match take_over(engine, &loaded).await {
                 Ok(applied) => {
-                    let came = format!(
+                    let mut came = format!(
                         "{} added, {} changed, {} retired",
                         applied.added, applied.changed, applied.retired
                     );
+                    for invalid in &loaded.invalid {
+                        came.push_str(&format!("; invalid: {invalid}"));
+                    }
                     let next = Watched::new(&loaded, &before);
                     serving.set_settings(loaded.settings);
                     (next, Ok(came))

@@ -55,6 +55,17 @@ fn a_pause_has_a_reason_and_an_end() {
     let left = until.unwrap().duration_since(now());
     assert!(left > SignedDuration::from_mins(119) && left <= SignedDuration::from_mins(120));
     assert!(site.ok(&["pause", "a/five", "--until", "2099-01-01T00:00:00+01:00"]).contains("2099-01-01"));
+    for (until, means) in [
+        ("2098-12-01", "2098-11-30T23:00:00Z"),
+        ("2098-12-01 10:30", "2098-12-01T09:30:00Z"),
+        ("2098-12-01T10:30", "2098-12-01T09:30:00Z"),
+    ] {
+        site.ok(&["--tz", "Europe/Vienna", "pause", "a/five", "--until", until]);
+        let Status::Paused { until: Some(found), .. } = schedule(&site, "a/five").status else {
+            panic!("{until}")
+        };
+        assert_eq!(found, means.parse::<Timestamp>().unwrap(), "{until}");
+    }
     assert!(site.ok(&["pause", "a/five"]).contains("until it is resumed"));
     assert!(site.ok(&["pause", "a/five"]).contains("it is paused like that already"));
 }
@@ -304,6 +315,9 @@ fn a_backfill_runs_past_ticks_in_their_order() {
     assert_eq!(ticks.len(), 12, "{ticks:?}");
     assert!(ticks.is_sorted(), "{ticks:?}");
     assert_eq!(site.json(&backfill("a/five", &["--missing"]))["runs"], json!([]), "each has its run");
+    let why = site.json(&["why", "a/five", "--at", "2026-03-02T11:10:00Z"]);
+    assert_eq!(why["decision"], "fired", "also of a time when it was not known: {why}");
+    assert_eq!(site.json(&["runs", "--since", "1h"]), site.json(&["runs"]));
     assert_eq!(site.json(&backfill("a/five", &["--dry-run"]))["runs"].as_array().unwrap().len(), 12);
 }
 

@@ -83,6 +83,12 @@ pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp)
     let known = Known::read(store, name, now).await?;
     let then = store.revision_at(known.record.id, at).await?;
     let Some((revision, definition)) = then else {
+        // Somebody may have made up for a tick of a time before.
+        if let fate @ TickFate::Run(_) = store.tick(known.record.id, at).await?
+            && let Ok(Some(timing)) = known.record.definition.timing(name)
+        {
+            return known.of_tick(at, fate, &timing);
+        }
         let words = format!("{name} was not known yet at {}.", known.time(at));
         return Ok(known.nothing(at, NO_TICK, words));
     };

@@ -140,7 +140,9 @@ impl Meters {
             }
             Name::RunStarted => {
                 self.starts.get_or_create(&vec![("trigger", reason())]).inc();
-                if let Some(lag) = event.lag_ms.filter(|_| event.attempt == Some(1)) {
+                // A backfilled run is as late as it was meant to be.
+                let is_timely = event.attempt == Some(1) && event.reason.as_deref() != Some("backfill");
+                if let Some(lag) = event.lag_ms.filter(|_| is_timely) {
                     self.lateness.observe(lag as f64 / 1000.0);
                 }
             }

@@ -177,7 +177,9 @@ impl Shared {
         match self.engine.status() {
             belfry::Status::Draining => {
                 Err(Problem::unavailable("draining", "this node was told to drain: it takes no new work")
-                    .way_out("ask another node, or POST /api/v1/nodes/this/drain with undo"))
+                    .way_out(
+                        "ask another node, or let this one work again: `belfry nodes drain this --undo`",
+                    ))
             }
             belfry::Status::Stopping => {
                 Err(Problem::unavailable("draining", "this node is ending: it takes no new work"))

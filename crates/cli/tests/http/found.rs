@@ -60,6 +60,16 @@ fn a_server_is_found_by_its_file() {
         assert!(!went_over(&api, &site), "others may read it");
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(went_over(&api, &site), "again");
+        // Who edits the configuration still reaches it, and a token that is given is the one that counts.
+        let good = std::fs::read_to_string(site.path("belfry.yaml")).unwrap();
+        std::fs::write(site.path("belfry.yaml"), "agents: [").unwrap();
+        if site.path(".belfry/server.json").exists() {
+            let said = Said::of(site.belfry(&["ls"]));
+            assert!(said.code == 0 && said.err.contains("the server that runs answers"), "{}", said.err);
+        }
+        std::fs::write(site.path("belfry.yaml"), good).unwrap();
+        let said = Said::of(site.belfry(&["--token", "bf_00000000_0", "pause", "hello/quiet"]));
+        assert_eq!(said.code, 4, "{}", said.err);
         // A server that answers is believed, also where it says no.
         changed("token", json!("bf_00000000_0"));
         let said = Said::of(site.belfry(&["ls"]));

@@ -139,6 +139,12 @@ fn a_single_bad_schedule_is_invalid_alone_and_heals() {
     site.config(&agent("other: {every: 200ms, anchor: slot, timezone: Mars/Phobos}"));
     up.event("config_loaded");
     assert_eq!(site.json(&["show", "a/other"])["status"], "invalid");
+    let said = site.belfry(&["reload"]);
+    let words = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(
+        said.status.success() && words.contains("invalid: ") && words.contains("Mars/Phobos"),
+        "{said:?}"
+    );
     up.event_of("run_finished", "steady");
     site.config(&agent("other: {every: 200ms, anchor: slot}"));
     up.event("config_loaded");
