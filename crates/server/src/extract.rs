@@ -6,10 +6,14 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use belfry_store::Access;
+use belfry_time::SignedDuration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 
 use crate::json;
 use crate::problem::Problem;
@@ -19,6 +23,8 @@ use crate::state::Shared;
 const NAME_MAX: usize = 256;
 /// Longer keys are refused.
 const KEY_MAX: usize = 256;
+/// How long a key is kept.
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// The query, with nothing in it that is not known.
 pub struct Params<T>(pub T);
@@ -288,6 +294,31 @@ impl FromRequestParts<Arc<Shared>> for Key {
                     format!("an idempotency key is 1-{KEY_MAX} printable ASCII characters without blanks");
                 Err(Problem::bad("bad_key", detail).field("Idempotency-Key"))
             }
+        }
+    }
+}
+
+impl Key {
+    /// Refuses a key that was used with another body for the same kind of request.
+    pub async fn refuse_reused(
+        &self,
+        shared: &Shared,
+        operation: &str,
+        body: &impl Serialize,
+    ) -> Result<(), Problem> {
+        let Key(Some(key)) = self else { return Ok(()) };
+        let text = serde_json::to_vec(body).map_err(|error| Problem::internal(error.to_string()))?;
+        let now = shared.now();
+        let key = belfry_store::Key {
+            key: format!("{operation} {key}"),
+            body_hash: Sha256::digest(&text).to_vec(),
+            expires_at: now.checked_add(KEPT).unwrap_or(now),
+        };
+        match shared.store().use_key(now, &key).await? {
+            true => Ok(()),
+            false => Err(Problem::conflict("key_reused", "this key was used for another request")
+                .field("Idempotency-Key")
+                .way_out("use a new key for a new request")),
         }
     }
 }

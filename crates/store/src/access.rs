@@ -6,11 +6,15 @@ use std::future::Future;
 use belfry_time::Timestamp;
 
 use crate::any::AnyStore;
+use crate::shapes::Key;
 use crate::store::Answer;
 use crate::views::Page;
 
 /// More tokens than this are not kept: they are read as a whole.
 pub const TOKENS_MAX: usize = 1000;
+
+/// Keys that belong to no schedule are kept under this one, which there never is.
+pub(crate) const NO_SCHEDULE: i64 = 0;
 
 /// What a token allows. Each allows what those before it do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,6 +126,10 @@ pub trait Access: Send + Sync + 'static {
     /// Makes a token good no longer; `false` where there is none, or it was revoked before. Crash: revoked, or not.
     fn revoke_token(&self, now: Timestamp, id: &str) -> impl Future<Output = Answer<bool>> + Send;
 
+    /// Remembers the key of a request that makes something else than a run, until it expires; `false` where it was used
+    /// with another body. Crash: remembered, or not.
+    fn use_key(&self, now: Timestamp, key: &Key) -> impl Future<Output = Answer<bool>> + Send;
+
     /// Records what is about to be done, and gives the row's number. Crash: recorded, or not.
     fn begin_audit(&self, entry: &AuditEntry) -> impl Future<Output = Answer<i64>> + Send;
 
@@ -170,6 +178,10 @@ impl Access for AnyStore {
 
     async fn revoke_token(&self, now: Timestamp, id: &str) -> Answer<bool> {
         each!(self, store => store.revoke_token(now, id).await)
+    }
+
+    async fn use_key(&self, now: Timestamp, key: &Key) -> Answer<bool> {
+        each!(self, store => store.use_key(now, key).await)
     }
 
     async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {

@@ -117,13 +117,14 @@ struct NewAgent {
     ))]
 async fn create(
     State(shared): State<Arc<Shared>>,
-    Key(key): Key,
+    key: Key,
     Object(body): Object,
 ) -> Result<Response, Problem> {
     refuse_closed(&shared)?;
-    let new: NewAgent = extract::read(body)?;
+    let new: NewAgent = extract::read(body.clone())?;
     let _turn = shared.edits.lock().await;
     let spec = read(&shared, &new.agent, &new.definition)?;
+    key.refuse_reused(&shared, "create_agent", &body).await?;
     let mut found = find(&shared, &spec.name).await?;
     if found.is_none() {
         refuse_lookalike(&shared, &spec.name).await?;
@@ -134,7 +135,7 @@ async fn create(
         found = find(&shared, &spec.name).await?;
     }
     match found {
-        Some(record) if key.is_some() && record.source == API && is_so(&shared, &record, &spec).await? => {
+        Some(record) if key.0.is_some() && record.source == API && is_so(&shared, &record, &spec).await? => {
             Ok(answer(&shared, StatusCode::OK, &record))
         }
         _ => Err(Problem::conflict("exists", format!("there is an agent {} already", spec.name))

@@ -135,10 +135,10 @@ struct NewSchedule {
     ))]
 async fn create(
     State(shared): State<Arc<Shared>>,
-    Key(key): Key,
+    key: Key,
     Object(body): Object,
 ) -> Result<Response, Problem> {
-    let new: NewSchedule = extract::read(body)?;
+    let new: NewSchedule = extract::read(body.clone())?;
     let named = Named { agent: new.agent, schedule: new.schedule };
     if !extract::is_name(&named.agent) || !extract::is_name(&named.schedule) {
         return Err(Problem::bad("bad_name", "agent and schedule must be names").field("schedule"));
@@ -146,6 +146,7 @@ async fn create(
     let _turn = shared.edits.lock().await;
     let name = named.full();
     let definition = read(&shared, &named, &new.definition, None).await?;
+    key.refuse_reused(&shared, "create_schedule", &body).await?;
     let mut found = shared.store().schedule(&name).await?;
     if found.is_none() {
         refuse_lookalike(&shared, &named).await?;
@@ -156,7 +157,7 @@ async fn create(
         found = shared.store().schedule(&name).await?;
     }
     match found {
-        Some(record) if key.is_some() && record.source == API && record.definition == definition => {
+        Some(record) if key.0.is_some() && record.source == API && record.definition == definition => {
             answer(&shared, StatusCode::OK, &record).await
         }
         _ => Err(exists(&name)),

@@ -81,6 +81,10 @@ async fn change(
         let detail = format!("{field} must be 1-{SLOTS_MAX}");
         return Err(Problem::bad("bad_field", detail).field(*field));
     }
+    if !body.reset && body.slots.is_none() && body.limit.is_none() && body.queue_limit.is_none() {
+        return Err(Problem::meaningless("nothing_to_change", "the body names nothing to change")
+            .way_out("name slots, limit or queue_limit, or reset"));
+    }
     let before = find(&shared, &name).await?.and_then(|lane| lane.settings());
     let settings = match (body.reset, before) {
         (true, Some(_)) => None,

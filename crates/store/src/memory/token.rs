@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use belfry_core::RunId;
 use belfry_time::Timestamp;
+use uuid::Uuid;
 
 use super::Memory;
 use crate::access::*;
+use crate::shapes::Key;
 use crate::store::Answer;
 use crate::views::Page;
 
@@ -37,6 +40,18 @@ impl Access for Memory {
         let mut doors = self.doors.lock();
         let token = doors.tokens.get_mut(id).filter(|token| token.revoked_at.is_none());
         Ok(token.map(|token| token.revoked_at = Some(now)).is_some())
+    }
+
+    async fn use_key(&self, now: Timestamp, key: &Key) -> Answer<bool> {
+        let mut state = self.state.lock();
+        let place = (NO_SCHEDULE, key.key.clone());
+        match state.keys.get(&place).filter(|(_, kept)| kept.expires_at > now) {
+            Some((_, kept)) => Ok(kept.body_hash == key.body_hash),
+            None => {
+                state.keys.insert(place, (RunId(Uuid::nil()), key.clone()));
+                Ok(true)
+            }
+        }
     }
 
     async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {

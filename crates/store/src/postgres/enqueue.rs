@@ -270,23 +270,34 @@ async fn take_key(
     if tx.query(sql, &[&run.schedule]).await?.is_empty() {
         return Ok(Some(Enqueued::NotFound));
     }
+    let first = first_with(tx, now, run.schedule, run.id.0, key).await?;
+    Ok(first.map(|(first, is_same)| match is_same {
+        true => Enqueued::Repeat(RunId(first)),
+        false => Enqueued::KeyReused(RunId(first)),
+    }))
+}
+
+/// Takes a key for a run, or gives the run that has it, and whether that was asked for with the same body.
+pub(super) async fn first_with(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    schedule: ScheduleId,
+    run: Uuid,
+    key: &Key,
+) -> Result<Option<(Uuid, bool)>, Fault> {
     let sql = "insert into idempotency (schedule_id, key, body_hash, run_id, expires_at) \
                values ($1, $2, $3, $4, $5) on conflict (schedule_id, key) do update \
                set body_hash = excluded.body_hash, run_id = excluded.run_id, expires_at = excluded.expires_at \
                where idempotency.expires_at <= $6";
-    let params: &[Param<'_>] = &[&run.schedule, &key.key, &key.body_hash, &run.id.0, &key.expires_at, &now];
+    let params: &[Param<'_>] = &[&schedule, &key.key, &key.body_hash, &run, &key.expires_at, &now];
     if tx.execute(sql, params).await? > 0 {
         return Ok(None);
     }
     let sql = "select run_id, body_hash from idempotency where schedule_id = $1 and key = $2";
-    let found = tx.query(sql, &[&run.schedule, &key.key]).await?;
+    let found = tx.query(sql, &[&schedule, &key.key]).await?;
     // It went away between the two statements.
     let row = found.first().ok_or(Fault::Again)?;
-    let first = RunId(get(row, "run_id")?);
-    Ok(Some(match get::<&[u8]>(row, "body_hash")? == key.body_hash {
-        true => Enqueued::Repeat(first),
-        false => Enqueued::KeyReused(first),
-    }))
+    Ok(Some((get(row, "run_id")?, get::<&[u8]>(row, "body_hash")? == key.body_hash)))
 }
 
 fn one(rows: Vec<tokio_postgres::Row>) -> Result<i64, Fault> {

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
+use uuid::Uuid;
 
 use super::connection::Fault;
 use super::rows::get;
-use super::{DEADLINE, Postgres};
+use super::{DEADLINE, Postgres, enqueue};
 use crate::Error;
 use crate::access::*;
+use crate::shapes::Key;
 use crate::store::Answer;
 use crate::views::Page;
 
@@ -85,6 +87,14 @@ impl Access for Postgres {
         transact!(self, |tx| async {
             let sql = "update tokens set revoked_at = $1 where id = $2 and revoked_at is null";
             Ok::<_, Fault>(tx.execute(sql, &[&now, &id]).await? > 0)
+        }
+        .await)
+    }
+
+    async fn use_key(&self, now: Timestamp, key: &Key) -> Answer<bool> {
+        transact!(self, |tx| async {
+            let first = enqueue::first_with(&mut tx, now, NO_SCHEDULE, Uuid::nil(), key).await?;
+            Ok::<_, Fault>(first.is_none_or(|(_, is_same)| is_same))
         }
         .await)
     }

@@ -1,10 +1,13 @@
 //! Tokens and the audit.
 
+use belfry_core::RunId;
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
+use uuid::Uuid;
 
 use super::{Sqlite, instant, maybe_instant, micros};
 use crate::access::*;
+use crate::shapes::Key;
 use crate::store::Answer;
 use crate::views::Page;
 
@@ -69,6 +72,15 @@ impl Access for Sqlite {
         self.write(move |verb| {
             let sql = "update tokens set revoked_at = ? where id = ? and revoked_at is null";
             Ok(verb.execute(sql, params![micros(now), id])? > 0)
+        })
+        .await
+    }
+
+    async fn use_key(&self, now: Timestamp, key: &Key) -> Answer<bool> {
+        let key = key.clone();
+        self.write(move |verb| match verb.first_with(now, NO_SCHEDULE, Some(&key))? {
+            Some((_, is_same)) => Ok(is_same),
+            None => verb.take_key(NO_SCHEDULE, &key, RunId(Uuid::nil())).map(|()| true),
         })
         .await
     }

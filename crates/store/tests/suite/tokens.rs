@@ -7,6 +7,7 @@ use belfry_time::{SignedDuration, Timestamp};
 pub async fn all<S: Access>(fresh: impl AsyncFn() -> S) {
     a_token_is_kept_until_it_is_revoked(&fresh().await).await;
     an_id_is_given_once(&fresh().await).await;
+    a_key_is_for_one_body_until_it_expires(&fresh().await).await;
     tokens_are_not_kept_without_end(&fresh().await).await;
     the_audit_is_read_backwards_page_by_page(&fresh().await).await;
     a_row_is_there_before_the_change_and_goes_with_what_was_not_made(&fresh().await).await;
@@ -121,4 +122,13 @@ async fn what_is_old_goes_batch_by_batch(store: &impl Access) {
     assert_eq!(store.prune_access(later, 3).await.unwrap(), 2, "the last row, and a token that has expired");
     let left: Vec<_> = store.tokens().await.unwrap().into_iter().map(|token| token.id).collect();
     assert_eq!(left, ["stays"]);
+}
+
+async fn a_key_is_for_one_body_until_it_expires(store: &impl Access) {
+    let key = |key: &str, body: u8| Key { key: key.into(), body_hash: vec![body; 32], expires_at: at(100) };
+    assert!(store.use_key(at(0), &key("a", 1)).await.unwrap());
+    assert!(store.use_key(at(1), &key("a", 1)).await.unwrap(), "a repeat");
+    assert!(!store.use_key(at(1), &key("a", 2)).await.unwrap(), "another body");
+    assert!(store.use_key(at(1), &key("b", 2)).await.unwrap(), "another key");
+    assert!(store.use_key(at(100), &key("a", 2)).await.unwrap(), "it has expired");
 }
