@@ -19,6 +19,7 @@ use utoipa_axum::routes;
 use super::edit::{ScheduleKeys, field_of, preconditions, refusal, refuse_past, refuse_written_secrets};
 use super::schedules::tag;
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Key, Object, Segment};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -298,7 +299,9 @@ async fn is_so(shared: &Shared, record: &AgentRecord, spec: &AgentSpec) -> Resul
 
 async fn put(shared: &Shared, spec: &AgentSpec, whole: bool) -> Result<Response, Problem> {
     let name = &spec.name;
-    let status = match shared.engine.put_agent(spec, whole).await? {
+    let put = shared.engine.put_agent(spec, whole).await?;
+    audit::made(matches!(put, PutAgent::Added | PutAgent::Changed));
+    let status = match put {
         PutAgent::Added => {
             tell(shared, Name::AgentCreated, name);
             StatusCode::CREATED

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
-use crate::audit::Unchanged;
+use crate::audit;
 use crate::extract::{MaybeObject, Segment};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -69,15 +69,10 @@ async fn drain(
     // As ids are written, and in no other way.
     let written = || Some(&id).filter(|text| text.len() == 36).and_then(|text| text.parse().ok()).map(NodeId);
     let node = if id == "this" { shared.engine.node() } else { written().ok_or_else(none)? };
-    let is_news = shared.engine.drain(node, !body.undo).await?;
+    audit::made(shared.engine.drain(node, !body.undo).await?);
     let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
     let found = nodes.iter().find(|each| each.id == node).ok_or_else(none)?;
-    let mut response =
-        json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max()));
-    if !is_news {
-        response.extensions_mut().insert(Unchanged);
-    }
-    Ok(response)
+    Ok(json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max())))
 }
 
 /// What reading the files again changed.

@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use super::actions::{answer_run, wait_of};
 use super::log::stream_run;
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
@@ -205,6 +206,7 @@ async fn send(
         trace_id: Some(trace.id),
     };
     let sent = shared.engine.send(&path.address(), &body.text, with).await?;
+    audit::made(true);
     match sent.reply {
         Reply::Stopped(done) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
         Reply::Taken(taken) if body.stream => {
@@ -220,7 +222,9 @@ async fn send(
 }
 
 async fn change(shared: &Shared, path: &SessionPath, verb: SessionVerb) -> Result<SessionDone, Problem> {
-    Ok(shared.engine.change_session(&path.address(), verb).await?)
+    let done = shared.engine.change_session(&path.address(), verb).await?;
+    audit::made(true);
+    Ok(done)
 }
 
 /// Cancel the oldest run of a session that has its turn
