@@ -328,6 +328,7 @@ async fn backfill(
         audit::made(true);
     }
     let done = done?;
+    audit::made(done.made > 0);
     shared.engine.hint().await;
     let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
     let answer = BackfillAnswer {

@@ -123,6 +123,7 @@ async fn create(
     let spec = read(&shared, &new.agent, &new.definition)?;
     if let Some(record) = find(&shared, &spec.name).await? {
         if key.is_some() && record.source == API && is_so(&shared, &record, &spec).await? {
+            audit::made(false);
             return Ok(answer(&shared, StatusCode::OK, &record));
         }
         return Err(Problem::conflict("exists", format!("there is an agent {} already", spec.name))

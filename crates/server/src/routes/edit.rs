@@ -158,6 +158,7 @@ async fn create(
     }
     match found {
         Some(record) if key.is_some() && record.source == API && record.definition == definition => {
+            audit::made(false);
             answer(&shared, StatusCode::OK, &record).await
         }
         _ => Err(exists(&name)),

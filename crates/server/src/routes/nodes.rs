@@ -97,7 +97,10 @@ struct ReloadAnswer {
 async fn reload(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     let (tell, told) = oneshot::channel();
     let gone = || Problem::unavailable("draining", "this node is ending, and reads no files");
-    shared.reload.try_send(tell).map_err(|_| gone())?;
+    shared.reload.try_send(tell).map_err(|_| {
+        audit::made(false);
+        gone()
+    })?;
     match tokio::time::timeout(RELOAD_WITHIN, told).await {
         Ok(Ok(Ok(detail))) => {
             let digest = shared.store().source_digest("files").await?;
