@@ -41,6 +41,8 @@ pub struct Backfill {
 pub struct Backfilled {
     /// Ticks with their runs; without, where nothing was to be made.
     pub runs: Vec<(Timestamp, Option<RunId>)>,
+    /// So many of these runs are new; the others were made before, with the same key.
+    pub made: u64,
     /// Ticks whose run lives, or where only missing ones were asked for has ended.
     pub left_out: u64,
     /// Ticks beyond the limit.
@@ -153,7 +155,10 @@ async fn make(
             expires_at: now.saturating_add(KEPT).unwrap_or(Timestamp::MAX),
         });
         match store.enqueue(now, &Enqueue { run, key }).await? {
-            Enqueued::Made => kept.push((tick_at, Some(id))),
+            Enqueued::Made => {
+                done.made += 1;
+                kept.push((tick_at, Some(id)));
+            }
             Enqueued::Repeat(first) if request.key.is_some() => kept.push((tick_at, Some(first))),
             // Somebody else makes up for the same ticks.
             Enqueued::Repeat(_) | Enqueued::KeyReused(_) => done.left_out += 1,

@@ -341,7 +341,7 @@ impl Engine {
                 let reason = if taken.told.is_empty() { Reason::QueueDropped } else { Reason::Interrupted };
                 self.tell_ended(&taken.schedule, key, &taken.ended, reason).await;
             }
-            Reply::Stopped(done) => self.tell_stopped(target, key, done).await?,
+            Reply::Stopped(done) => self.tell_stopped(target, key, done).await,
         }
         self.hint().await;
         Ok(Sent { engine: self.clone(), reply })
@@ -352,7 +352,7 @@ impl Engine {
         let (target, key) = parts(session)?;
         let done = change_session(self.store(), self.store_now().await?, (target, key), verb).await?;
         if !matches!(verb, SessionVerb::Use(_)) {
-            self.tell_stopped(target, key, &done).await?;
+            self.tell_stopped(target, key, &done).await;
         }
         self.hint().await;
         Ok(done)
@@ -443,13 +443,14 @@ impl Engine {
         Ok(())
     }
 
-    async fn tell_stopped(&self, target: &str, key: &str, done: &SessionDone) -> Result<(), Error> {
-        let name = find_chat(self.store(), target).await?.record.name;
+    async fn tell_stopped(&self, target: &str, key: &str, done: &SessionDone) {
+        // It is done, also where the chat is gone by now, or the store does not answer.
+        let chat = find_chat(self.store(), target).await;
+        let name = chat.map_or_else(|_| target.to_owned(), |chat| chat.record.name);
         self.tell_ended(&name, key, &done.ended, Reason::Stopped).await;
         let event = Event::new(self.now(), Level::Info, Name::SessionStopped).of(&name);
         let count = (done.ended.len() + done.told.len()) as u64;
         self.tell(Event { session: Some(key.to_owned()), count: Some(count), ..event });
-        Ok(())
     }
 
     /// Tells of runs that have ended before they started. Nothing will come of them, which whoever waits is told.

@@ -15,7 +15,7 @@ use belfry_store::{AuditEntry, Scope};
 use serde_json::Value;
 use utoipa::openapi::OpenApi;
 
-use crate::audit::{Answered, Noted};
+use crate::audit::Row;
 use crate::listen::Peer;
 use crate::origin;
 use crate::problem::Problem;
@@ -148,7 +148,7 @@ pub async fn answer(
     shared: &Arc<Shared>,
     operation: Option<&Operation>,
     (actor, peer): (String, String),
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
     // A route that is open to everybody decides itself whom it takes seriously.
@@ -162,17 +162,17 @@ pub async fn answer(
         peer,
         status: None,
     };
-    let noted = Arc::new(Noted::new(shared.clone(), entry));
-    request.extensions_mut().insert(noted.clone());
-    if is_noted && let Err(problem) = noted.begin().await {
+    let row = Row::new(shared.engine.clone(), entry);
+    if is_noted && let Err(problem) = row.begin().await {
         return problem.into_response();
     }
-    let response = match tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => Problem::unavailable("too_slow", "the answer took too long").into_response(),
-    };
-    noted.end(Answered::of(&response)).await;
-    response
+    row.answer(async {
+        match tokio::time::timeout(ANSWER_WITHIN, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => Problem::unavailable("too_slow", "the answer took too long").into_response(),
+        }
+    })
+    .await
 }
 
 pub fn is_change(method: &Method) -> bool {

@@ -63,11 +63,18 @@ struct Inner {
     lost: u64,
 }
 
-/// What is behind a number.
+/// What is behind a number, as it is at one moment.
 pub struct Behind {
     pub events: Vec<Arc<Told>>,
-    /// Whether something between is no longer known.
-    pub gap: bool,
+    /// Where something between is no longer known: all behind this number is.
+    pub gap: Option<u64>,
+}
+
+impl Behind {
+    /// Where to go on, for who has come to `number` and takes these.
+    pub fn end(&self, number: u64) -> u64 {
+        self.events.last().map_or(self.gap.unwrap_or(number), |told| told.number)
+    }
 }
 
 impl Ring {
@@ -129,7 +136,7 @@ impl Ring {
     pub fn behind(&self, number: u64, most: usize) -> Behind {
         let inner = self.inner.lock();
         let first = inner.events.front().map_or(inner.last + 1, |told| told.number);
-        let gap = number + 1 < first || number < inner.lost;
+        let gap = (number + 1 < first || number < inner.lost).then_some(first - 1);
         let skip = usize::try_from((number + 1).saturating_sub(first)).unwrap_or(usize::MAX);
         Behind { events: inner.events.iter().skip(skip).take(most).cloned().collect(), gap }
     }
@@ -156,11 +163,13 @@ mod tests {
 
     fn ring(count: u64) -> Ring {
         let ring = Ring::new();
-        for _ in 0..count {
-            let event = Event::new(Timestamp::UNIX_EPOCH, Level::Info, Name::RunStarted);
-            ring.put(&event, NodeId(Uuid::from_u128(7)));
-        }
+        (0..count).for_each(|_| put(&ring));
         ring
+    }
+
+    fn put(ring: &Ring) {
+        let event = Event::new(Timestamp::UNIX_EPOCH, Level::Info, Name::RunStarted);
+        ring.put(&event, NodeId(Uuid::from_u128(7)));
     }
 
     fn numbers(behind: &Behind) -> Vec<u64> {
@@ -171,7 +180,8 @@ mod tests {
     fn who_comes_back_goes_on_behind_what_it_saw() {
         let ring = ring(5);
         let behind = ring.behind(3, 10);
-        assert_eq!((numbers(&behind), behind.gap), (vec![4, 5], false));
+        assert_eq!((numbers(&behind), behind.gap, behind.end(3)), (vec![4, 5], None, 5));
+        assert_eq!(ring.behind(5, 10).end(5), 5);
         assert_eq!(numbers(&ring.behind(5, 10)), [0; 0]);
         assert_eq!(numbers(&ring.behind(0, 2)), [1, 2]);
         assert_eq!(ring.number(&ring.id(3)), Some(3));
@@ -180,12 +190,23 @@ mod tests {
     #[test]
     fn what_is_no_longer_known_is_a_gap() {
         let ring = ring(REMEMBERED as u64 + 5);
-        assert!(ring.behind(4, 10).gap);
+        assert_eq!(ring.behind(4, 10).gap, Some(5));
         let behind = ring.behind(5, 10);
-        assert_eq!((behind.gap, numbers(&behind)[0]), (false, 6));
+        assert_eq!((behind.gap, numbers(&behind)[0]), (None, 6));
         ring.lost(7);
-        assert!(ring.behind(REMEMBERED as u64 + 5, 10).gap, "what was never heard of, too");
-        assert!(!ring.behind(ring.last(), 10).gap);
+        assert!(ring.behind(REMEMBERED as u64 + 5, 10).gap.is_some(), "what was never heard of, too");
+        assert_eq!(ring.behind(ring.last(), 10).gap, None);
+    }
+
+    #[test]
+    fn what_happens_while_a_reader_is_told_of_a_gap_is_not_lost() {
+        let ring = ring(3);
+        ring.lost(2);
+        let behind = ring.behind(3, 10);
+        assert_eq!((numbers(&behind), behind.gap), (vec![], Some(5)));
+        put(&ring);
+        let next = ring.behind(behind.end(3), 10);
+        assert_eq!((numbers(&next), next.gap), (vec![6], None));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use belfry_store::{RunRecord, ScheduleRecord, Store};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
+use crate::audit;
 use crate::limiter::Limiter;
 use crate::limits::Limits;
 use crate::meters::Meters;
@@ -174,17 +175,17 @@ impl Shared {
 
     /// Refuses new work while the node lets its work end.
     pub fn refuse_draining(&self) -> Result<(), Problem> {
-        match self.engine.status() {
+        let problem = match self.engine.status() {
             belfry::Status::Draining => {
-                Err(Problem::unavailable("draining", "this node was told to drain: it takes no new work")
-                    .way_out(
-                        "ask another node, or let this one work again: `belfry nodes drain this --undo`",
-                    ))
+                Problem::unavailable("draining", "this node was told to drain: it takes no new work")
+                    .way_out("ask another node, or let this one work again: `belfry nodes drain this --undo`")
             }
             belfry::Status::Stopping => {
-                Err(Problem::unavailable("draining", "this node is ending: it takes no new work"))
+                Problem::unavailable("draining", "this node is ending: it takes no new work")
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        audit::made(false);
+        Err(problem)
     }
 }

@@ -94,3 +94,82 @@ fn what_a_command_does_without_a_server_has_a_row_too() {
         }
     }
 }
+
+/// How many rows tell of an action.
+fn count(api: &Api, action: &str) -> usize {
+    let rows = api.get("/api/v1/audit?limit=1000").is(200)["items"].as_array().unwrap().clone();
+    rows.iter().filter(|row| row["action"] == action).count()
+}
+
+#[test]
+fn what_changed_nothing_has_no_row() {
+    for site in Site::each() {
+        let config = CONFIG.replace("api: {", "api: {allow_agents: true, ");
+        site.config(&config.replace("often: {every: 200ms}", "talk: {chat: {debounce: 0s}}"));
+        let api = Api::start(&site);
+        let (quiet, made) = ("/api/v1/schedules/hello/quiet", "/api/v1/schedules/hello/x");
+        let ada = "/api/v1/sessions/hello/talk/ada";
+        let keyed = |path: &str, body: &serde_json::Value| {
+            let headers = ["content-type: application/json", "idempotency-key: once"];
+            api.send("POST", path, &headers, body.to_string().as_bytes())
+        };
+        let schedule = json!({"agent": "hello", "schedule": "x", "definition": {"every": "1h"}});
+        let agent = json!({"agent": "made", "definition": {"run": ["true"]}});
+        let past = json!({"from": "2020-01-01T00:00:00Z", "to": "2021-06-01T00:00:00Z"});
+        let mut dry = past.clone();
+        dry["dry_run"] = true.into();
+        // Each twice: the first time it changes something.
+        for status in [201, 200] {
+            keyed("/api/v1/schedules", &schedule).is(status);
+            keyed("/api/v1/agents", &agent).is(status);
+            keyed(&format!("{quiet}/run"), &json!({"wait_ms": 20000})).is(status);
+            keyed(&format!("{ada}/messages"), &json!({"text": "hello", "wait_ms": 20000})).is(200);
+            keyed(&format!("{quiet}/backfill"), &past).is(200);
+            api.post(&format!("{quiet}/pause"), &json!({"reason": "so"})).is(200);
+        }
+        for (method, body) in [("PUT", json!({"every": "2h"})), ("PATCH", json!({"priority": 3}))] {
+            for _ in 0..2 {
+                api.json(method, made, &body).is(200);
+            }
+        }
+        for _ in 0..2 {
+            api.json("PUT", "/api/v1/agents/made", &json!({"run": ["false"]})).is(200);
+            api.post(&format!("{quiet}/resume"), &json!({})).is(200);
+        }
+        // These change nothing at all.
+        api.post(&format!("{quiet}/backfill"), &dry).is(200);
+        assert_eq!(api.post(&format!("{ada}/stop"), &json!({})).is(200)["code"], "nothing_running");
+        api.post("/api/v1/lanes/main/clear", &json!({})).is(200);
+        // A node that drains takes nothing.
+        let run = api.get("/api/v1/runs?agent=hello&limit=1").is(200)["items"][0]["id"].clone();
+        api.post("/api/v1/nodes/this/drain", &json!({})).is(200);
+        for path in [format!("{quiet}/run"), format!("/api/v1/runs/{}/retry", run.as_str().unwrap())] {
+            api.post(&path, &json!({})).refused(503, "draining");
+        }
+        api.post(&format!("{quiet}/backfill"), &past).refused(503, "draining");
+        api.post(&format!("{ada}/messages"), &json!({"text": "hello"})).refused(503, "draining");
+        api.post("/api/v1/nodes/this/drain", &json!({})).is(200);
+
+        for (action, rows) in [
+            ("create_schedule", 1),
+            ("create_agent", 1),
+            ("run_schedule", 1),
+            ("send_message", 1),
+            ("backfill_schedule", 1),
+            ("replace_schedule", 1),
+            ("change_schedule", 1),
+            ("replace_agent", 1),
+            ("pause_schedule", 1),
+            ("resume_schedule", 1),
+            ("stop_session", 0),
+            ("clear_lane", 0),
+            ("retry_run", 0),
+            ("drain_node", 1),
+        ] {
+            assert_eq!(count(&api, action), rows, "{action}");
+        }
+        // What it marks as stale is a change, also where nothing runs.
+        assert_eq!(api.post(&format!("{ada}/stopall"), &json!({})).is(200)["code"], "nothing_running");
+        assert_eq!(count(&api, "stop_all_of_session"), 1);
+    }
+}

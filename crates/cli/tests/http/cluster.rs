@@ -177,6 +177,22 @@ fn what_happens_on_one_node_is_heard_on_the_other_while_somebody_listens() {
 }
 
 #[test]
+fn who_comes_back_late_is_told_of_a_gap_also_where_its_node_was_alone() {
+    let Some(site) = Site::postgres() else { return };
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let mut stream = api.listen("/api/v1/events?event=run_created", &[]);
+    api.post("/api/v1/schedules/hello/quiet/run", &json!({})).is(201);
+    let last = stream.wait_for("run_created").id;
+    let marks = "select count(*) from belfry.listeners where until > clock_timestamp()";
+    eventually("its mark", || (count(&site, marks) == 1).then_some(()));
+    drop(stream);
+    eventually("the end of the mark", || (count(&site, marks) == 0).then_some(()));
+    let mut again = api.listen("/api/v1/events", &[&format!("last-event-id: {last}")]);
+    assert_eq!(again.next().unwrap().event, "gap", "another may have come and gone");
+}
+
+#[test]
 fn a_change_on_one_node_takes_effect_on_the_other_at_once() {
     let Some((_sites, nodes)) = two() else { return };
     let [here, there] = nodes;

@@ -14,7 +14,9 @@ use crate::support::Site;
 
 /// Whether a command went to the server: that stands on record, as who changed something last.
 fn went_over(api: &Api, site: &Site) -> bool {
-    assert!(site.belfry(&["resume", "hello/quiet"]).status.success());
+    for verb in ["pause", "resume"] {
+        assert!(site.belfry(&[verb, "hello/quiet"]).status.success());
+    }
     let last = api.get("/api/v1/audit?limit=1").is(200)["items"][0]["actor"].clone();
     assert!(last == "local" || last.as_str().is_some_and(|last| last.starts_with("cli:")), "{last}");
     last == "local"

@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 
 use super::schedules::{ScheduleDetail, tagged};
 use super::{Routes, json};
-use crate::audit::Unchanged;
+use crate::audit;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -82,14 +82,13 @@ async fn run(
     let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
     let made = belfry::request_run(shared.store(), &shared.options, now, &name, request).await?;
-    if made.is_new {
-        shared.tell_run(Name::RunCreated, &named, made.run, trace);
-        shared.engine.hint().await;
+    audit::made(made.is_new);
+    if !made.is_new {
+        return answer_run(&shared, StatusCode::OK, made.run, wait).await;
     }
-    if made.is_new {
-        return answer_run(&shared, StatusCode::CREATED, made.run, wait).await;
-    }
-    answer_repeat(&shared, made.run, wait).await
+    shared.tell_run(Name::RunCreated, &named, made.run, trace);
+    shared.engine.hint().await;
+    answer_run(&shared, StatusCode::CREATED, made.run, wait).await
 }
 
 /// How long to wait for a run.
@@ -98,13 +97,6 @@ pub fn wait_of(wait_ms: Option<u64>) -> Result<Duration, Problem> {
         wait if wait <= WAIT_MAX => Ok(wait),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
-}
-
-/// Answers with the run that an earlier request has made.
-pub async fn answer_repeat(shared: &Shared, id: RunId, wait: Duration) -> Result<Response, Problem> {
-    let mut response = answer_run(shared, StatusCode::OK, id, wait).await?;
-    response.extensions_mut().insert(Unchanged);
-    Ok(response)
 }
 
 /// Answers with a run, once it has ended or the time is up.
@@ -177,6 +169,7 @@ async fn pause(
     }
     let record = shared.schedule(&named.full()).await?;
     let changed = shared.store().pause(now, record.id, body.reason.as_deref(), until).await?;
+    audit::made(changed);
     if changed {
         shared.tell(Name::SchedulePaused, &named);
         shared.engine.hint().await;
@@ -241,6 +234,7 @@ async fn resume(
     let body: ResumeBody = body.read()?;
     let record = shared.schedule(&named.full()).await?;
     let came = belfry::resume(shared.store(), shared.now(), &record, body.catch_up).await?;
+    audit::made(matches!(came, Resumed::Now { .. }));
     if let Resumed::Now { .. } = came {
         shared.tell(Name::ScheduleResumed, &named);
         shared.engine.hint().await;
@@ -328,7 +322,13 @@ async fn backfill(
         limit: limit as usize,
         key,
     };
-    let done = belfry::backfill(shared.store(), &shared.options, shared.now(), &record, &request).await?;
+    let done = belfry::backfill(shared.store(), &shared.options, shared.now(), &record, &request).await;
+    // Where the schedule went meanwhile, some may have been made before.
+    if let Err(belfry::Error::NotFound { .. }) = done {
+        audit::made(true);
+    }
+    let done = done?;
+    audit::made(done.made > 0);
     shared.engine.hint().await;
     let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
     let answer = BackfillAnswer {

@@ -23,6 +23,7 @@ use super::edit::{
 };
 use super::schedules::tag;
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Key, Object, Segment};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -136,6 +137,7 @@ async fn create(
     }
     match found {
         Some(record) if key.0.is_some() && record.source == API && is_so(&shared, &record, &spec).await? => {
+            audit::made(false);
             Ok(answer(&shared, StatusCode::OK, &record))
         }
         _ => Err(Problem::conflict("exists", format!("there is an agent {} already", spec.name))
@@ -326,7 +328,9 @@ async fn put(
     expect: &Expect<AgentDefinition>,
 ) -> Result<Option<Response>, Problem> {
     let name = &spec.name;
-    let status = match shared.engine.put_agent(spec, whole, expect).await? {
+    let put = shared.engine.put_agent(spec, whole, expect).await?;
+    audit::made(matches!(put, PutAgent::Added | PutAgent::Changed));
+    let status = match put {
         PutAgent::Differs => return Ok(None),
         PutAgent::Added => {
             tell(shared, Name::AgentCreated, name);

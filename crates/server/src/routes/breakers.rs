@@ -13,6 +13,7 @@ use belfry_store::Store;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::Named;
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -53,7 +54,9 @@ async fn reset(State(shared): State<Arc<Shared>>, named: Named) -> Result<Respon
         Problem::not_found(format!("no breaker of {agent}/{command} has counted a failure"))
             .way_out("GET /api/v1/breakers lists those that have")
     })?;
-    if shared.store().reset_breaker(shared.now(), entry.agent, &entry.command).await? {
+    let is_news = shared.store().reset_breaker(shared.now(), entry.agent, &entry.command).await?;
+    audit::made(is_news);
+    if is_news {
         let event = Event::new(shared.now(), Level::Info, Name::BreakerChanged);
         let reason = Some("manual_reset".to_owned());
         shared.engine.tell(Event { agent: Some(agent.clone()), state: Some("closed"), reason, ..event });

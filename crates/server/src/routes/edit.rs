@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 
 use super::schedules::{self, ScheduleDetail, answer, tag};
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Key, Named, Object};
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -158,6 +159,7 @@ async fn create(
     }
     match found {
         Some(record) if key.0.is_some() && record.source == API && record.definition == definition => {
+            audit::made(false);
             answer(&shared, StatusCode::OK, &record).await
         }
         _ => Err(exists(&name)),
@@ -447,14 +449,19 @@ pub async fn store(
     match put {
         Put::Differs => Ok(None),
         Put::Added(_) => {
+            audit::made(true);
             shared.tell(Name::ScheduleCreated, named);
             Ok(Some(PutResult::Added))
         }
         Put::Changed(_) => {
+            audit::made(true);
             shared.tell(Name::ScheduleUpdated, named);
             Ok(Some(PutResult::Changed))
         }
-        Put::Unchanged(_) => Ok(Some(PutResult::Unchanged)),
+        Put::Unchanged(_) => {
+            audit::made(false);
+            Ok(Some(PutResult::Unchanged))
+        }
         Put::NoAgent => Err(Problem::not_found(format!("agent {} is gone", named.agent)).field("agent")),
         Put::OwnedBy(source) => Err(shared.owned(&named.full(), &source)),
     }

@@ -115,12 +115,11 @@ async fn pass_on(
     loop {
         news.borrow_and_update();
         let behind = shared.ring.behind(at, BATCH);
-        if behind.gap {
-            gap(&shared, &sink, behind.events.first().map_or(shared.ring.last(), |told| told.number - 1))
-                .await?;
+        if let Some(number) = behind.gap {
+            gap(&shared, &sink, number).await?;
         }
-        at =
-            behind.events.last().map_or(if behind.gap { shared.ring.last() } else { at }, |told| told.number);
+        // Not what is the last by now: more may have come while the reader took the gap.
+        at = behind.end(at);
         let mut frames = String::new();
         for told in behind.events.iter().filter(|told| params.takes(&told.about)) {
             frames.push_str(&told.frame);

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
-use crate::audit::Noted;
+use crate::audit;
 use crate::extract::{self, Named};
 use crate::guard::identify;
 use crate::json as strict;
@@ -66,7 +66,6 @@ struct Accepted {
 async fn hook(
     State(shared): State<Arc<Shared>>,
     Extension(trace): Extension<Trace>,
-    Extension(noted): Extension<Arc<Noted>>,
     named: Named,
     request: Request,
 ) -> Result<Response, Problem> {
@@ -90,7 +89,7 @@ async fn hook(
     let key = verify(&parts.headers, &body, &secrets, settings, now)?;
     shared.refuse_draining()?;
     let payload = payload(&body)?;
-    noted.begin().await?;
+    audit::begin().await?;
     let run = knock(&shared, &record, payload, key, now, trace).await?;
     shared.tell_run(Name::RunCreated, &named, run, trace);
     shared.engine.hint().await;

@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Object, Segment};
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -133,5 +134,6 @@ async fn clear(State(shared): State<Arc<Shared>>, Segment(name): Segment) -> Res
         Problem::not_found(format!("there is no lane {name}")).way_out("GET /api/v1/lanes lists them")
     })?;
     let ended = shared.engine.clear_lane(&name).await?;
+    audit::made(!ended.is_empty());
     Ok(json(StatusCode::OK, &Cleared { lane: name, ended }))
 }

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
-use crate::audit::Unchanged;
+use crate::audit;
 use crate::extract::{MaybeObject, Segment};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -69,15 +69,10 @@ async fn drain(
     // As ids are written, and in no other way.
     let written = || Some(&id).filter(|text| text.len() == 36).and_then(|text| text.parse().ok()).map(NodeId);
     let node = if id == "this" { shared.engine.node() } else { written().ok_or_else(none)? };
-    let is_news = shared.engine.drain(node, !body.undo).await?;
+    audit::made(shared.engine.drain(node, !body.undo).await?);
     let (nodes, live) = (shared.store().nodes().await?, shared.store().live_runs().await?);
     let found = nodes.iter().find(|each| each.id == node).ok_or_else(none)?;
-    let mut response =
-        json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max()));
-    if !is_news {
-        response.extensions_mut().insert(Unchanged);
-    }
-    Ok(response)
+    Ok(json(StatusCode::OK, &Node::of(found, &live, shared.now(), shared.options.silence_max())))
 }
 
 /// What reading the files again changed.
@@ -102,7 +97,10 @@ struct ReloadAnswer {
 async fn reload(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
     let (tell, told) = oneshot::channel();
     let gone = || Problem::unavailable("draining", "this node is ending, and reads no files");
-    shared.reload.try_send(tell).map_err(|_| gone())?;
+    shared.reload.try_send(tell).map_err(|_| {
+        audit::made(false);
+        gone()
+    })?;
     match tokio::time::timeout(RELOAD_WITHIN, told).await {
         Ok(Ok(Ok(detail))) => {
             let digest = shared.store().source_digest("files").await?;

@@ -15,8 +15,9 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
-use super::actions::{answer_repeat, answer_run, wait_of};
+use super::actions::{answer_run, wait_of};
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{Key, MaybeObject, Named, Params, RunPath, is_name};
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
@@ -142,7 +143,9 @@ async fn cancel(
 ) -> Result<Response, Problem> {
     let body: CancelBody = body.read()?;
     let wait = wait_of(body.wait_ms)?;
-    match shared.store().cancel(shared.now(), id, Reason::Requested).await? {
+    let cancelled = shared.store().cancel(shared.now(), id, Reason::Requested).await?;
+    audit::made(matches!(cancelled, Cancelled::Ended | Cancelled::Told(_)));
+    match cancelled {
         Cancelled::NotFound => {
             return Err(Problem::not_found(format!("there is no run {id}, or it is no longer kept")));
         }
@@ -192,13 +195,17 @@ async fn retry(
     let key = key.map(|key| belfry_store::Key { key, body_hash: id.0.as_bytes().to_vec(), expires_at });
     match shared.store().enqueue(now, &Enqueue { run, key }).await? {
         Enqueued::Made => {
+            audit::made(true);
             let (agent, schedule) = old.name.split_once('/').unwrap_or((&old.name, ""));
             let named = Named { agent: agent.to_owned(), schedule: schedule.to_owned() };
             shared.tell_run(Name::RunCreated, &named, made, trace);
             shared.engine.hint().await;
             answer_run(&shared, StatusCode::CREATED, made, Duration::ZERO).await
         }
-        Enqueued::Repeat(first) => answer_repeat(&shared, first, Duration::ZERO).await,
+        Enqueued::Repeat(first) => {
+            audit::made(false);
+            answer_run(&shared, StatusCode::OK, first, Duration::ZERO).await
+        }
         Enqueued::KeyReused(run) => Err(belfry::Error::KeyReused { name: old.name, run }.into()),
         Enqueued::NotFound => {
             Err(Problem::not_found(format!("{} is gone: its runs cannot be repeated", old.name)))

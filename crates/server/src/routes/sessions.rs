@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use super::actions::{answer_run, wait_of};
 use super::log::stream_run;
 use super::{Routes, json};
+use crate::audit;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
@@ -204,7 +205,13 @@ async fn send(
         key,
         trace_id: Some(trace.id),
     };
+    shared.refuse_draining()?;
     let sent = shared.engine.send(&path.address(), &body.text, with).await?;
+    audit::made(match &sent.reply {
+        // A repeat has no number of its own.
+        Reply::Taken(taken) => taken.seq.is_some(),
+        Reply::Stopped(done) => has_changed(done, body.text.trim() == "/stop"),
+    });
     match sent.reply {
         Reply::Stopped(done) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
         Reply::Taken(taken) if body.stream => {
@@ -220,7 +227,14 @@ async fn send(
 }
 
 async fn change(shared: &Shared, path: &SessionPath, verb: SessionVerb) -> Result<SessionDone, Problem> {
-    Ok(shared.engine.change_session(&path.address(), verb).await?)
+    let done = shared.engine.change_session(&path.address(), verb).await?;
+    audit::made(has_changed(&done, matches!(verb, SessionVerb::Stop)));
+    Ok(done)
+}
+
+/// A stop of one run does nothing where none has its turn; anything else leaves a mark on the session.
+fn has_changed(done: &SessionDone, is_stop: bool) -> bool {
+    !is_stop || !done.ended.is_empty() || !done.told.is_empty()
 }
 
 /// Cancel the oldest run of a session that has its turn

@@ -17,7 +17,6 @@ use utoipa_axum::routes;
 use super::Routes;
 use super::edit::{self, PutResult, Written};
 use super::schedules::{ScheduleDetail, tagged};
-use crate::audit::Unchanged;
 use crate::extract::{self, Named, Object};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -130,9 +129,5 @@ async fn write(
         result,
         warnings: parsed.warnings.iter().map(|warning| warning.render(false)).collect(),
     };
-    let mut response = tagged(StatusCode::OK, &record, &answer);
-    if result == PutResult::Unchanged {
-        response.extensions_mut().insert(Unchanged);
-    }
-    Ok(response)
+    Ok(tagged(StatusCode::OK, &record, &answer))
 }
