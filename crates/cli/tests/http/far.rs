@@ -71,3 +71,14 @@ fn what_a_backfill_has_made_is_told_where_the_rest_fails() {
     let rest: serde_json::Value = serde_json::from_str(&rest.out).unwrap();
     assert_eq!((rest["runs"].as_array().unwrap().len(), &rest["left_out"]), (440, &1000.into()));
 }
+
+#[test]
+fn a_run_is_followed_on_a_server_that_is_far_away() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    // There and back takes longer than the time between two looks at the run.
+    let far = proxy(&api.address, Duration::from_millis(80), |_| true);
+    let said = ask(&api, &far, &["run", "hello/quiet", "--follow", "--timeout", "20s"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "hello\nnone"), "{said:?}");
+}
