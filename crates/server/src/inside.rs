@@ -64,7 +64,7 @@ async fn mark(State(door): State<Arc<Door>>, mut request: Request, next: Next) -
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     // Whoever only looks need not wait until all routes are known by name.
-    let table = is_change(request.method()).then(|| Table::of(&door.document)).unwrap_or_default();
+    let table = if is_change(request.method()) { Table::of(&door.document) } else { Table::default() };
     let operation = table.operation(&request).cloned();
     let who = (door.caller.actor.clone(), door.caller.host.clone());
     let mut response = answer(&door.shared, operation.as_ref(), who, request, next).await;
