@@ -2,16 +2,17 @@
 
 use belfry::RunId;
 use belfry::api::Schedule;
-use belfry_time::{SignedDuration, Timestamp, Zone, parse_instant};
+use belfry_time::{Timestamp, Zone};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::client::{Client, schedule_path};
-use crate::failure::{Failure, InOption};
+use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::{Need, Place};
 use crate::reach;
+use crate::reading;
 use crate::words;
 
 /// Runs that are asked for at once.
@@ -60,6 +61,8 @@ struct Answer {
     left_out: u64,
     /// Ticks beyond the limit.
     more: u64,
+    /// The first of them.
+    next_from: Option<Timestamp>,
     /// Only up to here: what comes after, the schedule plans by itself.
     cut_at: Option<Timestamp>,
 }
@@ -68,6 +71,15 @@ struct Answer {
 struct One {
     tick_at: Timestamp,
     run_id: Option<RunId>,
+}
+
+impl Answer {
+    /// Joins what comes behind it.
+    fn add(&mut self, part: Answer) {
+        self.runs.extend(part.runs);
+        self.left_out += part.left_out;
+        (self.more, self.next_from, self.cut_at) = (part.more, part.next_from, part.cut_at);
+    }
 }
 
 impl Backfill {
@@ -81,36 +93,47 @@ impl Backfill {
                 (None, Ok(zone)) => zone,
                 _ => output.zone()?,
             };
-            let (mut from, to) = self.span(&zone)?;
-            let mut all = Answer { dry_run: self.dry_run, ..Answer::default() };
+            let (from, to) = self.span(&zone)?;
+            let mut all = Answer { dry_run: self.dry_run, next_from: Some(from), ..Answer::default() };
+            let mut failed = None;
             // A server makes so many at once that it answers soon.
-            loop {
-                let limit = (self.limit - all.runs.len() as u64).min(AT_ONCE);
-                let body = json!({
-                    "from": from, "to": to, "missing": self.missing, "dry_run": self.dry_run, "limit": limit,
-                });
-                let part: Answer = client.post(&schedule_path(&self.name, "/backfill")?, &body).await?;
-                all.left_out += part.left_out;
-                (all.more, all.cut_at) = (part.more, part.cut_at);
-                let last = part.runs.last().map(|one| one.tick_at);
-                all.runs.extend(part.runs);
-                match last {
-                    Some(last) if all.more > 0 && (all.runs.len() as u64) < self.limit => {
-                        from = last.saturating_add(SignedDuration::from_micros(1)).unwrap_or(last);
+            while let Some(from) = all.next_from.filter(|_| (all.runs.len() as u64) < self.limit) {
+                match self.part(&client, from, to, self.limit - all.runs.len() as u64).await {
+                    Ok(part) => all.add(part),
+                    Err(failure) => {
+                        failed = Some(failure);
+                        break;
                     }
-                    _ => break,
                 }
+            }
+            // What was made is told, also where the rest fails.
+            if let Some(failure) = failed.take_if(|_| all.runs.is_empty()) {
+                return Err(failure);
             }
             if let Some(planned) = all.cut_at {
                 reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
             }
-            self.tell(&client, output, &zone, &all)
+            let told = self.tell(&client, output, &zone, &all);
+            failed.map_or(told, Err)
         })
     }
 
+    async fn part(
+        &self,
+        client: &Client,
+        from: Timestamp,
+        to: Timestamp,
+        most: u64,
+    ) -> Result<Answer, Failure> {
+        let body = json!({
+            "from": from, "to": to, "missing": self.missing, "dry_run": self.dry_run, "limit": most.min(AT_ONCE),
+        });
+        client.post(&schedule_path(&self.name, "/backfill")?, &body).await
+    }
+
     fn span(&self, zone: &Zone) -> Result<(Timestamp, Timestamp), Failure> {
-        let from = parse_instant(&self.from, Some(zone)).in_option("--from")?;
-        let to = parse_instant(&self.to, Some(zone)).in_option("--to")?;
+        let from = reading::local(&self.from, "--from", zone)?;
+        let to = reading::local(&self.to, "--to", zone)?;
         if from >= to {
             return Err(Failure::Usage(format!(
                 "--from must be before --to, got {} and {}",
@@ -138,10 +161,11 @@ impl Backfill {
             let why = if self.missing { "have a run" } else { "have a run that lives" };
             last.push_str(&format!("; {} {why}", words::count(answer.left_out as usize, "tick")));
         }
-        if answer.more > 0 {
+        if let Some(next) = answer.next_from {
+            let more = words::count(answer.more as usize, "more tick");
             last.push_str(&format!(
-                "; {} left: raise --limit, or go on from there",
-                words::count(answer.more as usize, "more tick")
+                "; {more} left: raise --limit, or go on with --from {}",
+                zone.rfc3339(next)
             ));
         }
         lines.push(last);

@@ -1,6 +1,7 @@
 //! What a run writes as it comes: server-sent events, read one by one. A server leaves readers that take nothing for a while,
 //! and ends; whoever comes back goes on behind what it saw.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use belfry::RunId;
@@ -26,9 +27,13 @@ pub struct Events<'a> {
     /// The last piece that came.
     last: Option<u64>,
     stream: Option<Stream>,
+    /// The next stream, until it is there: who stops waiting and comes back finds it further on.
+    opening: Option<Opening<'a>>,
     tries: u32,
     try_at: Instant,
 }
+
+type Opening<'a> = Pin<Box<dyn Future<Output = Result<Stream, Failure>> + 'a>>;
 
 /// An answer that goes on.
 pub struct Stream {
@@ -46,18 +51,20 @@ pub enum Event {
     End(Box<Run>),
 }
 
-impl Events<'_> {
+impl<'a> Events<'a> {
     /// All that a run writes, from its beginning.
-    pub fn of(client: &Client, run: RunId) -> Events<'_> {
-        Events { client, run, last: None, stream: None, tries: 0, try_at: Instant::now() }
+    pub fn of(client: &'a Client, run: RunId) -> Events<'a> {
+        Events { client, run, last: None, stream: None, opening: None, tries: 0, try_at: Instant::now() }
     }
 
     /// The next one. Nothing is lost where nobody waits to the end.
     pub async fn next(&mut self) -> Result<Event, Failure> {
         loop {
             let Some(stream) = &mut self.stream else {
-                tokio::time::sleep_until(self.try_at).await;
-                self.stream = Some(self.client.stream(self.run, self.last).await?);
+                let open = || open(self.client, self.run, self.last, self.try_at);
+                let opened = self.opening.get_or_insert_with(|| Box::pin(open())).await;
+                self.opening = None;
+                self.stream = Some(opened?);
                 continue;
             };
             match stream.next().await? {
@@ -77,6 +84,12 @@ impl Events<'_> {
             }
         }
     }
+}
+
+/// Opens a stream behind a place, not before its time.
+async fn open(client: &Client, run: RunId, last: Option<u64>, at: Instant) -> Result<Stream, Failure> {
+    tokio::time::sleep_until(at).await;
+    client.stream(run, last).await
 }
 
 impl Stream {

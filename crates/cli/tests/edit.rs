@@ -341,6 +341,42 @@ fn a_backfill_of_an_interval_counts_from_its_beginning() {
     site.refused(&backfill("a/rest", &["--missing"]), 2, "`anchor: slot` gives it a grid");
 }
 
+/// The ticks that a backfill would make up for.
+fn ticks(answer: &serde_json::Value) -> Vec<Timestamp> {
+    let runs = answer["runs"].as_array().unwrap();
+    runs.iter().map(|run| run["tick_at"].as_str().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn a_long_backfill_of_an_interval_stays_in_step() {
+    let site = site();
+    let from: Timestamp = "2020-01-01T00:00:00Z".parse().unwrap();
+    let hour = |n: i64| from + SignedDuration::from_hours(n);
+    let to = hour(2100).to_string();
+    let all = ["backfill", "a/rest", "--from", "2020-01-01T00:00:00Z", "--to", &to, "--dry-run", "--limit"];
+    let answer = site.json(&[&all[..], &["2050"]].concat());
+    assert_eq!(ticks(&answer), (0..2050).map(hour).collect::<Vec<_>>());
+    assert_eq!((&answer["more"], &answer["next_from"]), (&json!(50), &json!(hour(2050))));
+    let answer = site.json(&[&all[..], &["2100"]].concat());
+    assert_eq!(ticks(&answer).last(), Some(&hour(2099)));
+    assert_eq!((&answer["more"], &answer["next_from"]), (&json!(0), &json!(null)));
+}
+
+#[test]
+fn a_backfill_goes_on_where_it_says() {
+    let site = site();
+    site.ok(&["add", "a/daily", "every=daily"]);
+    let from = ["--from", "2026-03-02T12:00:00Z", "--to", "2026-03-06T12:00:00Z", "--dry-run"];
+    for name in ["a/five", "a/daily"] {
+        let whole = site.json(&[&["backfill", name], &from[..], &["--limit", "4"]].concat());
+        let first = site.json(&[&["backfill", name], &from[..], &["--limit", "2"]].concat());
+        let rest = ["backfill", name, "--from", first["next_from"].as_str().unwrap()];
+        let rest = site.json(&[&rest[..], &from[2..], &["--limit", "2"]].concat());
+        assert_eq!([ticks(&first), ticks(&rest)].concat(), ticks(&whole), "{name}");
+        assert_eq!(ticks(&whole).len(), 4, "{name}");
+    }
+}
+
 #[test]
 fn a_backfill_never_goes_where_the_planner_has_not_been() {
     let site = site();

@@ -17,6 +17,8 @@ mod cluster;
 mod document;
 #[path = "http/events.rs"]
 mod events;
+#[path = "http/far.rs"]
+mod far;
 #[path = "http/files.rs"]
 mod files;
 #[path = "http/found.rs"]

@@ -16,6 +16,7 @@ mod file;
 mod fragment;
 mod keys;
 mod load;
+mod password;
 mod problem;
 mod reference;
 mod schedule;

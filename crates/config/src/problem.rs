@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
+use crate::password::secrets;
+
 /// How bad a problem is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
@@ -249,12 +251,11 @@ fn masked(line: &str) -> String {
         let user = from + at + 3;
         from = user;
         let rest = &shown[user..];
-        // Rather too much than too little: a password may hold a slash or an `@`.
         let end = rest.find(|c: char| c.is_whitespace() || "\"',}".contains(c)).unwrap_or(rest.len());
-        let Some(host) = rest[..end].rfind('@') else { continue };
-        let Some(colon) = rest[..host].find(':') else { continue };
-        let stars = "*".repeat(host - colon - 1);
-        shown.replace_range(user + colon + 1..user + host, &stars);
+        for secret in secrets(&rest[..end]) {
+            let stars = "*".repeat(secret.len());
+            shown.replace_range(user + secret.start..user + secret.end, &stars);
+        }
     }
     shown
 }
@@ -305,6 +306,7 @@ mod tests {
         assert_eq!(masked("store: postgres://me:pw@host/db"), "store: postgres://me:**@host/db");
         assert_eq!(masked("a: x://u:p@h, b: y://v:qq@i"), "a: x://u:*@h, b: y://v:**@i");
         assert_eq!(masked("http://host/x"), "http://host/x");
+        assert_eq!(masked("store: postgres://h/d?password=pw&a=b"), "store: postgres://h/d?password=**&a=b");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::context::Context;
 use crate::file;
+use crate::password::secrets;
 use crate::problem::{Quoted, Severity};
 use crate::tree::Node;
 use crate::value;
@@ -60,14 +61,13 @@ impl StoreUrl {
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.0.split_once("://") else { return f.write_str(&self.0) };
-        // The last `@`: a password may hold one.
-        match rest.rfind('@').map(|at| rest.split_at(at)) {
-            Some((user, host)) => match user.split_once(':') {
-                Some((user, _)) => write!(f, "{scheme}://{user}:***{host}"),
-                None => f.write_str(&self.0),
-            },
-            None => f.write_str(&self.0),
+        write!(f, "{scheme}://")?;
+        let mut shown = 0;
+        for secret in secrets(rest) {
+            write!(f, "{}***", &rest[shown..secret.start])?;
+            shown = secret.end;
         }
+        f.write_str(&rest[shown..])
     }
 }
 
@@ -390,5 +390,33 @@ pub(crate) fn overrides(context: &mut Context<'_>, settings: &mut Settings) {
     for (variable, expected, text) in wrong {
         let message = format!("`{variable}` must be {expected}, got {}", Quoted(&text));
         context.report(Severity::Error, None, message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_of_a_store_is_not_shown() {
+        for (url, shown) in [
+            ("sqlite:.belfry/belfry.db", "sqlite:.belfry/belfry.db"),
+            ("postgres://me@host:5432/db?sslmode=require", "postgres://me@host:5432/db?sslmode=require"),
+            ("postgres://me:p/w@d@host/db", "postgres://me:***@host/db"),
+            ("postgres://host/db?user=u&password=x", "postgres://host/db?user=u&password=***"),
+            ("postgres://host/db?PASSWORD=x?y&user=u", "postgres://host/db?PASSWORD=***&user=u"),
+            ("postgres://host?%70assw%6Frd=x&a=%", "postgres://host?%70assw%6Frd=***&a=%"),
+            (
+                "postgres://u:p@h/d?sslpassword=x&password=y",
+                "postgres://u:***@h/d?sslpassword=***&password=***",
+            ),
+            ("postgres://host?password=p@ss", "postgres://host?password=***"),
+            ("postgres://host:1/db?password=p@ss&a=b", "postgres://host:***&a=b"),
+            ("postgres://u:p&password=x@host/db", "postgres://u:***"),
+            ("postgres://host/db?password&é%=1&password=", "postgres://host/db?password&é%=1&password=***"),
+        ] {
+            assert_eq!(StoreUrl::new(url).to_string(), shown);
+            assert_eq!(format!("{:?}", StoreUrl::new(url)), format!("StoreUrl({shown})"));
+        }
     }
 }

@@ -47,6 +47,8 @@ pub struct Backfilled {
     pub left_out: u64,
     /// Ticks beyond the limit.
     pub more: u64,
+    /// The first of them: where to go on.
+    pub next_from: Option<Timestamp>,
     /// Only up to here: what comes after, the schedule plans by itself.
     pub cut_at: Option<Timestamp>,
 }
@@ -80,8 +82,10 @@ pub async fn backfill(
     let (from, end) = (request.from, request.to.min(planned));
     let mut done = Backfilled { cut_at: (request.to > planned).then_some(planned), ..Backfilled::default() };
     let mut walked = from;
-    for tick in ticks(&timing, from, end).take(WALKED_MAX) {
-        if done.runs.len() == request.limit {
+    for (seen, tick) in ticks(&timing, from, end).enumerate() {
+        if done.runs.len() == request.limit || seen == WALKED_MAX {
+            done.next_from = Some(tick.tick_at);
+            done.more = timing.count_between(walked, earlier(end));
             break;
         }
         walked = tick.tick_at;
@@ -94,9 +98,6 @@ pub async fn backfill(
             true => done.runs.push((tick.tick_at, None)),
             false => done.left_out += 1,
         }
-    }
-    if walked > from || !done.runs.is_empty() {
-        done.more = timing.count_between(walked, earlier(end));
     }
     if !request.dry_run {
         make(store, options, now, record, request, &mut done).await?;
@@ -122,7 +123,9 @@ fn timing(record: &ScheduleRecord, request: &Backfill) -> Result<Timing, Error> 
              `anchor: slot` gives it a grid"
         )));
     }
-    Ok(match record.origin {
+    // A calendar series that has no first tick yet begins with the first that is asked for.
+    let begins = matches!(timing.kind(), Kind::Every { .. }).then_some(request.from);
+    Ok(match record.origin.or(begins) {
         Some(origin) => timing.with_origin(origin),
         None => timing,
     })

@@ -236,3 +236,32 @@ fn the_command_line_talks_to_a_server_in_the_same_words() {
     assert_eq!(refused.status.code(), Some(3));
     api.stop();
 }
+
+#[test]
+fn a_message_whose_reply_cannot_be_streamed_is_not_taken() {
+    let site = Site::sqlite();
+    site.config(&format!("api: {{rate: 100000/s}}\n{TALK}"));
+    let api = Api::start(&site);
+    let run = say(&api, "one")["run_id"].as_str().unwrap().to_owned();
+    api.up.lock().unwrap().event_of("run_started", "talk");
+    let head = format!("GET /api/v1/runs/{run}/log?follow=true HTTP/1.1\r\nhost: {}\r\n\r\n", api.address);
+    let follow = || {
+        let (mut reader, mut status) = (api.raw(head.as_bytes()), String::new());
+        reader.read_line(&mut status).unwrap();
+        status.starts_with("HTTP/1.1 200").then_some(reader).ok_or(status)
+    };
+    // As many as there may be.
+    let mut followers = Vec::new();
+    let refused = loop {
+        match follow() {
+            Ok(follower) => followers.push(follower),
+            Err(status) => break status,
+        }
+    };
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    let body = json!({"text": "two", "stream": true});
+    api.post(&format!("{ADA}/messages"), &body).refused(503, "too_many_readers");
+    assert_eq!(api.get(ADA).is(200)["queued"], 0);
+    say(&api, "two");
+    assert_eq!(api.get(ADA).is(200)["queued"], 1);
+}

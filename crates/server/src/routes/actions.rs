@@ -280,6 +280,8 @@ struct BackfillAnswer {
     left_out: u64,
     /// Ticks beyond the limit.
     more: u64,
+    /// The first of them, to go on from; null where none is left.
+    next_from: Option<Timestamp>,
     /// Only up to here: what comes after, the schedule plans by itself.
     cut_at: Option<Timestamp>,
 }
@@ -336,6 +338,7 @@ async fn backfill(
         runs,
         left_out: done.left_out,
         more: done.more,
+        next_from: done.next_from,
         cut_at: done.cut_at,
     };
     Ok(json(StatusCode::OK, &answer))

@@ -113,14 +113,19 @@ async fn log(
     Ok(response)
 }
 
-fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
+/// Lets one more follow what runs write, while it is held.
+pub fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
     let permit = shared.followers.clone().try_acquire_owned();
     permit.map_err(|_| Problem::unavailable("too_many_readers", "too many follow what runs write"))
 }
 
 /// Sends a first word, then what a run writes from its beginning to its end.
-pub fn stream_run(shared: Arc<Shared>, id: RunId, first: &impl Serialize) -> Result<Response, Problem> {
-    let permit = permit(&shared)?;
+pub fn stream_run(
+    shared: Arc<Shared>,
+    id: RunId,
+    first: &impl Serialize,
+    permit: OwnedSemaphorePermit,
+) -> Response {
     let text = serde_json::to_string(first).unwrap_or_default();
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
     tokio::spawn(async move {
@@ -128,7 +133,7 @@ pub fn stream_run(shared: Arc<Shared>, id: RunId, first: &impl Serialize) -> Res
             follow(shared, id, None, sink, permit).await;
         }
     });
-    Ok(response)
+    response
 }
 
 fn place(text: Option<&str>) -> Result<Option<u64>, Problem> {

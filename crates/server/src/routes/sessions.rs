@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
 use super::actions::{answer_run, wait_of};
-use super::log::stream_run;
+use super::log::{permit, stream_run};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
@@ -206,23 +206,26 @@ async fn send(
         trace_id: Some(trace.id),
     };
     shared.refuse_draining()?;
+    // Before the message is in: who is told that there are too many sends it again.
+    let follower = if body.stream { Some(permit(&shared)?) } else { None };
     let sent = shared.engine.send(&path.address(), &body.text, with).await?;
     audit::made(match &sent.reply {
         // A repeat has no number of its own.
         Reply::Taken(taken) => taken.seq.is_some(),
         Reply::Stopped(done) => has_changed(done, body.text.trim() == "/stop"),
     });
-    match sent.reply {
-        Reply::Stopped(done) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
-        Reply::Taken(taken) if body.stream => {
+    match (sent.reply, follower) {
+        (Reply::Stopped(done), _) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
+        (Reply::Taken(taken), Some(permit)) => {
             let run = taken.run;
-            stream_run(shared, run, &Answer::Taken(taken)).map(|mut response| {
-                *response.status_mut() = StatusCode::ACCEPTED;
-                response
-            })
+            let mut response = stream_run(shared, run, &Answer::Taken(taken), permit);
+            *response.status_mut() = StatusCode::ACCEPTED;
+            Ok(response)
         }
-        Reply::Taken(taken) if !wait.is_zero() => answer_run(&shared, StatusCode::OK, taken.run, wait).await,
-        Reply::Taken(taken) => Ok(json(StatusCode::ACCEPTED, &Answer::Taken(taken))),
+        (Reply::Taken(taken), None) if !wait.is_zero() => {
+            answer_run(&shared, StatusCode::OK, taken.run, wait).await
+        }
+        (Reply::Taken(taken), None) => Ok(json(StatusCode::ACCEPTED, &Answer::Taken(taken))),
     }
 }
 
