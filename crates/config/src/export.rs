@@ -28,6 +28,14 @@ pub(crate) fn schedule(definition: &ScheduleDefinition) -> String {
     text
 }
 
+/// Writes one agent without its schedules, as it stands under its name.
+pub(crate) fn agent(definition: &AgentDefinition) -> String {
+    let spec = AgentSpec { name: String::new(), definition: definition.clone(), schedules: Vec::new() };
+    let mut text = String::new();
+    agent_map(&spec).write(0, &mut text);
+    text
+}
+
 /// A value on its way out.
 enum Out {
     /// Written as it is.

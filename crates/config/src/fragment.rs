@@ -153,6 +153,17 @@ fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) ->
     Node { span: over.span, data: Data::Map(entries) }
 }
 
+/// The keys of an agent that differ from the defaults, as they could be written; its schedules are not among them. References
+/// stay what they are.
+pub fn agent_keys(definition: &AgentDefinition) -> Map<String, Value> {
+    let nothing = |_: &str| None;
+    let mut context = Context::new(&nothing);
+    let text = export::agent(definition);
+    let node = context.parse(String::new(), PathBuf::from("/"), text);
+    let entries = node.iter().flat_map(|node| node.entries());
+    entries.filter_map(|(key, node)| Some((key.text.clone(), node.json().ok()?))).collect()
+}
+
 /// The keys of a schedule that differ from the defaults, as they could be written. A secret that is written out is not shown.
 pub fn schedule_keys(definition: &ScheduleDefinition) -> Map<String, Value> {
     let nothing = |_: &str| None;

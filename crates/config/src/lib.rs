@@ -26,7 +26,7 @@ mod tree;
 mod value;
 
 pub use export::export;
-pub use fragment::{About, Input, Parsed, parse_agent, parse_schedule, schedule_keys};
+pub use fragment::{About, Input, Parsed, agent_keys, parse_agent, parse_schedule, schedule_keys};
 pub use load::{Host, Loaded, load, load_text};
 pub use problem::{Errors, Place, Problem, Severity};
 pub use reference::{is_reference, resolve_secret};

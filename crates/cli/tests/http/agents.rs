@@ -49,11 +49,14 @@ fn an_agent_is_made_runs_is_replaced_and_goes() {
         );
         assert_eq!(api.up.lock().unwrap().event("agent_created")["agent"], "made");
         assert_eq!(api.get("/api/v1/agents/made").header("etag"), Some(first_tag.as_str()));
+        let known = api.get("/api/v1/agents/made").is(200)["definition"].clone();
+        assert_eq!(known["env"], json!({"WHO": "ada", "API_TOKEN": "${HOME}"}), "as it can be written");
+        assert_eq!(known["shell"], definition["shell"]);
         api.post(ALL, &new).refused(409, "exists");
         let keyed = ["content-type: application/json", "idempotency-key: k"];
         assert_eq!(api.send("POST", ALL, &keyed, new.to_string().as_bytes()).is(200), made);
         let other = json!({"agent": "made", "definition": {"run": ["true"]}}).to_string();
-        api.send("POST", ALL, &keyed, other.as_bytes()).refused(409, "exists");
+        api.send("POST", ALL, &keyed, other.as_bytes()).refused(409, "key_reused");
         api.post(ALL, &json!({"agent": "MADE", "definition": {"run": ["true"]}})).refused(409, "exists");
 
         // One runs, one waits behind it.

@@ -147,6 +147,26 @@ fn one_key_makes_one_run_however_often_it_is_sent() {
 }
 
 #[test]
+fn a_key_that_made_a_schedule_makes_no_other() {
+    for site in Site::each() {
+        site.config(CONFIG);
+        let api = Api::start(&site);
+        let make = |name: &str| {
+            let body = json!({"agent": "hello", "schedule": name, "definition": {"every": "1h", "enabled": false}});
+            let headers = ["content-type: application/json", "idempotency-key: s1"];
+            api.send("POST", "/api/v1/schedules", &headers, body.to_string().as_bytes())
+        };
+        make("../x").refused(400, "bad_name");
+        make("one").is(201);
+        make("one").is(200);
+        make("two").refused(409, "key_reused");
+        api.get("/api/v1/schedules/hello/two").refused(404, "not_found");
+        api.send("PATCH", "/api/v1/lanes/cron", &["content-type: application/json"], b"{}")
+            .refused(422, "nothing_to_change");
+    }
+}
+
+#[test]
 fn a_run_is_cancelled_and_repeated() {
     let site = Site::sqlite();
     site.config(CONFIG);

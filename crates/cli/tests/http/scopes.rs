@@ -41,6 +41,10 @@ fn each_route_takes_its_scope_and_no_less() {
     eventually("all are known", || {
         (api.send("GET", "/api/v1/tokens", &[last], b"").status == 200).then_some(())
     });
+    let definition = |token: &str| {
+        api.send("GET", "/api/v1/agents/hello", &[token], b"").is(200)["definition"].is_object()
+    };
+    assert_eq!(tokens.each_ref().map(|token| definition(token)), [false, false, false, true], "what a file says");
     let operations = operations(&document);
     assert!(operations.len() > 30, "{}", operations.len());
     let open: Vec<_> = operations.iter().filter(|one| one.2.is_none()).map(|one| one.1.as_str()).collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{Agent, List};
@@ -11,7 +11,7 @@ use belfry::event::{Event, Level, Name};
 use belfry_config::{About, is_reference, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
-use belfry_store::{API, AgentRecord, Expect, PutAgent, Removed, Store};
+use belfry_store::{API, AgentRecord, Expect, PutAgent, Removed, Scope, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -25,6 +25,7 @@ use super::schedules::tag;
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, Object, Segment};
+use crate::guard::Actor;
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 
@@ -44,9 +45,25 @@ async fn list(State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
 /// Show an agent
 #[utoipa::path(get, path = "/api/v1/agents/{agent}", operation_id = "show_agent", tag = "agents", security(("token" = ["read"])),
     params(("agent" = String, Path, description = "Which")),
-    responses((status = 200, description = "As it is", body = Agent, headers(("ETag" = String, description = "For If-Match")))))]
-async fn show(State(shared): State<Arc<Shared>>, Segment(name): Segment) -> Result<Response, Problem> {
-    Ok(answer(&shared, StatusCode::OK, &shared.agent(&name).await?))
+    responses((status = 200, description = "As it is", body = AgentDetail, headers(("ETag" = String, description = "For If-Match")))))]
+async fn show(
+    State(shared): State<Arc<Shared>>,
+    actor: Option<Extension<Actor>>,
+    Segment(name): Segment,
+) -> Result<Response, Problem> {
+    let record = shared.agent(&name).await?;
+    let is_admin = actor.is_none_or(|Extension(actor)| actor.scope >= Scope::Admin);
+    Ok(detailed(&shared, StatusCode::OK, &record, is_admin))
+}
+
+/// An agent as it stands, with what it is.
+#[derive(Serialize, ToSchema)]
+struct AgentDetail {
+    #[serde(flatten)]
+    agent: Agent,
+    /// The keys that differ from the defaults, as they could be written, without its schedules. For scope admin alone: a file
+    /// may have secrets written out.
+    definition: Option<Map<String, Value>>,
 }
 
 /// The keys of an agent, as in a file. Exactly one of `run` and `shell` says what is started; `cwd` is absolute, and secrets are
@@ -111,8 +128,8 @@ struct NewAgent {
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first result", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),
     request_body = NewAgent, security(("token" = ["admin"])),
     responses(
-        (status = 201, description = "It is made", body = Agent, headers(("ETag" = String), ("Location" = String))),
-        (status = 200, description = "It was made before, with the same key", body = Agent, headers(("ETag" = String))),
+        (status = 201, description = "It is made", body = AgentDetail, headers(("ETag" = String), ("Location" = String))),
+        (status = 200, description = "It was made before, with the same key", body = AgentDetail, headers(("ETag" = String))),
         (status = 403, description = "Not with this token, or not while `api.allow_agents` is false", body = ProblemBody, content_type = "application/problem+json"),
         (status = 409, description = "There is one of this name", body = ProblemBody, content_type = "application/problem+json"),
     ))]
@@ -155,8 +172,8 @@ async fn create(
         ("If-None-Match" = Option<String>, Header, description = "`*`: only where there is none", nullable = false)),
     request_body = AgentKeys, security(("token" = ["admin"])),
     responses(
-        (status = 200, description = "It is so now", body = Agent, headers(("ETag" = String))),
-        (status = 201, description = "It is made", body = Agent, headers(("ETag" = String), ("Location" = String))),
+        (status = 200, description = "It is so now", body = AgentDetail, headers(("ETag" = String))),
+        (status = 201, description = "It is made", body = AgentDetail, headers(("ETag" = String), ("Location" = String))),
         (status = 403, description = "Not with this token, or not while `api.allow_agents` is false", body = ProblemBody, content_type = "application/problem+json"),
         (status = 409, description = "A file owns it", body = ProblemBody, content_type = "application/problem+json"),
         (status = 412, description = "It has changed meanwhile", body = ProblemBody, content_type = "application/problem+json"),
@@ -242,7 +259,13 @@ fn tag_of(record: &AgentRecord) -> String {
 }
 
 fn answer(shared: &Shared, status: StatusCode, record: &AgentRecord) -> Response {
-    let mut response = json(status, &Agent::of(record, shared.now()));
+    detailed(shared, status, record, true)
+}
+
+fn detailed(shared: &Shared, status: StatusCode, record: &AgentRecord, is_admin: bool) -> Response {
+    let definition = is_admin.then(|| belfry_config::agent_keys(&record.definition));
+    let detail = AgentDetail { agent: Agent::of(record, shared.now()), definition };
+    let mut response = json(status, &detail);
     if let Ok(tag) = HeaderValue::from_str(&tag_of(record)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
