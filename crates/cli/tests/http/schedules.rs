@@ -152,7 +152,8 @@ fn a_key_that_made_a_schedule_makes_no_other() {
         site.config(CONFIG);
         let api = Api::start(&site);
         let make = |name: &str| {
-            let body = json!({"agent": "hello", "schedule": name, "definition": {"every": "1h", "enabled": false}});
+            let body =
+                json!({"agent": "hello", "schedule": name, "definition": {"every": "1h", "enabled": false}});
             let headers = ["content-type: application/json", "idempotency-key: s1"];
             api.send("POST", "/api/v1/schedules", &headers, body.to_string().as_bytes())
         };

@@ -44,7 +44,11 @@ fn each_route_takes_its_scope_and_no_less() {
     let definition = |token: &str| {
         api.send("GET", "/api/v1/agents/hello", &[token], b"").is(200)["definition"].is_object()
     };
-    assert_eq!(tokens.each_ref().map(|token| definition(token)), [false, false, false, true], "what a file says");
+    assert_eq!(
+        tokens.each_ref().map(|token| definition(token)),
+        [false, false, false, true],
+        "what a file says"
+    );
     let operations = operations(&document);
     assert!(operations.len() > 30, "{}", operations.len());
     let open: Vec<_> = operations.iter().filter(|one| one.2.is_none()).map(|one| one.1.as_str()).collect();
