@@ -28,7 +28,7 @@ fn a_node_that_drains_says_so_refuses_work_and_takes_it_again() {
         api.get("/healthz").is(200);
         let refused =
             api.post("/api/v1/schedules/hello/quiet/run", &json!({})).refused(503, "draining").to_string();
-        assert!(refused.contains("nodes/this/drain"), "{refused}");
+        assert!(refused.contains("nodes drain this --undo"), "{refused}");
         let why = api.get("/api/v1/schedules/hello/quiet/why").is(200);
         let no_node = why["checks"].as_array().unwrap().iter().find(|check| check["check"] == "no_node");
         assert_eq!(no_node.unwrap()["ok"], false, "{why}");

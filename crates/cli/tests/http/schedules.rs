@@ -158,10 +158,10 @@ fn a_key_that_made_a_schedule_makes_no_other() {
             api.send("POST", "/api/v1/schedules", &headers, body.to_string().as_bytes())
         };
         make("../x").refused(400, "bad_name");
-        make("one").is(201);
-        make("one").is(200);
-        make("two").refused(409, "key_reused");
-        api.get("/api/v1/schedules/hello/two").refused(404, "not_found");
+        make("keyed1").is(201);
+        make("keyed1").is(200);
+        make("keyed2").refused(409, "key_reused");
+        api.get("/api/v1/schedules/hello/keyed2").refused(404, "not_found");
         api.send("PATCH", "/api/v1/lanes/cron", &["content-type: application/json"], b"{}")
             .refused(422, "nothing_to_change");
     }
