@@ -176,7 +176,7 @@ impl Known {
         nodes.retain(|node| node.is_alive(now) && !node.draining && !is_guest(node));
         let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
         let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
-        let settings = store.lanes(now).await?.into_iter().find(|known| known.name == lane);
+        let settings = store.lane_settings().await?.into_iter().find(|known| known.name == lane);
         let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
