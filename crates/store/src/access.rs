@@ -5,7 +5,7 @@ use std::future::Future;
 
 use belfry_time::Timestamp;
 
-use crate::any::AnyStore;
+use crate::any::{AnyStore, each};
 use crate::shapes::Key;
 use crate::store::Answer;
 use crate::views::Page;
@@ -147,24 +147,6 @@ pub trait Access: Send + Sync + 'static {
     /// Removes what was done before an instant, and tokens that were good no longer by then, at most a batch of each; says
     /// how many went. Crash: all of a call, or nothing of it.
     fn prune_access(&self, before: Timestamp, batch: u32) -> impl Future<Output = Answer<u32>> + Send;
-}
-
-/// A page of rows that were read one beyond the limit.
-pub(crate) fn page(mut items: Vec<AuditRow>, limit: u32) -> Page<AuditRow, i64> {
-    let more = items.len() > limit as usize;
-    items.truncate(limit as usize);
-    let next = items.last().map(|(number, _)| *number).filter(|_| more);
-    Page { items, next }
-}
-
-macro_rules! each {
-    ($any:expr, $store:ident => $call:expr) => {
-        match $any {
-            AnyStore::Memory($store) => $call,
-            AnyStore::Sqlite($store) => $call,
-            AnyStore::Postgres($store) => $call,
-        }
-    };
 }
 
 impl Access for AnyStore {

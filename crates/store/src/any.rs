@@ -127,6 +127,7 @@ macro_rules! each {
         }
     };
 }
+pub(crate) use each;
 
 impl Store for AnyStore {
     async fn apply(

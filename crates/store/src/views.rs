@@ -228,6 +228,16 @@ pub struct Page<T, C> {
     pub next: Option<C>,
 }
 
+impl<T> Page<(i64, T), i64> {
+    /// Of numbered rows that were read one beyond the limit.
+    pub(crate) fn of_numbered(mut items: Vec<(i64, T)>, limit: u32) -> Page<(i64, T), i64> {
+        let more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next = items.last().map(|(number, _)| *number).filter(|_| more);
+        Page { items, next }
+    }
+}
+
 /// Which schedules to list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ScheduleFilter {

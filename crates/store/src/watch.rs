@@ -9,7 +9,7 @@ use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::any::AnyStore;
+use crate::any::{AnyStore, each};
 use crate::store::Answer;
 use crate::views::Page;
 
@@ -76,24 +76,6 @@ pub trait Watch: Send + Sync + 'static {
         nodes_before: Option<Timestamp>,
         batch: u32,
     ) -> impl Future<Output = Answer<u32>> + Send;
-}
-
-/// A page of rows that were read one beyond the limit.
-pub(crate) fn page(mut items: Vec<SnapshotRow>, limit: u32) -> Page<SnapshotRow, i64> {
-    let more = items.len() > limit as usize;
-    items.truncate(limit as usize);
-    let next = items.last().map(|(number, _)| *number).filter(|_| more);
-    Page { items, next }
-}
-
-macro_rules! each {
-    ($any:expr, $store:ident => $call:expr) => {
-        match $any {
-            AnyStore::Memory($store) => $call,
-            AnyStore::Sqlite($store) => $call,
-            AnyStore::Postgres($store) => $call,
-        }
-    };
 }
 
 impl Watch for AnyStore {

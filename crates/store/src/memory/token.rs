@@ -75,7 +75,7 @@ impl Access for Memory {
     async fn audits(&self, before: Option<i64>, limit: u32) -> Answer<Page<AuditRow, i64>> {
         let doors = self.doors.lock();
         let found = doors.audit.range(..before.unwrap_or(i64::MAX)).rev().take(limit as usize + 1);
-        Ok(page(found.map(|(number, entry)| (*number, entry.clone())).collect(), limit))
+        Ok(Page::of_numbered(found.map(|(number, entry)| (*number, entry.clone())).collect(), limit))
     }
 
     async fn prune_access(&self, before: Timestamp, batch: u32) -> Answer<u32> {

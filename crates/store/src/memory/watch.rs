@@ -43,7 +43,7 @@ impl Watch for Memory {
         let snapshots = self.snapshots.lock();
         let found = snapshots.kept.range(..before.unwrap_or(i64::MAX)).rev();
         let found = found.filter(|(_, snapshot)| fits(snapshot)).take(limit as usize + 1);
-        Ok(page(found.map(|(number, snapshot)| (*number, snapshot.clone())).collect(), limit))
+        Ok(Page::of_numbered(found.map(|(number, snapshot)| (*number, snapshot.clone())).collect(), limit))
     }
 
     async fn prune_beats(

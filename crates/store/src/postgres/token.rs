@@ -137,7 +137,7 @@ impl Access for Postgres {
             found.iter().map(entry).collect::<Result<Vec<_>, Fault>>()
         }
         .await)?;
-        Ok(page(found, limit))
+        Ok(Page::of_numbered(found, limit))
     }
 
     async fn prune_access(&self, before: Timestamp, batch: u32) -> Answer<u32> {

@@ -60,7 +60,7 @@ impl Watch for Postgres {
             found.iter().map(snapshot).collect::<Result<Vec<_>, Fault>>()
         }
         .await)?;
-        Ok(page(found, limit))
+        Ok(Page::of_numbered(found, limit))
     }
 
     async fn prune_beats(

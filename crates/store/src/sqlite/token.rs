@@ -111,7 +111,7 @@ impl Access for Sqlite {
         let sql = "select * from audit where number < ? order by number desc limit ?";
         let asked = params_of(before, limit);
         let found = self.read(move |verb| verb.rows(sql, asked, entry)).await?;
-        Ok(page(found, limit))
+        Ok(Page::of_numbered(found, limit))
     }
 
     async fn prune_access(&self, before: Timestamp, batch: u32) -> Answer<u32> {

@@ -48,7 +48,7 @@ impl Watch for Sqlite {
                 rows.into_iter().map(|(number, text)| Ok((number, from_json(&text)?))).collect()
             })
             .await?;
-        Ok(page(found, limit))
+        Ok(Page::of_numbered(found, limit))
     }
 
     async fn prune_beats(
