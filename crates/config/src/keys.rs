@@ -101,7 +101,7 @@ pub(crate) static TOP: &[Key] = &[
         "",
         "The time zone of every schedule that names none, an IANA name such as Europe/London. By default the host's.",
     ),
-    key("listen", Address, "127.0.0.1:7400", "Address and port of the HTTP API and the dashboard."),
+    key("listen", Address, "127.0.0.1:7400", "Address and port of the HTTP API."),
     key(
         "lanes",
         Named("lane", &LANE),
