@@ -1,11 +1,13 @@
 //! `cargo xtask …`: what a developer or CI runs. Needs nothing but Rust and a C compiler.
 //!
 //! - `test`: everything that decides whether a change lands, each part timed
+//! - `test --full`: the same, then what needs more time or tools
 //! - `golden`: writes the golden files anew, to be read in the diff
 //! - `bench`: the benchmarks, `time` of expressions, `store` of the verbs of a store
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod full;
 mod postgres;
 
 use std::path::Path;
@@ -25,7 +27,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["test"] => test(),
+        ["test"] => test(&PARTS, &[]),
+        ["test", "--full"] => test(&PARTS, &full::PARTS),
         ["golden"] => {
             let packages = ["--package", "belfry-cli", "--package", "belfry-config"];
             exit(cargo(&["test", "--test", "*"]).args(packages).env("BELFRY_GOLDEN", "write"))
@@ -38,14 +41,14 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "usage: cargo xtask test | golden | bench time [FILTER] | bench store [sqlite | postgres]"
+                "usage: cargo xtask test [--full] | golden | bench time [FILTER] | bench store [sqlite | postgres]"
             );
             ExitCode::from(2)
         }
     }
 }
 
-fn test() -> ExitCode {
+fn test(parts: &[(&'static str, &[&str])], more: &[full::Part]) -> ExitCode {
     let mut times: Vec<(&str, Duration)> = Vec::new();
     let start = Instant::now();
     let postgres = match postgres::ensure(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")) {
@@ -56,24 +59,45 @@ fn test() -> ExitCode {
         }
     };
     times.push(("PostgreSQL", start.elapsed()));
-    for (name, arguments) in PARTS {
-        println!("== {name}: cargo {}", arguments.join(" "));
-        let start = Instant::now();
-        let mut command = cargo(arguments);
+    let with_postgres = |mut command: Command| {
         if let Some(folder) = &postgres {
             command.env("PG_BIN", folder);
         }
-        let passed = succeeds(&mut command);
+        command
+    };
+    for (name, arguments) in parts {
+        println!("== {name}: cargo {}", arguments.join(" "));
+        let start = Instant::now();
+        let passed = succeeds(&mut with_postgres(cargo(arguments)));
         times.push((name, start.elapsed()));
         if !passed {
-            print_times(&times);
-            eprintln!("== {name}: failed");
-            return ExitCode::FAILURE;
+            return failed(name, &times);
+        }
+    }
+    let mut missing = Vec::new();
+    for part in more {
+        let start = Instant::now();
+        match part.run(&with_postgres) {
+            full::Ended::Passed => times.push((part.name, start.elapsed())),
+            full::Ended::Failed => {
+                times.push((part.name, start.elapsed()));
+                return failed(part.name, &times);
+            }
+            full::Ended::ToolMissing(way_out) => missing.push((part.name, way_out)),
         }
     }
     print_times(&times);
-    println!("== all {} parts passed", PARTS.len());
+    println!("== all {} parts passed", parts.len() + more.len() - missing.len());
+    for (name, way_out) in &missing {
+        println!("== SKIPPED {name}: {way_out}");
+    }
     ExitCode::SUCCESS
+}
+
+fn failed(name: &str, times: &[(&str, Duration)]) -> ExitCode {
+    print_times(times);
+    eprintln!("== {name}: failed");
+    ExitCode::FAILURE
 }
 
 fn print_times(times: &[(&str, Duration)]) {
