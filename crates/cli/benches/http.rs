@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 
 const CONFIG: &str = r#"
 timezone: UTC
-api: {rate: 1000000/s}
+api: {rate: 1000000/s, open: true}
 lanes: {cron: 4}
 agents:
   ticker:

@@ -31,7 +31,7 @@ struct House {
 fn house() -> House {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let nothing = |_: &str| None;
-    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s}\n";
+    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s, open: true}\n";
     let settings = load_text(text, Path::new("belfry.yaml"), &Host::new(&nothing, "UTC")).unwrap().settings;
     let engine = Engine::builder().build();
     let (reload, _) = tokio::sync::mpsc::channel(1);

@@ -26,8 +26,9 @@ fn a_change_has_its_row_before_it_is_answered_also_where_the_server_is_killed() 
         let run = "/api/v1/schedules/slow/quiet/run";
         let body = json!({"wait_ms": 60000}).to_string();
         let head = format!(
-            "POST {run} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {run} HTTP/1.1\r\nhost: {}\r\n{}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             api.address,
+            api.auth(),
             body.len()
         );
         let _waiting = api.raw(format!("{head}{body}").as_bytes());

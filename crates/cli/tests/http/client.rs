@@ -87,9 +87,25 @@ impl Api {
         BufReader::new(stream)
     }
 
-    /// A request with headers of its own, one a line.
+    /// The header line that carries the local token.
+    pub fn auth(&self) -> String {
+        format!("authorization: Bearer {}", self.local)
+    }
+
+    /// A request with headers of its own, one a line, and with the local token unless they name another.
     #[track_caller]
     pub fn send(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
+        let auth = self.auth();
+        let named = |header: &&str| header.to_ascii_lowercase().starts_with("authorization:");
+        match headers.iter().any(named) {
+            true => self.bare(method, path, headers, body),
+            false => self.bare(method, path, &[headers, &[auth.as_str()]].concat(), body),
+        }
+    }
+
+    /// A request with exactly these headers, and without any token of ours.
+    #[track_caller]
+    pub fn bare(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
         let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
         if !headers.iter().any(|header| header.to_ascii_lowercase().starts_with("host:")) {
             head.push_str(&format!("host: {}\r\n", self.address));
@@ -120,11 +136,18 @@ impl Api {
         self.json("POST", path, body)
     }
 
-    /// Opens a stream of events, once it has begun.
+    /// Opens a stream of events with the local token, once it has begun.
     pub fn listen(&self, path: &str, headers: &[&str]) -> Stream {
+        self.listen_as(&self.auth(), path, headers)
+    }
+
+    /// The same, with another header instead of the local token.
+    pub fn listen_as(&self, auth: &str, path: &str, headers: &[&str]) -> Stream {
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let head =
-            format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{headers}\r\n", self.address);
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{auth}\r\n{headers}\r\n",
+            self.address
+        );
         let mut reader = self.raw(head.as_bytes());
         let head = read_head(&mut reader);
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");

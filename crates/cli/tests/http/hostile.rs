@@ -217,8 +217,9 @@ fn bodies_without_end() {
     let api = quiet(&site);
     let head = |length: &str| {
         format!(
-            "POST /api/v1/schedules/hello/quiet/run HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n{length}\r\n\r\n",
-            api.address
+            "POST /api/v1/schedules/hello/quiet/run HTTP/1.1\r\nhost: {}\r\n{}\r\ncontent-type: application/json\r\n{length}\r\n\r\n",
+            api.address,
+            api.auth()
         )
     };
     let mut reader = api.raw(head("content-length: 104857600").as_bytes());
@@ -242,11 +243,11 @@ fn bodies_without_end() {
 fn requests_that_are_none() {
     let site = Site::sqlite();
     let api = quiet(&site);
-    let host = format!("host: {}", api.address);
+    let host = format!("host: {}\r\n{}", api.address, api.auth());
     let long = "a".repeat(1 << 20);
     let heads = [
         format!("GET /healthz HTTP/1.1\r\n{host}\r\nx: {long}\r\n\r\n"),
-        format!("GET /healthz HTTP/1.1\r\n{host}\r\nauthorization: Bearer {long}\r\n\r\n"),
+        format!("GET /healthz HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {long}\r\n\r\n", api.address),
         format!("GET /{long} HTTP/1.1\r\n{host}\r\n\r\n"),
         format!("GET /healthz HTTP/1.1\r\n{host}\r\n{}\r\n", "x: 1\r\n".repeat(5000)),
         format!("GET /healthz HTTP/1.1\r\n{host}\r\nx: a\rb\r\n\r\n"),

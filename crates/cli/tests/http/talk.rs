@@ -131,8 +131,9 @@ fn a_reply_is_streamed_as_it_is_written() {
     site.file("go", "");
     let body = json!({"text": "hello {{ 1 }}", "stream": true}).to_string();
     let head = format!(
-        "POST {ADA}/messages HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST {ADA}/messages HTTP/1.1\r\nhost: {}\r\n{}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         api.address,
+        api.auth(),
         body.len()
     );
     let mut lines = api.raw(head.as_bytes()).lines();
@@ -244,7 +245,11 @@ fn a_message_whose_reply_cannot_be_streamed_is_not_taken() {
     let api = Api::start(&site);
     let run = say(&api, "one")["run_id"].as_str().unwrap().to_owned();
     api.up.lock().unwrap().event_of("run_started", "talk");
-    let head = format!("GET /api/v1/runs/{run}/log?follow=true HTTP/1.1\r\nhost: {}\r\n\r\n", api.address);
+    let head = format!(
+        "GET /api/v1/runs/{run}/log?follow=true HTTP/1.1\r\nhost: {}\r\n{}\r\n\r\n",
+        api.address,
+        api.auth()
+    );
     let follow = || {
         let (mut reader, mut status) = (api.raw(head.as_bytes()), String::new());
         reader.read_line(&mut status).unwrap();
