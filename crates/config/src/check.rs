@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
+use crate::network::Network;
 use crate::problem::{Quoted, Span};
 use crate::reference;
 use crate::tree::{Data, Node};
@@ -85,6 +86,7 @@ impl Context<'_> {
             Shape::Size if value::size(text).is_none() => self.wrong(key, node, &expected),
             Shape::Rate if value::rate(text).is_none() => self.wrong(key, node, &expected),
             Shape::Address if value::address(text).is_none() => self.wrong(key, node, &expected),
+            Shape::Network if text.parse::<Network>().is_err() => self.wrong(key, node, &expected),
             Shape::Zone => {
                 if let Err(error) = belfry_time::Zone::get(text) {
                     let span = self.inside(node, &error);
@@ -413,6 +415,7 @@ fn words(shape: &Shape) -> String {
         Shape::Size => "a size such as `64KiB` or `1MiB`, from 1KiB to 1GiB".into(),
         Shape::Rate => "a rate such as `100/s`, per `s`, `m` or `h`".into(),
         Shape::Address => "an address and a port such as `127.0.0.1:7400`".into(),
+        Shape::Network => "an IP address or a range such as `10.0.0.0/8`".into(),
         Shape::Zone => "an IANA name such as Europe/London".into(),
         Shape::Store => "`sqlite:FILE` or `postgres://user@host/database`".into(),
         Shape::Path => "a path".into(),

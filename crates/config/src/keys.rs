@@ -37,6 +37,8 @@ pub(crate) enum Shape {
     /// `100/s`
     Rate,
     Address,
+    /// An IP address or a range of them, `10.0.0.0/8`.
+    Network,
     Zone,
     /// The URL of a store.
     Store,
@@ -213,6 +215,14 @@ static LOG: &[Key] = &[
 
 static API: &[Key] = &[
     key("allow_agents", Flag, "false", "Whether agents may be created over the API, with scope admin."),
+    key("open", Flag, "false", "Whether anyone on this host may use the API without a token. Loopback only."),
+    key("open_metrics", Flag, "false", "Whether `/metrics` is served without a token."),
+    key(
+        "trusted_proxies",
+        List(&Network),
+        "[]",
+        "Addresses or ranges of reverse proxies. Only their `X-Forwarded-For`, `-Proto` and `-Host` headers count.",
+    ),
     key(
         "allowed_hosts",
         List(&Text),

@@ -83,6 +83,7 @@ fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Re
     let main = &roots[0];
     let mut settings = settings::read(main, &context.folders[main.span.file]);
     settings::overrides(&mut context, &mut settings);
+    settings::check_open(&mut context, main, &settings);
     let named = main.get("timezone").and_then(Node::text).map(str::to_owned);
     settings.timezone = zone(&mut context, named.as_deref(), host);
     settings.timezone_is_named = named.is_some();

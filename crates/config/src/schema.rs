@@ -59,6 +59,7 @@ fn shape(shape_: &Shape) -> Value {
         Shape::Size => json!({"type": ["string", "integer"]}),
         Shape::Rate => json!({"type": "string", "pattern": "^[0-9]+ */ *[smh]$"}),
         Shape::Address => json!({"type": "string", "pattern": ":[0-9]+$"}),
+        Shape::Network => json!({"type": "string", "pattern": "^[0-9A-Fa-f:.]+(/[0-9]+)?$"}),
         Shape::Name => json!({"type": "string", "pattern": NAME}),
         Shape::EnvName => json!({"type": "string", "pattern": "^[^= ]+$"}),
         Shape::Argv => {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::context::Context;
 use crate::file;
+use crate::network::Network;
 use crate::password::secrets;
 use crate::problem::{Quoted, Severity};
 use crate::tree::Node;
@@ -169,6 +170,12 @@ pub enum LogFormat {
 pub struct Api {
     /// Whether agents may be created over it.
     pub allow_agents: bool,
+    /// Whether requests from this host need no token. Loopback only.
+    pub open: bool,
+    /// Whether `/metrics` needs no token.
+    pub open_metrics: bool,
+    /// Reverse proxies that may speak for others.
+    pub trusted_proxies: Vec<Network>,
     /// Host names beside the loopback's.
     pub allowed_hosts: Vec<String>,
     /// Requests per client.
@@ -226,6 +233,9 @@ impl Default for Settings {
             log: Log { format: LogFormat::Auto, level: "info".into(), file: None },
             api: Api {
                 allow_agents: false,
+                open: false,
+                open_metrics: false,
+                trusted_proxies: Vec::new(),
                 allowed_hosts: Vec::new(),
                 rate: Rate { max: 100, per_ms: 1_000 },
                 max_body_bytes: 1 << 20,
@@ -330,11 +340,41 @@ fn read_log(log: &mut Log, node: &Node, base: &Path) {
 }
 
 fn read_api(api: &mut Api, node: &Node) {
-    set(&mut api.allow_agents, node.get("allow_agents").and_then(Node::text).and_then(value::flag));
+    let flag = |key| node.get(key).and_then(Node::text).and_then(value::flag);
+    set(&mut api.allow_agents, flag("allow_agents"));
+    set(&mut api.open, flag("open"));
+    set(&mut api.open_metrics, flag("open_metrics"));
+    api.trusted_proxies =
+        texts(node.get("trusted_proxies")).iter().filter_map(|text| text.parse().ok()).collect();
     api.allowed_hosts = texts(node.get("allowed_hosts"));
     let rate = node.get("rate").and_then(Node::text).and_then(value::rate);
     set(&mut api.rate, rate.map(|(max, per_ms)| Rate { max, per_ms }));
     set(&mut api.max_body_bytes, node.get("max_body").and_then(Node::text).and_then(value::size));
+}
+
+/// Checks `api.open`: it is for loopback addresses alone, and worth a warning there.
+pub(crate) fn check_open(context: &mut Context<'_>, root: &Node, settings: &Settings) {
+    let key = root.get("api").and_then(|api| api.entry("open")).map(|(key, _)| key.span);
+    let Some(span) = key.filter(|_| settings.api.open) else { return };
+    if !settings.listen.ip().is_loopback() {
+        let message = format!(
+            "`api.open` is for loopback addresses only, and `listen` is {}, which others can reach",
+            settings.listen
+        );
+        let help = "remove `open: true`, or listen on `127.0.0.1:7400`";
+        context.report(Severity::Error, Some(span), message).help(help);
+    } else if !settings.api.allowed_hosts.is_empty() {
+        let message =
+            "`api.open` and `api.allowed_hosts` exclude each other: a name means that others use the API";
+        let help = "remove `open: true`; `belfry token create` makes tokens for the others";
+        context.report(Severity::Error, Some(span), message).help(help);
+    } else {
+        let message =
+            "`api.open` lets every user and every program on this host do everything, without a token";
+        let help =
+            "remove it: commands on this host find their own token, and `belfry open` prints a login link";
+        context.report(Severity::Warning, Some(span), message).help(help);
+    }
 }
 
 pub(crate) fn set<T>(place: &mut T, value: Option<T>) {

@@ -212,6 +212,20 @@ fn policies_that_never_act_are_pointed_at() {
 }
 
 #[test]
+fn wrong_settings_of_the_api_say_what_is_wrong() {
+    let cases = [
+        ("an open API on this host", "api: {open: true}\n".to_owned()),
+        ("an open API for others", "listen: 0.0.0.0:7400\napi: {open: true}\n".into()),
+        ("an open API with a name", "api: {open: true, allowed_hosts: [belfry.example]}\n".into()),
+        ("a closed API with a name", "api: {open: false, allowed_hosts: [belfry.example]}\n".into()),
+        ("flags", "api: {open: yes please, open_metrics: 1}\n".into()),
+        ("proxies", "api: {trusted_proxies: [10.0.0.0/8, 192.0.2.7, \"2001:db8::/32\"]}\n".into()),
+        ("what is no proxy", "api: {trusted_proxies: [localhost, 10.0.0.0/33, 10.0.0.1:80]}\n".into()),
+    ];
+    golden("api.txt", &said_about(&cases));
+}
+
+#[test]
 fn colours_are_for_terminals() {
     let env = |_: &str| None;
     let host = Host::new(&env, "UTC");

@@ -133,7 +133,7 @@ fn the_keys_of_the_contract_are_all_there() {
             "runs runs_per_schedule failures output skips keys heartbeats snapshots audit",
         ),
         ("/properties/log", "format level file"),
-        ("/properties/api", "allow_agents allowed_hosts rate max_body"),
+        ("/properties/api", "allow_agents open open_metrics trusted_proxies allowed_hosts rate max_body"),
         (
             "/$defs/agent",
             "run shell http fetch max_concurrent timeout grace retry breaker lane output env env_pass cwd commands prompt payload stdin needs preset terminal resume_session hooks spend schedules",
