@@ -65,6 +65,8 @@ pub struct TokenRecord {
     pub id: String,
     /// The SHA-256 of the token.
     pub hash: Vec<u8>,
+    /// The SHA-256 of the cookie that goes with it, which is good for reading; only a browser login has one.
+    pub cookie_hash: Option<Vec<u8>>,
     /// What it allows.
     pub scope: Scope,
     /// What it is for, in words.
@@ -81,6 +83,11 @@ impl TokenRecord {
     /// Whether it is good at an instant.
     pub fn is_good(&self, now: Timestamp) -> bool {
         self.revoked_at.is_none() && self.expires_at.is_none_or(|expires_at| now < expires_at)
+    }
+
+    /// Whether it was made by a browser login, and not by hand.
+    pub fn is_login(&self) -> bool {
+        self.cookie_hash.is_some()
     }
 }
 
@@ -117,7 +124,8 @@ pub type AuditRow = (i64, AuditEntry);
 
 /// Tokens and the audit. Every verb is one transaction, as those of [`Store`](crate::Store) are.
 pub trait Access: Send + Sync + 'static {
-    /// Keeps a token. Crash: kept, or not.
+    /// Keeps a token. Browser logins that have ended by its `created_at` are removed first: they would add up.
+    /// After a crash either both have happened or neither.
     fn add_token(&self, token: &TokenRecord) -> impl Future<Output = Answer<AddedToken>> + Send;
 
     /// All tokens, good or not, in the order of their ids.

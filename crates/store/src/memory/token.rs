@@ -22,6 +22,7 @@ pub(super) struct Doors {
 impl Access for Memory {
     async fn add_token(&self, token: &TokenRecord) -> Answer<AddedToken> {
         let mut doors = self.doors.lock();
+        doors.tokens.retain(|_, known| !known.is_login() || known.is_good(token.created_at));
         if doors.tokens.contains_key(&token.id) {
             return Ok(AddedToken::Taken);
         }

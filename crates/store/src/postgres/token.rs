@@ -19,6 +19,7 @@ fn token(row: &Row) -> Result<TokenRecord, Fault> {
     Ok(TokenRecord {
         id: get(row, "id")?,
         hash: get(row, "hash")?,
+        cookie_hash: get(row, "cookie_hash")?,
         scope: Scope::from_code(get(row, "scope")?),
         label: get(row, "label")?,
         created_at: get(row, "created_at")?,
@@ -42,9 +43,13 @@ fn entry(row: &Row) -> Result<AuditRow, Fault> {
 
 impl Access for Postgres {
     async fn add_token(&self, token: &TokenRecord) -> Answer<AddedToken> {
-        transact!(self, |tx| async {
+        transact!(self, |tx| {
+            async {
             // Whoever else adds one waits, so that the number holds.
             tx.execute("lock table tokens in share row exclusive mode", &[]).await?;
+            let sql = "delete from tokens \
+                       where cookie_hash is not null and (revoked_at is not null or expires_at <= $1)";
+            tx.execute(sql, &[&token.created_at]).await?;
             let taken = tx.query("select 1 from tokens where id = $1", &[&token.id]).await?;
             if !taken.is_empty() {
                 return Ok(AddedToken::Taken);
@@ -54,14 +59,15 @@ impl Access for Postgres {
             if known >= TOKENS_MAX as i64 {
                 return Ok(AddedToken::Full);
             }
-            let sql = "insert into tokens (id, hash, scope, label, created_at, expires_at, revoked_at) \
-                       values ($1, $2, $3, $4, $5, $6, $7)";
+            let sql = "insert into tokens (id, hash, cookie_hash, scope, label, created_at, expires_at, revoked_at) \
+                       values ($1, $2, $3, $4, $5, $6, $7, $8)";
             let scope = token.scope.code();
             tx.execute(
                 sql,
                 &[
                     &token.id,
                     &token.hash,
+                    &token.cookie_hash,
                     &scope,
                     &token.label,
                     &token.created_at,
@@ -72,7 +78,8 @@ impl Access for Postgres {
             .await?;
             Ok::<_, Fault>(AddedToken::Added)
         }
-        .await)
+        .await
+        })
     }
 
     async fn tokens(&self) -> Answer<Vec<TokenRecord>> {

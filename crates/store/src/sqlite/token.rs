@@ -15,6 +15,7 @@ fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
     Ok(TokenRecord {
         id: row.get("id")?,
         hash: row.get("hash")?,
+        cookie_hash: row.get("cookie_hash")?,
         scope: Scope::from_code(row.get("scope")?),
         label: row.get("label")?,
         created_at: instant(row, "created_at")?,
@@ -39,12 +40,17 @@ impl Access for Sqlite {
     async fn add_token(&self, token: &TokenRecord) -> Answer<AddedToken> {
         let token = token.clone();
         self.write(move |verb| {
+            verb.execute(
+                "delete from tokens where cookie_hash is not null and (revoked_at is not null or expires_at <= ?)",
+                [micros(token.created_at)],
+            )?;
             let added = verb.execute(
-                "insert into tokens (id, hash, scope, label, created_at, expires_at, revoked_at)
-                 select ?1, ?2, ?3, ?4, ?5, ?6, ?7 where (select count(*) from tokens) < ?8 on conflict do nothing",
+                "insert into tokens (id, hash, cookie_hash, scope, label, created_at, expires_at, revoked_at)
+                 select ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 where (select count(*) from tokens) < ?9 on conflict do nothing",
                 params![
                     token.id,
                     token.hash,
+                    token.cookie_hash,
                     token.scope.code(),
                     token.label,
                     micros(token.created_at),

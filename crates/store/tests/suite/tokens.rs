@@ -9,6 +9,7 @@ pub async fn all<S: Access>(fresh: impl AsyncFn() -> S) {
     an_id_is_given_once(&fresh().await).await;
     a_key_is_for_one_body_until_it_expires(&fresh().await).await;
     tokens_are_not_kept_without_end(&fresh().await).await;
+    logins_that_have_ended_make_room(&fresh().await).await;
     the_audit_is_read_backwards_page_by_page(&fresh().await).await;
     a_row_is_there_before_the_change_and_goes_with_what_was_not_made(&fresh().await).await;
     what_is_old_goes_batch_by_batch(&fresh().await).await;
@@ -22,6 +23,7 @@ fn token(id: &str, scope: Scope) -> TokenRecord {
     TokenRecord {
         id: id.into(),
         hash: vec![7; 32],
+        cookie_hash: None,
         scope,
         label: "for tests; drop table tokens".into(),
         created_at: at(0),
@@ -54,6 +56,32 @@ async fn a_token_is_kept_until_it_is_revoked(store: &impl Access) {
     let revoked = TokenRecord { revoked_at: Some(at(5)), ..b };
     assert!(!revoked.is_good(at(6)));
     assert_eq!(store.tokens().await.unwrap(), [a, revoked]);
+}
+
+async fn logins_that_have_ended_make_room(store: &impl Access) {
+    let login = |id: &str, created: i64, expires: i64| TokenRecord {
+        cookie_hash: Some(vec![8; 32]),
+        created_at: at(created),
+        expires_at: Some(at(expires)),
+        ..token(id, Scope::Admin)
+    };
+    for kept in
+        [login("ends", 0, 50), login("revoked", 0, 500), login("stays", 0, 500), token("token", Scope::Read)]
+    {
+        assert_eq!(store.add_token(&kept).await.unwrap(), AddedToken::Added);
+    }
+    let ids = async || store.tokens().await.unwrap().into_iter().map(|token| token.id).collect::<Vec<_>>();
+    assert!(store.revoke_token(at(10), "revoked").await.unwrap());
+    assert!(store.revoke_token(at(10), "token").await.unwrap());
+    assert_eq!(store.add_token(&login("early", 49, 500)).await.unwrap(), AddedToken::Added);
+    assert_eq!(
+        ids().await,
+        ["early", "ends", "stays", "token"],
+        "the revoked login is gone, the revoked token is not"
+    );
+    assert_eq!(store.add_token(&login("late", 50, 500)).await.unwrap(), AddedToken::Added);
+    assert_eq!(ids().await, ["early", "late", "stays", "token"]);
+    assert_eq!(store.tokens().await.unwrap()[2], login("stays", 0, 500), "as it was");
 }
 
 async fn an_id_is_given_once(store: &impl Access) {

@@ -3,6 +3,7 @@
 create table tokens (
     id text collate "C" primary key,
     hash bytea not null,
+    cookie_hash bytea, -- of a browser login, which alone has one
     scope smallint not null,
     label text not null,
     created_at timestamptz not null,

@@ -3,6 +3,7 @@
 create table tokens (
   id text primary key,
   hash blob not null,
+  cookie_hash blob, -- of a browser login, which alone has one
   scope integer not null,
   label text not null,
   created_at integer not null,
