@@ -147,6 +147,29 @@ impl Client {
         Ok(Stream::new(answer.body, answer.sender))
     }
 
+    /// Sends any request, and hands on the body of the response piece by piece as it comes. A problem is a failure.
+    pub async fn pass_on(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Bytes>,
+        mut each: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), Failure> {
+        let kind = body.as_ref().map(|_| (CONTENT_TYPE, "application/json"));
+        let mut request = self.request(method, path, None, kind.as_slice())?;
+        *request.body_mut() = body.unwrap_or_default();
+        let mut answer = self.ask(request).await?;
+        if !answer.status.is_success() {
+            return Err(failure(answer.status, &collect(answer.body).await?));
+        }
+        while let Some(frame) = answer.body.frame().await {
+            let frame =
+                frame.map_err(|error| Failure::Unreachable(format!("the answer ended early: {error}")))?;
+            each(&frame.into_data().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
     /// A request with everything; gives the answer's JSON.
     pub async fn send<T: DeserializeOwned>(
         &self,
@@ -271,7 +294,9 @@ fn way_out(problem: &Value) -> Option<&str> {
     match problem["code"].as_str() {
         Some("exists") => Some("`belfry set` changes it, `belfry rm` removes it"),
         Some("past") => Some("use a later time, or `belfry run` to run it now"),
-        Some("token_missing") => Some("--token or BELFRY_TOKEN gives it; `belfry token create` makes one"),
+        Some("token_missing") => {
+            Some("--token or BELFRY_TOKEN gives it; `belfry token create` on the server's host makes one")
+        }
         // Requests are for programs.
         _ => way_out.filter(|way_out| !["GET ", "PUT "].iter().any(|verb| way_out.starts_with(verb))),
     }

@@ -3,6 +3,7 @@
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
 mod add;
+mod any;
 mod apply;
 mod backfill;
 mod breaker;
@@ -22,6 +23,7 @@ mod ls;
 mod next;
 mod nodes;
 mod noted;
+mod open;
 mod output;
 mod pause;
 mod place;
@@ -109,6 +111,8 @@ enum Command {
     Doctor(doctor::Doctor),
     Store(doctor::StoreCommand),
     Token(token::Token),
+    Open(open::Open),
+    Api(any::Api),
     Completions(version::Completions),
     Version(version::Version),
 }
@@ -177,6 +181,8 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
         Command::Store(store) => store.run(&cli.place, &cli.output),
         Command::Token(token) => token.run(&cli.place, &cli.output),
+        Command::Open(open) => open.run(&cli.place, &cli.output),
+        Command::Api(api) => api.run(&cli.place),
         Command::Completions(completions) => completions.run(),
         Command::Version(version) => version.run(&cli.output),
     };

@@ -31,7 +31,7 @@ pub struct Place {
     #[arg(long, value_name = "URL", global = true, env = "BELFRY_SERVER")]
     server: Option<String>,
 
-    /// The token for it
+    /// The token for it [default: the local token, if the server runs in this folder]
     #[arg(long, value_name = "TOKEN", global = true, env = "BELFRY_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
@@ -56,7 +56,13 @@ impl Place {
     /// Who answers: the server that was named, the one that serves the store on this host, or else this process.
     pub async fn client(&self, need: Need) -> Result<Client, Failure> {
         if let Some(url) = &self.server {
-            return Ok(Client::over(Link::new(url, self.token.clone())?));
+            let mut link = Link::new(url, self.token.clone())?;
+            if link.token.is_none() {
+                // A file that cannot be read names no store; its folder may still have a server.
+                let address = self.store_address().ok();
+                link.token = ServerFile::token_for(&link, address.as_deref(), &self.file());
+            }
+            return Ok(Client::over(link));
         }
         let loaded = match variable("BELFRY_STORE") {
             Some(_) if need == Need::Store => Ok(None),

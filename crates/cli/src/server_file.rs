@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -65,6 +66,23 @@ impl ServerFile {
     pub async fn beside(config: &Path) -> Option<Link> {
         let folder = config.parent().unwrap_or(Path::new(""));
         ServerFile::read(&folder.join(".belfry").join(NAME))?.link().await
+    }
+
+    /// The token for a server that was named by its address, if it is the one of this store or of this folder.
+    pub fn token_for(named: &Link, address: Option<&str>, config: &Path) -> Option<String> {
+        let beside = config.parent().unwrap_or(Path::new("")).join(".belfry").join(NAME);
+        let paths = address.map(|address| ServerFile::path(address, config)).into_iter().chain([beside]);
+        let mut files = paths.filter_map(|path| ServerFile::read(&path));
+        let told = files.find(|told| lives(told.pid) && told.is_at(&named.authority))?;
+        Some(told.token)
+    }
+
+    /// Whether this server listens at an authority; `localhost` is the loopback address.
+    fn is_at(&self, authority: &str) -> bool {
+        let Some(own) = self.url.strip_prefix("http://") else { return false };
+        let is_loopback = own.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback());
+        let by_name = authority.strip_prefix("localhost:").filter(|_| is_loopback);
+        own == authority || by_name.is_some_and(|port| own.rsplit(':').next() == Some(port))
     }
 
     async fn link(&self) -> Option<Link> {
@@ -149,6 +167,21 @@ mod tests {
             nix::unistd::chown(&path, Some(Uid::from_raw(65_534)), None).unwrap();
             assert_eq!(ServerFile::read(&path), None, "somebody else's");
         }
+    }
+
+    #[test]
+    fn a_server_is_known_by_its_address_and_by_localhost() {
+        let at = |url: &str, authority: &str| ServerFile { url: url.into(), ..told() }.is_at(authority);
+        assert!(
+            at("http://127.0.0.1:7400", "127.0.0.1:7400") && at("http://127.0.0.1:7400", "localhost:7400")
+        );
+        assert!(at("http://[::1]:7400", "[::1]:7400") && at("http://[::1]:7400", "localhost:7400"));
+        for other in
+            ["127.0.0.1:740", "127.0.0.1:7401", "localhost:7401", "evil.example:7400", "localhost.evil:7400"]
+        {
+            assert!(!at("http://127.0.0.1:7400", other), "{other}");
+        }
+        assert!(!at("http://192.0.2.1:7400", "localhost:7400"));
     }
 
     #[test]

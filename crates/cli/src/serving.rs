@@ -1,6 +1,6 @@
 //! The HTTP side of `belfry up`: where it listens, and how other commands find it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use belfry::Engine;
@@ -78,22 +78,17 @@ impl Serving {
             (None, Some(error @ belfry_server::Error::Open { .. })) => Err(Failure::Usage(format!(
                 "{error}. `belfry token create --scope admin` makes one; `listen: 127.0.0.1:7400` keeps others out"
             ))),
+            (None, Some(error @ belfry_server::Error::OpenToAll { .. })) => Err(Failure::Usage(format!(
+                "{error}. Remove `open: true` from the file, or listen on 127.0.0.1"
+            ))),
             (None, error) => Err(Failure::Usage(error.map_or_else(String::new, |error| error.to_string()))),
         }
     }
 
     /// Lets other commands find it.
     pub fn announce(&self) -> Result<(), Failure> {
-        let mut address = self.server.address();
-        // Whoever listens everywhere is found here.
-        if address.ip().is_unspecified() {
-            address.set_ip(match address.ip() {
-                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-            });
-        }
         let told = ServerFile {
-            url: format!("http://{address}"),
+            url: self.server.url(),
             pid: std::process::id(),
             token: self.server.local_token().to_owned(),
             store: self.store.clone(),
@@ -105,6 +100,11 @@ impl Serving {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
+    }
+
+    /// A link that logs a browser in: once, within ten minutes.
+    pub fn login_link(&self) -> String {
+        self.server.login_link()
     }
 
     /// The files say something else now.

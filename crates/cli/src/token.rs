@@ -17,15 +17,15 @@ use crate::reading;
 use crate::sheet::{Sheet, column};
 use crate::words;
 
-/// Make, list and revoke tokens for the HTTP API
+/// Create, list and revoke tokens for the HTTP API
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   belfry token create --scope trigger --ttl 90d --label \"deploy script\"
   belfry token ls
   belfry token revoke 3f9a2c41
 
-A token is shown once, and only its hash is kept. As soon as there is one, the API takes nothing without. One that is revoked is
-refused within a second.")]
+A token is shown once, and only its hash is kept. Programs and other hosts need one; commands on this host use the local token
+of the running server. A revoked token is refused within a second, and streams that it reads end.")]
 pub struct Token {
     #[command(subcommand)]
     verb: Verb,
@@ -33,7 +33,7 @@ pub struct Token {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Make a token, and show it
+    /// Create a token, and show it
     Create {
         /// What it allows; each allows what those before it do
         #[arg(long, value_enum)]
@@ -45,11 +45,11 @@ enum Verb {
         #[arg(long, value_name = "TEXT", default_value = "")]
         label: String,
     },
-    /// List tokens, good or not
+    /// List tokens and browser logins, good or not
     Ls,
-    /// Make a token good no longer
+    /// Revoke a token or a browser login
     Revoke {
-        /// Which: the part between the underscores, or as `ls` shows it
+        /// The id that `ls` shows, or the token itself
         id: String,
     },
 }
@@ -70,6 +70,7 @@ enum ScopeArg {
 #[derive(Serialize, Deserialize)]
 struct Shown {
     id: String,
+    kind: String,
     scope: String,
     label: String,
     created_at: Timestamp,
@@ -112,7 +113,7 @@ async fn create(
     });
     let made: Shown = client.post("/api/v1/tokens", &body).await?;
     if output.format == Format::Table {
-        reach::say("shown only now; whoever has it may do what it allows");
+        reach::say("Copy it now: it is not shown again.");
     }
     reach::answer(output, &made, made.token.as_deref().unwrap_or_default())
 }
@@ -123,12 +124,15 @@ async fn list(client: &Client, zone: &Zone, output: &Output) -> Result<(), Failu
         return reading::print_items(output.format, tokens);
     }
     if tokens.is_empty() {
-        reading::remark("no tokens: whoever is on this host may use the API");
+        reading::remark(
+            "no tokens; commands on this host need none, and `belfry token create` makes one for a program",
+        );
         return Ok(());
     }
     let now = client.now();
     let mut sheet = Sheet::new(&[
         column("ID"),
+        column("KIND"),
         column("SCOPE"),
         column("STATUS"),
         column("CREATED").rank(1),
@@ -144,6 +148,7 @@ async fn list(client: &Client, zone: &Zone, output: &Output) -> Result<(), Failu
         };
         sheet.row(vec![
             token.id.clone(),
+            token.kind.clone(),
             token.scope.clone(),
             status.into(),
             words::short(token.created_at, now, zone),

@@ -116,6 +116,10 @@ impl Up {
         greet(&mut lines, &engine, &loaded, skew, output).await?;
         if !lines.is_json() {
             lines.say(&format!("API at http://{}", serving.address()))?;
+            // The link is for the person who looks at the terminal, not for a file or a log.
+            if std::io::stdout().is_terminal() {
+                lines.say(&format!("log in at {}", serving.login_link()))?;
+            }
         }
         engine.start().await?;
         serving.announce()?;

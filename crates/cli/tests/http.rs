@@ -29,8 +29,12 @@ mod hooks;
 mod hostile;
 #[path = "http/lists.rs"]
 mod lists;
+#[path = "http/login.rs"]
+mod login;
 #[path = "http/nodes.rs"]
 mod nodes;
+#[path = "http/proxies.rs"]
+mod proxies;
 #[path = "http/remote.rs"]
 mod remote;
 #[path = "http/schedules.rs"]

@@ -1,21 +1,26 @@
-//! The door: every request passes here before any route. In order: the name it was sent to, how often this peer asks, whether
-//! another site's page sent it, who it is from, and whether that one may. What a route takes stands in the document
-//! that describes it; a route that says nothing is closed.
+//! Every request passes here before any route. In order: the name it was sent to, how often this client asks, whether
+//! another site's page sent it, who it is from, and whether that actor may. The OpenAPI document says which scope a route
+//! takes; a route that says nothing is closed.
 
 use std::collections::HashMap;
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::request::Parts;
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use belfry_config::Api;
 use belfry_store::{AuditEntry, Scope};
 use serde_json::Value;
 use utoipa::openapi::OpenApi;
 
 use crate::audit::Row;
+use crate::client::Client;
+use crate::lasting::while_good;
 use crate::listen::Peer;
 use crate::origin;
 use crate::problem::Problem;
@@ -37,6 +42,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::CACHE_CONTROL, "no-store"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
+
+/// Operations that probes use: the rate limit does not count them.
+const PROBES: [&str; 2] = ["healthz", "readyz"];
 
 /// What time it is for the store.
 const NOW: HeaderName = HeaderName::from_static("belfry-now");
@@ -95,10 +103,15 @@ fn operation_of(operation: &Value) -> Option<Operation> {
     Some(Operation { id, scope })
 }
 
+/// The actor of requests with the local token.
+pub const LOCAL: &str = "local";
+/// The actor of requests that need no token.
+pub const ANONYMOUS: &str = "anonymous";
+
 /// Who sent a request.
 #[derive(Debug, Clone)]
 pub struct Actor {
-    /// The id of a token, or `local`, or `anonymous`.
+    /// The id of a token, [`LOCAL`] or [`ANONYMOUS`].
     pub id: String,
     pub scope: Scope,
 }
@@ -112,22 +125,29 @@ pub struct Guard {
 /// Lets a request through, or not.
 pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let shared = &guard.shared;
+    let api = shared.api();
+    // A connection has a peer; without one a request would be from nowhere, and so not local.
     let peer =
-        request.extensions().get::<Peer>().map_or_else(String::new, |Peer(peer)| peer.ip().to_string());
+        request.extensions().get::<Peer>().map_or(Ipv6Addr::UNSPECIFIED.into(), |Peer(peer)| peer.ip());
+    let client = Client::of(peer, request.headers(), &api.trusted_proxies);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let operation = guard.table.operation(&request).cloned();
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     let began = std::time::Instant::now();
     let (mut parts, body) = request.into_parts();
-    let mut response = match admit(&guard, &parts, matched.as_deref(), operation.as_ref()).await {
-        Ok(actor) => {
-            let who = actor.id.clone();
-            parts.extensions.insert(actor);
-            answer(shared, operation.as_ref(), (who, peer), Request::from_parts(parts, body), next).await
-        }
-        Err(problem) => problem.into_response(),
-    };
+    parts.extensions.insert(client.clone());
+    let mut response =
+        match admit(&guard, &api, &parts, &client, matched.as_deref(), operation.as_ref()).await {
+            Ok(actor) => {
+                let (id, peer) = (actor.id.clone(), client.address.to_string());
+                parts.extensions.insert(actor);
+                let request = Request::from_parts(parts, body);
+                let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;
+                while_good(shared, &id, response)
+            }
+            Err(problem) => problem.into_response(),
+        };
     let status = response.status();
     shared.meters.request(
         operation.as_ref().map_or("none", |operation| &operation.id),
@@ -181,25 +201,29 @@ pub fn is_change(method: &Method) -> bool {
 
 async fn admit(
     guard: &Guard,
+    api: &Api,
     request: &Parts,
+    client: &Client,
     matched: Option<&str>,
     operation: Option<&Operation>,
 ) -> Result<Actor, Problem> {
     let shared = &guard.shared;
-    let api = shared.api();
-    let host = origin::check_host(&request.headers, &request.uri, shared.listen, &api.allowed_hosts)?;
-    // Whoever owns the server is not counted: its commands would stand in the way of each other.
-    let is_owner = bearer(&request.headers).is_some_and(|token| shared.is_local(token));
-    if let Some(Peer(peer)) = request.extensions.get::<Peer>().filter(|_| !is_owner) {
-        shared.limiter.take(peer.ip(), api.rate)?;
+    let host = shared.host(request, client, api)?;
+    // Requests with the local token are not counted: commands of one user would stand in the way of each other. Nor are those
+    // of a probe, which would end a server that is only busy.
+    let is_local = client.is_local && bearer(&request.headers).is_some_and(|token| shared.is_local(token));
+    let is_probe = operation.is_some_and(|operation| PROBES.contains(&operation.id.as_str()));
+    if !is_local && !is_probe {
+        shared.limiter.take(client.address, api.rate)?;
     }
     if is_change(&request.method) {
         origin::check_origin(&request.headers, &host)?;
     }
-    if let Some(Operation { scope: None, .. }) = operation {
-        return Ok(Actor { id: "anonymous".into(), scope: Scope::Read });
+    let is_open_metrics = |operation: &Operation| operation.id == "metrics" && api.open_metrics;
+    if operation.is_some_and(|operation| operation.scope.is_none() || is_open_metrics(operation)) {
+        return Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read });
     }
-    let actor = identify(shared, &request.headers).await?;
+    let actor = identify(shared, request).await?;
     let needed = match (operation, matched) {
         (Some(operation), _) => operation.scope.unwrap_or(Scope::Admin),
         (None, Some(path)) if !guard.table.describes(path) => {
@@ -223,22 +247,22 @@ async fn admit(
     Ok(actor)
 }
 
-/// Whose request it is.
-pub async fn identify(shared: &Shared, headers: &HeaderMap) -> Result<Actor, Problem> {
-    let mut given = headers.get_all(header::AUTHORIZATION).iter();
-    if given.next().is_none() {
-        return match shared.is_open().await? {
-            true => Ok(Actor { id: "anonymous".into(), scope: Scope::Admin }),
-            false => Err(unauthorized("token_missing", "this takes a token")
+/// Finds out who sent a request: by its token; without one by `api.open`, or by the cookie of a browser login.
+pub async fn identify(shared: &Shared, request: &Parts) -> Result<Actor, Problem> {
+    let is_local = request.extensions.get::<Client>().is_some_and(|client| client.is_local);
+    let mut given = request.headers.get_all(header::AUTHORIZATION).iter();
+    match (given.next(), given.next()) {
+        (Some(_), Some(_)) => Err(unauthorized("token_wrong", "there are two Authorization headers")),
+        (Some(_), None) => match bearer(&request.headers) {
+            Some(token) => shared.actor_of(token, is_local).await,
+            None => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+        },
+        (None, _) if is_local && shared.is_open() => Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Admin }),
+        (None, _) => match shared.cookie(request) {
+            Some(cookie) => shared.reader_of(cookie).await,
+            None => Err(unauthorized("token_missing", "this takes a token")
                 .way_out("send `Authorization: Bearer bf_…`; `belfry token create` makes one")),
-        };
-    }
-    if given.next().is_some() {
-        return Err(unauthorized("token_wrong", "there are two Authorization headers"));
-    }
-    match bearer(headers) {
-        Some(token) => shared.actor_of(token).await,
-        None => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
+        },
     }
 }
 
@@ -250,6 +274,29 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl Shared {
+    /// The name that a request was sent to, if it is one of ours.
+    pub fn host(&self, request: &Parts, client: &Client, api: &Api) -> Result<Authority, Problem> {
+        let forwarded = client.host.as_deref();
+        origin::check_host(&request.headers, &request.uri, forwarded, self.listen, &api.allowed_hosts)
+    }
+
+    /// The name of the cookie of a browser login. Browsers send a cookie to every port of a host, so it names the port.
+    pub fn cookie_name(&self) -> String {
+        format!("belfry_{}", self.listen.port())
+    }
+
+    /// The cookie of a browser login that a request brings. Changes are made with the secret of the login alone, and pages
+    /// of other sites have no business here.
+    fn cookie<'a>(&self, request: &'a Parts) -> Option<&'a str> {
+        if is_change(&request.method) || origin::is_cross_site(&request.headers) {
+            return None;
+        }
+        let name = self.cookie_name();
+        let pairs = request.headers.get_all(header::COOKIE).into_iter();
+        let mut pairs = pairs.flat_map(|line| line.to_str().unwrap_or_default().split(';'));
+        pairs.find_map(|pair| pair.trim().strip_prefix(&name)?.strip_prefix('='))
+    }
+
     /// Says what time it is here: whoever shows how long ago something was counts from that.
     pub fn tell_time(&self, response: &mut Response) {
         if let Ok(now) = HeaderValue::from_str(&self.now().to_string()) {

@@ -7,13 +7,16 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use belfry_store::Scope;
 use bytes::Bytes;
 use tower::ServiceExt;
 use utoipa::openapi::OpenApi;
 
-use crate::guard::{Table, answer, is_change};
+use crate::client::Client;
+use crate::guard::{Actor, Table, answer, is_change};
 use crate::routes;
 use crate::state::{Shared, Told};
 use crate::trace::Trace;
@@ -39,6 +42,7 @@ impl Inside {
         let door = Door { shared: shared.clone(), document, caller };
         let router = router
             .fallback(routes::nothing)
+            .method_not_allowed_fallback(routes::no_such_method)
             .layer(axum::middleware::from_fn_with_state(Arc::new(door), mark))
             .with_state(shared);
         Inside(router)
@@ -63,6 +67,12 @@ struct Door {
 async fn mark(State(door): State<Arc<Door>>, mut request: Request, next: Next) -> Response {
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
+    request.extensions_mut().insert(Client::inside());
+    request.extensions_mut().insert(Actor { id: door.caller.actor.clone(), scope: Scope::Admin });
+    // A route that asks for a token itself finds one: the caller has the store, and so everything.
+    if let Ok(token) = HeaderValue::from_str(&format!("Bearer {}", door.shared.local_token)) {
+        request.headers_mut().entry(header::AUTHORIZATION).or_insert(token);
+    }
     // Whoever only looks need not wait until all routes are known by name.
     let table = if is_change(request.method()) { Table::of(&door.document) } else { Table::default() };
     let operation = table.operation(&request).cloned();

@@ -5,10 +5,13 @@
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
 mod audit;
+mod client;
+mod codes;
 mod extract;
 mod guard;
 mod inside;
 mod json;
+mod lasting;
 mod limiter;
 mod limits;
 mod listen;
@@ -27,7 +30,7 @@ mod stream;
 mod tokens;
 mod trace;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -70,9 +73,15 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
-    /// Others can reach the address, and nobody needs a token.
+    /// Others can reach the address, and there is no token for them.
     #[error("{address} can be reached by others, and there is no token that they would need")]
     Open {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// Others can reach the address, and `api.open` would let all of them in.
+    #[error("{address} can be reached by others, and `api.open` would let them in without a token")]
+    OpenToAll {
         /// Where.
         address: SocketAddr,
     },
@@ -85,8 +94,6 @@ pub enum Error {
 fn router(shared: &Arc<Shared>) -> Router {
     let (router, document) = routes::all().split_for_parts();
     let document = routes::finish(document);
-    let text = serde_json::to_string(&document).unwrap_or_default();
-    shared.document.get_or_init(|| text);
     let guard = Arc::new(Guard { shared: shared.clone(), table: Table::of(&document) });
     router
         .fallback(routes::nothing)
@@ -149,9 +156,12 @@ impl Server {
     pub async fn start(told: Told) -> Result<Server, Error> {
         let address = told.settings.listen;
         if !address.ip().is_loopback() {
+            if told.settings.api.open {
+                return Err(Error::OpenToAll { address });
+            }
             let now = told.engine.now();
             let tokens = told.engine.store().tokens().await?;
-            if !tokens.iter().any(|token| token.is_good(now)) {
+            if !tokens.iter().any(|token| token.is_good(now) && !token.is_login()) {
                 return Err(Error::Open { address });
             }
         }
@@ -162,6 +172,7 @@ impl Server {
         let shared = Arc::new(Shared::new(told, address));
         tokio::spawn(note(shared.clone(), events));
         tokio::spawn(others::hear_loop(shared.clone()));
+        tokio::spawn(lasting::watch_loop(shared.clone()));
         tokio::spawn(keep_house(shared.clone()));
         let ending = shared.ending.subscribe();
         let serving = tokio::spawn(listen::serve(listener, router(&shared), ending, shared.limits));
@@ -173,7 +184,26 @@ impl Server {
         self.address
     }
 
-    /// What lets commands of the server's owner in, while it lives.
+    /// The address for programs on this host, `http://127.0.0.1:7400`.
+    pub fn url(&self) -> String {
+        let mut address = self.address;
+        // A server that listens on every address is found on the loopback one.
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        format!("http://{address}")
+    }
+
+    /// A link that logs a browser in: once, within ten minutes.
+    pub fn login_link(&self) -> String {
+        let (code, _) = self.shared.codes.make(self.shared.now());
+        format!("{}/login#{code}", self.url())
+    }
+
+    /// The token of commands on this host, good while the server lives.
     pub fn local_token(&self) -> &str {
         &self.shared.local_token
     }

@@ -8,14 +8,27 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 
 use crate::problem::Problem;
 
-/// The name that a request was sent to, where it is one of ours: an address, `localhost`, or a name from `api.allowed_hosts`.
+/// The name that a request was sent to, if it is one of ours: an address, `localhost`, or a name from `api.allowed_hosts`.
+/// `forwarded` is the name that a trusted proxy was asked for, which then counts alone.
 pub fn check_host(
     headers: &HeaderMap,
     uri: &Uri,
+    forwarded: Option<&str>,
     listen: SocketAddr,
     allowed: &[String],
 ) -> Result<Authority, Problem> {
     let wrong = |detail: &str| Problem::bad("bad_host", detail).field("Host");
+    let not_ours = |field: &str| {
+        let detail = "the request was sent to a name that is not this server's";
+        let problem = Problem::new(StatusCode::FORBIDDEN, "host_not_allowed", detail);
+        problem.field(field).way_out("add the name to `api.allowed_hosts`")
+    };
+    if let Some(forwarded) = forwarded {
+        let host = forwarded.parse::<Authority>().ok().filter(|host| !host.as_str().contains('@'));
+        return host
+            .filter(|host| is_ours(host.host(), listen, allowed))
+            .ok_or_else(|| not_ours("X-Forwarded-Host"));
+    }
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err(wrong("a request has exactly one Host header"));
@@ -27,12 +40,7 @@ pub fn check_host(
     let meant = uri.authority().unwrap_or(&host);
     for name in [host.host(), meant.host()] {
         if !is_ours(name, listen, allowed) {
-            let problem = Problem::new(
-                StatusCode::FORBIDDEN,
-                "host_not_allowed",
-                "the request was sent to a name that is not this server's",
-            );
-            return Err(problem.field("Host").way_out("add the name to `api.allowed_hosts`"));
+            return Err(not_ours("Host"));
         }
     }
     Ok(host)
@@ -52,10 +60,8 @@ pub fn check_origin(headers: &HeaderMap, host: &Authority) -> Result<(), Problem
     let cross_site = |field: &str| {
         Problem::forbidden("cross_site", "the request comes from a page of another site").field(field)
     };
-    for site in headers.get_all("sec-fetch-site") {
-        if site != "same-origin" && site != "none" {
-            return Err(cross_site("Sec-Fetch-Site"));
-        }
+    if is_cross_site(headers) {
+        return Err(cross_site("Sec-Fetch-Site"));
     }
     for origin in headers.get_all(header::ORIGIN) {
         let origin = origin.to_str().unwrap_or_default();
@@ -67,6 +73,11 @@ pub fn check_origin(headers: &HeaderMap, host: &Authority) -> Result<(), Problem
     Ok(())
 }
 
+/// Whether a browser says that a page of another site, or of another port of this host, sent the request.
+pub fn is_cross_site(headers: &HeaderMap) -> bool {
+    headers.get_all("sec-fetch-site").iter().any(|site| site != "same-origin" && site != "none")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,7 +86,23 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("host", host.parse().unwrap());
         let listen = SocketAddr::from(([127, 0, 0, 1], 7400));
-        check_host(&headers, &Uri::from_static("/x"), listen, &["belfry.example".into()]).is_ok()
+        check_host(&headers, &Uri::from_static("/x"), None, listen, &["belfry.example".into()]).is_ok()
+    }
+
+    #[test]
+    fn the_name_that_a_proxy_was_asked_for_counts_alone() {
+        let mut headers = HeaderMap::new();
+        headers.insert("host", "backend".parse().unwrap());
+        let listen = SocketAddr::from(([127, 0, 0, 1], 7400));
+        let check = |forwarded| {
+            let allowed = ["belfry.example".into()];
+            check_host(&headers, &Uri::from_static("/x"), forwarded, listen, &allowed).ok()
+        };
+        assert_eq!(check(Some("belfry.example")).unwrap().as_str(), "belfry.example");
+        assert_eq!(check(Some("belfry.example:8443")).unwrap().as_str(), "belfry.example:8443");
+        for wrong in [None, Some("evil.example"), Some(""), Some("a b"), Some("x@belfry.example")] {
+            assert_eq!(check(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,12 @@ pub const PREFIX: &str = "bf_";
 
 /// A new token: 244 random bits, and in front of them the id by which it is known.
 pub fn random() -> String {
-    make(&hex(&Uuid::new_v4().as_bytes()[..4]))
+    make(&random_id())
+}
+
+/// A new id for a token.
+pub fn random_id() -> String {
+    hex(&Uuid::new_v4().as_bytes()[..4])
 }
 
 /// A new token of this id.

@@ -12,12 +12,13 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::audit;
+use crate::codes::Codes;
 use crate::limiter::Limiter;
 use crate::limits::Limits;
 use crate::meters::Meters;
 use crate::problem::Problem;
 use crate::ring::Ring;
-use crate::tokens::Remembered;
+use crate::tokens::Tokens;
 
 /// Readers that follow what runs write.
 const FOLLOWERS_MAX: usize = 512;
@@ -64,10 +65,14 @@ pub struct Shared {
     /// Whether the server is about to end: what streams, ends.
     pub ending: watch::Sender<bool>,
     pub meters: Meters,
-    /// Lets commands of the server's owner in.
+    /// The token of commands on this host: `server.json` holds it, the store does not.
     pub local_token: String,
-    pub tokens: Remembered,
+    pub tokens: Tokens,
+    /// Codes for browser logins.
+    pub codes: Codes,
     pub limiter: Limiter,
+    /// Wrong codes of each peer.
+    pub wrong_codes: Limiter,
     /// Who follows what runs write; each looks four times a second.
     pub followers: Arc<Semaphore>,
     /// Who listens to events.
@@ -101,8 +106,10 @@ impl Shared {
             ending: watch::Sender::new(false),
             meters: Meters::new(),
             local_token: crate::secret::random(),
-            tokens: Remembered::default(),
+            tokens: Tokens::default(),
+            codes: Codes::default(),
             limiter: Limiter::default(),
+            wrong_codes: Limiter::default(),
             followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
             listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
             came: Notify::new(),
@@ -134,6 +141,7 @@ impl Shared {
     /// The files say something else now. Where it listens stays as it is.
     pub fn set_settings(&self, settings: Settings) {
         *self.settings.write() = Arc::new(settings);
+        self.tokens.changes.send_replace(());
     }
 
     pub fn api(&self) -> Api {

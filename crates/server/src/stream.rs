@@ -14,6 +14,9 @@ use http_body::Frame;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
+/// The media type of server-sent events.
+pub const MEDIA_TYPE: &str = "text/event-stream";
+
 /// How often something is sent although nothing happens, so that both ends know that the other lives.
 pub const BREATH: Duration = Duration::from_secs(15);
 
@@ -86,6 +89,6 @@ impl http_body::Body for Events {
 /// connection.
 pub fn events(waiting_max: usize, take_within: Duration) -> (Sink, Response) {
     let (waiting, receive) = mpsc::channel(waiting_max);
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    let headers = [(header::CONTENT_TYPE, MEDIA_TYPE), (header::CACHE_CONTROL, "no-store")];
     (Sink { waiting, take_within }, (headers, Body::new(Events(receive))).into_response())
 }

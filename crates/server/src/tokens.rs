@@ -5,63 +5,111 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use belfry_store::{Access, Scope, TokenRecord};
+use tokio::sync::{Notify, watch};
 
-use crate::guard::{Actor, unauthorized};
+use crate::guard::{Actor, LOCAL, unauthorized};
 use crate::problem::Problem;
 use crate::secret;
 use crate::state::Shared;
 
 const REMEMBERED: Duration = Duration::from_secs(1);
-/// Longer ones are nobody's.
+/// Maximum length of a token.
 const TOKEN_MAX: usize = 256;
 
-/// What the store knew, and when.
+/// The tokens of the store, as they were read last.
 #[derive(Default)]
-pub struct Remembered(tokio::sync::Mutex<Option<(Instant, Arc<Vec<TokenRecord>>)>>);
+pub struct Tokens {
+    /// Held while the store is read, so that a later answer is never older.
+    last: tokio::sync::Mutex<Option<(Instant, Arc<Vec<TokenRecord>>)>>,
+    /// Tells readers of streams that tokens, or who needs none, have changed.
+    pub changes: watch::Sender<()>,
+    /// Tells the loop that looks for changes that there is a reader.
+    pub came: Notify,
+}
 
 impl Shared {
     async fn tokens(&self) -> Result<Arc<Vec<TokenRecord>>, Problem> {
-        let mut remembered = self.tokens.0.lock().await;
-        if let Some((at, tokens)) = &*remembered
-            && at.elapsed() < REMEMBERED
+        self.tokens_within(REMEMBERED).await
+    }
+
+    /// Reads the tokens from the store, and tells readers of streams if they have changed.
+    pub async fn refresh_tokens(&self) -> Result<(), Problem> {
+        self.tokens_within(Duration::ZERO).await.map(drop)
+    }
+
+    async fn tokens_within(&self, age_max: Duration) -> Result<Arc<Vec<TokenRecord>>, Problem> {
+        let mut last = self.tokens.last.lock().await;
+        if let Some((at, tokens)) = &*last
+            && at.elapsed() < age_max
         {
             return Ok(tokens.clone());
         }
         let tokens = Arc::new(self.store().tokens().await?);
-        *remembered = Some((Instant::now(), tokens.clone()));
+        let is_same = last.as_ref().is_some_and(|(_, known)| *known == tokens);
+        *last = Some((Instant::now(), tokens.clone()));
+        if !is_same {
+            self.tokens.changes.send_replace(());
+        }
         Ok(tokens)
     }
 
-    /// What is remembered is no longer so.
+    /// Forgets what was read: this node has changed it.
     pub async fn forget_tokens(&self) {
-        *self.tokens.0.lock().await = None;
+        *self.tokens.last.lock().await = None;
+        self.tokens.changes.send_replace(());
     }
 
-    /// Whether no token is needed: only this host reaches the server, and nobody has ever made one.
-    pub async fn is_open(&self) -> Result<bool, Problem> {
-        Ok(self.listen.ip().is_loopback() && self.tokens().await?.is_empty())
+    /// A token by its id.
+    pub async fn token(&self, id: &str) -> Result<Option<TokenRecord>, Problem> {
+        Ok(self.tokens().await?.iter().find(|token| token.id == id).cloned())
     }
 
-    /// Whether it is what the server's owner was given.
+    /// Whether requests of this host need no token: `api.open`, and nobody else can reach the server.
+    pub fn is_open(&self) -> bool {
+        self.listen.ip().is_loopback() && self.settings().api.open
+    }
+
+    /// Whether a token is the local one, which `server.json` holds.
     pub fn is_local(&self, token: &str) -> bool {
         secret::same(&secret::hash(token), &secret::hash(&self.local_token))
     }
 
-    /// Whose token it is.
-    pub async fn actor_of(&self, token: &str) -> Result<Actor, Problem> {
-        let wrong = || unauthorized("token_wrong", "the token is none of this server's");
-        if token.is_empty() || token.len() > TOKEN_MAX || !token.is_ascii() {
+    /// Who sends a token. The local one is taken from this host alone.
+    pub async fn actor_of(&self, token: &str, is_from_here: bool) -> Result<Actor, Problem> {
+        if self.is_local(token) {
+            return match is_from_here {
+                true => Ok(Actor { id: LOCAL.into(), scope: Scope::Admin }),
+                false => {
+                    Err(unauthorized("token_local", "the local token is good on the server's own host only")
+                        .way_out("`belfry token create` makes one that is good from elsewhere"))
+                }
+            };
+        }
+        let known = self.good(token, |known| Some(&known.hash)).await?;
+        Ok(Actor { id: known.id, scope: known.scope })
+    }
+
+    /// Who sends the cookie of a browser login. It is good for reading.
+    pub async fn reader_of(&self, cookie: &str) -> Result<Actor, Problem> {
+        let known = self.good(cookie, |known| known.cookie_hash.as_ref()).await?;
+        Ok(Actor { id: known.id, scope: Scope::Read })
+    }
+
+    /// The record whose hash a secret has, if it is good now.
+    async fn good(
+        &self,
+        secret: &str,
+        hash_of: impl Fn(&TokenRecord) -> Option<&Vec<u8>>,
+    ) -> Result<TokenRecord, Problem> {
+        let wrong = || unauthorized("token_wrong", "this server knows no such token");
+        if secret.is_empty() || secret.len() > TOKEN_MAX || !secret.is_ascii() {
             return Err(wrong());
         }
-        let hash = secret::hash(token);
-        if self.is_local(token) {
-            return Ok(Actor { id: "local".into(), scope: Scope::Admin });
-        }
         let tokens = self.tokens().await?;
-        let known = secret::id(token).and_then(|id| tokens.iter().find(|known| known.id == id));
-        // As long as it takes for one that is known.
-        let kept = known.map_or(&[0; 32][..], |known| &known.hash);
-        let same = secret::same(&hash, kept);
+        let known = secret::id(secret).and_then(|id| tokens.iter().find(|known| known.id == id));
+        // A token that is not known takes as long as one that is.
+        let kept = known.and_then(hash_of).map_or(&[0; 32][..], Vec::as_slice);
+        let same = secret::same(&secret::hash(secret), kept);
         match known.filter(|_| same) {
             None => Err(wrong()),
             Some(known) if known.revoked_at.is_some() => {
@@ -70,7 +118,7 @@ impl Shared {
             Some(known) if !known.is_good(self.now()) => {
                 Err(unauthorized("token_expired", "the token has expired"))
             }
-            Some(known) => Ok(Actor { id: known.id.clone(), scope: known.scope }),
+            Some(known) => Ok(known.clone()),
         }
     }
 }

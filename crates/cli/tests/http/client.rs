@@ -168,6 +168,20 @@ pub struct Sent {
 }
 
 impl Stream {
+    /// The events of a response whose head is still to come.
+    pub fn of(reader: BufReader<TcpStream>) -> Stream {
+        Stream(reader)
+    }
+
+    /// Reads to the end of a response in chunks.
+    pub fn wait_for_last_chunk(&mut self) {
+        let mut line = String::new();
+        while line.trim_end() != "0" {
+            line.clear();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "the connection ended before the response did");
+        }
+    }
+
     /// The next event; none where the stream has ended.
     pub fn next(&mut self) -> Option<Sent> {
         let mut sent = Sent { id: String::new(), event: String::new(), data: Value::Null };

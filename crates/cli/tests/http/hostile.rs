@@ -12,7 +12,7 @@
 //! - 62 another site, another host: `security::another_site_and_another_name_are_refused`
 //! - 63 webhooks: `hooks::what_is_late_wrong_or_sent_again_is_refused_also_after_a_restart`,
 //!   `hooks::signatures_that_are_none`, `hooks::a_secret_that_the_server_lacks_opens_nothing`
-//! - 64 tokens: `security::as_soon_as_there_is_a_token_nothing_goes_without`, `requests_that_are_none`
+//! - 64 tokens: `security::nothing_goes_without_a_token`, `requests_that_are_none`
 //! - 65 those who say nothing, drip, or never read: `connections_that_say_nothing_are_borne`,
 //!   `events::a_reader_that_does_not_read_hinders_nobody`, and with short limits `tests/slow.rs` of the server
 //! - 66 one key, a thousand times at once: `schedules::one_key_makes_one_run_however_often_it_is_sent`

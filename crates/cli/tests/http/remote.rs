@@ -231,7 +231,7 @@ fn what_looks_says_the_same_over_a_server() {
         }
         let bytes = |said: Output| said.stdout;
         let server = format!("http://{}", both.api.address);
-        let there = both.elsewhere.belfry(&["--server", &server, "logs", &run]);
+        let there = both.elsewhere.belfry(&["--server", &server, "--token", &both.api.local, "logs", &run]);
         assert_eq!(bytes(there), b"hello\n\xffnone", "and every byte");
         site.file("go", "");
         both.api.stop();
@@ -405,7 +405,7 @@ fn what_a_run_writes_is_followed_over_a_server() {
     let follow = both
         .elsewhere
         .command()
-        .args(["--server", &server, "run", "two-slow/quiet", "--follow"])
+        .args(["--server", &server, "--token", &both.api.local, "run", "two-slow/quiet", "--follow"])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()

@@ -7,6 +7,19 @@ use crate::support::{Site, eventually};
 
 const SCOPES: [&str; 4] = ["read", "trigger", "manage", "admin"];
 
+/// What needs no token.
+const OPEN: [&str; 9] = [
+    "/",
+    "/api/openapi.json",
+    "/healthz",
+    "/hooks/nobody/nobody",
+    "/login",
+    "/login",
+    "/login.css",
+    "/login.js",
+    "/readyz",
+];
+
 /// Every operation of a document: method, path with names filled in, and its scope.
 fn operations(document: &Value) -> Vec<(String, String, Option<usize>)> {
     let mut all = Vec::new();
@@ -52,18 +65,21 @@ fn each_route_takes_its_scope_and_no_less() {
     let operations = operations(&document);
     assert!(operations.len() > 30, "{}", operations.len());
     let open: Vec<_> = operations.iter().filter(|one| one.2.is_none()).map(|one| one.1.as_str()).collect();
-    assert_eq!(open, ["/api/openapi.json", "/healthz", "/hooks/nobody/nobody", "/readyz"], "and no other");
+    assert_eq!(open, OPEN, "and no other");
     let mut checked = 0;
     for (method, path, needed) in &operations {
         // A stream never ends: its beginning is enough.
         let status = |headers: &[&str]| match path.as_str() {
-            "/api/v1/events" => head_of(&api, path, headers),
-            _ => api.send(method, path, headers, b"").status,
+            "/api/v1/events" => head_of(&api, method, path, headers),
+            _ => api.bare(method, path, headers, b"").status,
         };
         let Some(needed) = needed else {
             assert!(![401, 403].contains(&status(&[])), "{method} {path} is open");
             continue;
         };
+        for other in ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"] {
+            assert_eq!(head_of(&api, other, path, &[]), 401, "{other} {path} without a token");
+        }
         assert_eq!(status(&[]), 401, "{method} {path} without a token");
         assert_eq!(status(&["authorization: Bearer bf_00000000_0"]), 401, "{method} {path} with a wrong one");
         for (place, token) in tokens.iter().enumerate() {
@@ -80,15 +96,20 @@ fn each_route_takes_its_scope_and_no_less() {
         }
     }
     assert_eq!(checked, 4 * (operations.len() - open.len()));
-    api.get("/api/v1/nothing").refused(401, "token_missing");
+    for (method, path) in
+        [("GET", "/api/v1/nothing"), ("GET", "/nothing"), ("POST", "/healthz"), ("OPTIONS", "/login")]
+    {
+        api.bare(method, path, &[], b"").refused(401, "token_missing");
+    }
     api.send("GET", "/api/v1/nothing", &[&tokens[0]], b"").refused(404, "not_found");
     api.send("PUT", "/api/v1/agents", &[&tokens[0]], b"").refused(405, "method_not_allowed");
 }
 
-fn head_of(api: &Api, path: &str, headers: &[&str]) -> u16 {
+/// The status of a response, whatever its body.
+fn head_of(api: &Api, method: &str, path: &str, headers: &[&str]) -> u16 {
     use std::io::BufRead;
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-    let head = format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{headers}\r\n", api.address);
+    let head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n{headers}\r\n", api.address);
     let mut line = String::new();
     api.raw(head.as_bytes()).read_line(&mut line).unwrap();
     line.split(' ').nth(1).unwrap().parse().unwrap()

@@ -14,22 +14,24 @@ fn token(site: &Site, arguments: &[&str]) -> (String, String) {
 }
 
 #[test]
-fn as_soon_as_there_is_a_token_nothing_goes_without() {
+fn nothing_goes_without_a_token() {
     for site in Site::each() {
         site.config(CONFIG);
         let api = Api::start(&site);
-        api.get("/api/v1/agents").is(200);
+        let bare =
+            |method: &str, path: &str| api.bare(method, path, &["content-type: application/json"], b"{}");
+        bare("POST", "/api/v1/tokens").refused(401, "token_missing");
+        bare("GET", "/api/v1/agents").refused(401, "token_missing");
+        bare("GET", "/metrics").refused(401, "token_missing");
         let (good, id) = token(&site, &["--scope", "read"]);
         assert!(good.starts_with("bf_") && good.len() > 64, "{good}");
         let with = |token: &str| {
             api.send("GET", "/api/v1/agents", &[&format!("authorization: Bearer {token}")], b"")
         };
-        // The server looks again within a second.
-        eventually("the door is closed", || (api.get("/api/v1/agents").status == 401).then_some(()));
-        let refused = api.get("/api/v1/agents");
+        let refused = bare("GET", "/api/v1/agents");
         refused.refused(401, "token_missing");
         assert!(refused.header("www-authenticate").unwrap().starts_with("Bearer"));
-        with(&good).is(200);
+        eventually("the new one is known", || (with(&good).status == 200).then_some(()));
         with(&api.local).is(200);
         let bent = format!("{}{}", &good[..good.len() - 1], if good.ends_with('0') { '1' } else { '0' });
         for wrong in [bent.as_str(), "", "bf_", "x", &good[..20], &"a".repeat(300), "bf_00000000_0", "é"] {
@@ -47,7 +49,7 @@ fn as_soon_as_there_is_a_token_nothing_goes_without() {
         assert!(site.belfry(&["token", "revoke", &id]).status.success());
         eventually("it is revoked", || (with(&good).status == 401).then_some(()));
         with(&good).refused(401, "token_revoked");
-        api.get("/api/v1/agents").refused(401, "token_missing");
+        bare("GET", "/api/v1/agents").refused(401, "token_missing");
         let kept = std::fs::read(site.state_file("server.json")).unwrap();
         assert!(String::from_utf8(kept).unwrap().contains(&api.local));
     }
@@ -124,12 +126,16 @@ fn who_asks_too_often_has_to_wait() {
     let site = Site::sqlite();
     site.config(&CONFIG.replace("100000/s", "5/m"));
     let api = Api::start(&site);
-    let answers: Vec<_> = (0..8).map(|_| api.get("/healthz")).collect();
+    let answers: Vec<_> = (0..8).map(|_| api.bare("GET", "/api/v1/agents", &[], b"")).collect();
     let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
-    assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429, 429]);
+    assert_eq!(statuses, [401, 401, 401, 401, 401, 429, 429, 429]);
     answers[7].refused(429, "too_many_requests");
     let wait: u64 = answers[7].header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&wait), "{wait}");
+    for probe in ["/healthz", "/readyz", "/healthz"] {
+        api.bare("GET", probe, &[], b"").is(200);
+    }
+    api.get("/api/v1/agents").is(200);
 }
 
 #[test]
@@ -147,12 +153,13 @@ fn a_server_that_others_reach_needs_a_token_first() {
     let api = Api::start_with(&site, public);
     let port = api.address.rsplit(':').next().unwrap();
     let api = Api { address: format!("127.0.0.1:{port}"), ..api };
-    api.get("/api/v1/agents").refused(401, "token_missing");
+    api.bare("GET", "/api/v1/agents", &[], b"").refused(401, "token_missing");
+    api.get("/api/v1/agents").is(200);
     let auth = format!("authorization: Bearer {good}");
     api.send("GET", "/api/v1/agents", &[&auth], b"").is(200);
     assert!(site.belfry(&["token", "revoke", &id]).status.success());
     eventually("revoked", || (api.send("GET", "/api/v1/agents", &[&auth], b"").status == 401).then_some(()));
-    api.get("/api/v1/agents").refused(401, "token_missing");
+    api.bare("GET", "/api/v1/agents", &[], b"").refused(401, "token_missing");
 }
 
 #[test]

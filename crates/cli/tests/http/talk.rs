@@ -214,7 +214,8 @@ fn the_command_line_talks_to_a_server_in_the_same_words() {
     let url = format!("http://{}", api.address);
     // Elsewhere: no file and no store.
     let away = Site::sqlite();
-    let over = |arguments: &[&str]| away.json(&[&["--server", &url], arguments].concat());
+    let over =
+        |arguments: &[&str]| away.json(&[&["--server", &url, "--token", &api.local], arguments].concat());
     let first = over(&["send", "bot", "ada", "one"]);
     assert_eq!((&first["schedule"], &first["session"]), (&"bot/talk".into(), &"ada".into()));
     api.up.lock().unwrap().event_of("run_started", "talk");
@@ -233,7 +234,7 @@ fn the_command_line_talks_to_a_server_in_the_same_words() {
     assert_eq!(lanes, site.json(&["lanes"]), "the same either way");
     site.file("go", "");
     assert_eq!(over(&["send", "bot", "ada", "three", "--wait"])["state"], "completed");
-    let refused = away.belfry(&["--server", &url, "send", "nobody", "ada", "x"]);
+    let refused = away.belfry(&["--server", &url, "--token", &api.local, "send", "nobody", "ada", "x"]);
     assert_eq!(refused.status.code(), Some(3));
     api.stop();
 }

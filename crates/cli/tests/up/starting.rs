@@ -1,6 +1,8 @@
 //! How it starts: alone on its file, and with what is wrong with its configuration said.
 
-use std::process::Output;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Output, Stdio};
 
 use nix::sys::signal::Signal;
 
@@ -140,4 +142,40 @@ fn a_bad_schedule_and_a_bad_command_disturb_no_other() {
         up.signal(Signal::SIGTERM);
         assert_eq!(up.ends().code(), Some(0));
     }
+}
+
+#[test]
+fn a_login_link_is_printed_on_a_terminal_and_nowhere_else() {
+    let site = Site::sqlite();
+    site.config(BEATS);
+    let up = |out: Stdio, err: Stdio| {
+        let mut command = site.command();
+        command.args(["up", "--log-format", "text"]).stdout(out).stderr(err).spawn().unwrap()
+    };
+    // All that is said before its first run.
+    let greeting = |from: &mut dyn Read| -> Vec<String> {
+        let lines = BufReader::new(from).lines().map(Result::unwrap);
+        lines.take_while(|line| !line.contains("a/s ")).collect()
+    };
+    let (mut terminal, other) = {
+        let pair = nix::pty::openpty(None, None).unwrap();
+        (File::from(pair.master), pair.slave)
+    };
+    let mut child = up(other.try_clone().unwrap().into(), other.into());
+    let said = greeting(&mut terminal);
+    let link = said
+        .iter()
+        .find_map(|line| Some(line.split_once("log in at ")?.1))
+        .unwrap_or_else(|| panic!("{said:?}"));
+    let (place, code) = link.trim_end().split_once("/login#").unwrap();
+    assert!(place.starts_with("http://127.0.0.1:") && code.len() == 40, "{link}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let mut child = up(Stdio::piped(), Stdio::null());
+    let said = greeting(child.stdout.as_mut().unwrap());
+    assert!(said.iter().any(|line| line.starts_with("API at http://")), "{said:?}");
+    assert!(!said.iter().any(|line| line.contains("login")), "{said:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -80,7 +80,7 @@ async fn hook(
     let secrets = secrets(settings, shared.env).map_err(|detail| {
         Problem::unavailable("secret_missing", format!("{} cannot check signatures: {detail}", record.name))
     })?;
-    if secrets.is_empty() && identify(&shared, &parts.headers).await?.scope < Scope::Trigger {
+    if secrets.is_empty() && identify(&shared, &parts).await?.scope < Scope::Trigger {
         return Err(Problem::forbidden(
             "scope_too_small",
             "a webhook without a secret takes a token with scope trigger",

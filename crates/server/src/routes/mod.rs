@@ -11,6 +11,7 @@ pub mod health;
 mod hooks;
 mod lanes;
 mod log;
+mod login;
 mod nodes;
 mod runs;
 mod schedules;
@@ -71,6 +72,7 @@ pub fn all() -> Routes {
         .merge(nodes::router())
         .merge(snapshots::router())
         .merge(tokens::router())
+        .merge(login::router())
         .merge(events::router())
         .merge(hooks::router())
         .routes(routes!(document_route))
@@ -80,7 +82,7 @@ pub fn all() -> Routes {
 #[utoipa::path(get, path = "/api/openapi.json", operation_id = "openapi", tag = "health", security(()),
     responses((status = 200, description = "OpenAPI 3.1", body = Object)))]
 async fn document_route(State(shared): State<Arc<Shared>>) -> Response {
-    let text = shared.document.get().cloned().unwrap_or_default();
+    let text = shared.document.get_or_init(crate::openapi).clone();
     (StatusCode::OK, [(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 

@@ -64,10 +64,22 @@ impl From<Scope> for ScopeName {
     }
 }
 
+/// How a token came to be.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum TokenKind {
+    /// Created by hand.
+    Token,
+    /// Bought by a browser with a login code.
+    Login,
+}
+
 /// A token, without its secret.
 #[derive(Serialize, ToSchema)]
 pub struct Token {
     id: String,
+    /// How it came to be.
+    kind: TokenKind,
     scope: ScopeName,
     label: String,
     created_at: Timestamp,
@@ -79,6 +91,7 @@ impl Token {
     fn of(record: &TokenRecord) -> Token {
         Token {
             id: record.id.clone(),
+            kind: if record.is_login() { TokenKind::Login } else { TokenKind::Token },
             scope: record.scope.into(),
             label: record.label.clone(),
             created_at: record.created_at,
@@ -151,6 +164,7 @@ async fn create(
     let record = TokenRecord {
         id: secret::id(&token).unwrap_or_default().to_owned(),
         hash: secret::hash(&token).to_vec(),
+        cookie_hash: None,
         scope: new.scope.into(),
         label: new.label,
         created_at: now,
@@ -190,8 +204,8 @@ async fn revoke(State(shared): State<Arc<Shared>>, Segment(id): Segment) -> Resu
 #[derive(Serialize, ToSchema)]
 struct Audit {
     at: Timestamp,
-    /// The id of a token; `local` for commands of the server's owner, `anonymous` where none was needed; `cli:user(uid)` for
-    /// commands without a server.
+    /// The id of a token; `local` for commands on the server's host, `anonymous` if no token was needed; `cli:user(uid)`
+    /// for commands without a server.
     actor: String,
     /// The operation.
     action: String,
