@@ -16,6 +16,7 @@ const BODY_BYTES_MAX: u64 = 64 << 20;
 
 /// Send any request to the HTTP API, and print the response
 #[derive(Debug, Args)]
+#[command(override_usage = "belfry api [OPTIONS] [METHOD] PATH")]
 #[command(after_help = "Examples:
   belfry api /api/v1/schedules
   belfry api POST /api/v1/schedules/reporter/sweep/run
@@ -24,12 +25,12 @@ const BODY_BYTES_MAX: u64 = 64 << 20;
   belfry api '/api/v1/events?event=run_finished'
   belfry --server http://host:7400 --token bf_… api /metrics
 
-The request carries the local token of the server that runs in this folder, or --token. Without a server this process answers it
-from the store. The body of the response goes to standard output as it comes; a problem goes to standard error, with the exit
-code that every command has. /api/openapi.json describes every route.")]
+The request carries the local token of the server that runs in this folder, or --token. Without a server this process
+answers it from the store. The body of the response goes to standard output as it comes; a problem goes to standard
+error, with the exit code that every command has. /api/openapi.json describes every route.")]
 pub struct Api {
-    /// The method, and the path with its query; GET if only the path is given, POST if there is a body
-    #[arg(value_names = ["METHOD", "PATH"], num_args = 1..=2, required = true)]
+    /// A method and a path with its query. Without a method it is GET, or POST if there is a body
+    #[arg(value_name = "METHOD|PATH", num_args = 1..=2, required = true)]
     request: Vec<String>,
 
     /// The body, JSON: as it is, from a file (@FILE), or from standard input (-)

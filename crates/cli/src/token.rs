@@ -24,8 +24,8 @@ use crate::words;
   belfry token ls
   belfry token revoke 3f9a2c41
 
-A token is shown once, and only its hash is kept. Programs and other hosts need one; commands on this host use the local token
-of the running server. A revoked token is refused within a second, and streams that it reads end.")]
+A token is shown once, and only its hash is kept. Programs and other hosts need one; commands on this host use the local
+token of the running server. A revoked token is refused within a second, and streams that it reads end.")]
 pub struct Token {
     #[command(subcommand)]
     verb: Verb,

@@ -1,5 +1,5 @@
-// Buys a login with the code in the address, and shows who is logged in. The cookie that the server sets can only read; the
-// secret for changes stays in this tab.
+// Buys a login with the code in the address, and shows who is logged in. The cookie that the server sets can only read;
+// the secret for changes stays in this tab.
 "use strict";
 
 const SECRET = "belfry_secret";

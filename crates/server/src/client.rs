@@ -23,12 +23,14 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads who a peer speaks for. A request that was forwarded is never local, whoever says so: it may come from anywhere.
+    /// Reads who a peer speaks for. A request that was forwarded is never local, whoever says so: it may come from
+    /// anywhere.
     pub fn of(peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> Client {
         let is_trusted = |address: IpAddr| trusted.iter().any(|network| network.contains(address));
         let peer = peer.to_canonical();
         let hops: Vec<&str> = values(headers, "x-forwarded-for").collect();
-        // Each proxy adds its peer at the end. What stands before the last address that is not trusted, anyone may have written.
+        // Each proxy adds its peer at the end. What stands before the last address that is not trusted, anyone may have
+        // written.
         let mut address = peer;
         for hop in hops.into_iter().rev() {
             match hop_address(hop).filter(|_| is_trusted(address)) {

@@ -1,6 +1,6 @@
 //! Every request passes here before any route. In order: the name it was sent to, how often this client asks, whether
-//! another site's page sent it, who it is from, and whether that actor may. The OpenAPI document says which scope a route
-//! takes; a route that says nothing is closed.
+//! another site's page sent it, who it is from, and whether that actor may. The OpenAPI document says which scope a
+//! route takes; a route that says nothing is closed.
 
 use std::collections::HashMap;
 use std::net::Ipv6Addr;
@@ -209,8 +209,8 @@ async fn admit(
 ) -> Result<Actor, Problem> {
     let shared = &guard.shared;
     let host = shared.host(request, client, api)?;
-    // Requests with the local token are not counted: commands of one user would stand in the way of each other. Nor are those
-    // of a probe, which would end a server that is only busy.
+    // Requests with the local token are not counted: commands of one user would stand in the way of each other. Nor are
+    // those of a probe, which would end a server that is only busy.
     let is_local = client.is_local && bearer(&request.headers).is_some_and(|token| shared.is_local(token));
     let is_probe = operation.is_some_and(|operation| PROBES.contains(&operation.id.as_str()));
     if !is_local && !is_probe {
@@ -285,8 +285,8 @@ impl Shared {
         format!("belfry_{}", self.listen.port())
     }
 
-    /// The cookie of a browser login that a request brings. Changes are made with the secret of the login alone, and pages
-    /// of other sites have no business here.
+    /// The cookie of a browser login that a request brings. Changes are made with the secret of the login alone, and
+    /// pages of other sites have no business here.
     fn cookie<'a>(&self, request: &'a Parts) -> Option<&'a str> {
         if is_change(&request.method) || origin::is_cross_site(&request.headers) {
             return None;

@@ -1,5 +1,5 @@
-//! Responses that go on: they end when the token of their reader is revoked or expires, whichever node revoked it. One loop
-//! looks at the store while anyone reads; readers wait for what it finds.
+//! Responses that go on: they end when the token of their reader is revoked or expires, whichever node revoked it. One
+//! loop looks at the store while anyone reads; readers wait for what it finds.
 
 use std::pin::Pin;
 use std::sync::Arc;

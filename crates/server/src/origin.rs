@@ -8,8 +8,8 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 
 use crate::problem::Problem;
 
-/// The name that a request was sent to, if it is one of ours: an address, `localhost`, or a name from `api.allowed_hosts`.
-/// `forwarded` is the name that a trusted proxy was asked for, which then counts alone.
+/// The name that a request was sent to, if it is one of ours: an address, `localhost`, or a name from
+/// `api.allowed_hosts`. `forwarded` is the name that a trusted proxy was asked for, which then counts alone.
 pub fn check_host(
     headers: &HeaderMap,
     uri: &Uri,

@@ -127,8 +127,8 @@ struct Login {
 
 /// Log a browser in with a code
 ///
-/// Sets a cookie that is good for reading, and returns a secret for changes. Browsers send cookies to every port of a host,
-/// so the cookie alone changes nothing.
+/// Sets a cookie that is good for reading, and returns a secret for changes. Browsers send cookies to every port of a
+/// host, so the cookie alone changes nothing.
 #[utoipa::path(post, path = "/login", operation_id = "login", tag = "login", security(()),
     request_body(content = LoginBody),
     responses(

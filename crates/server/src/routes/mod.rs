@@ -43,7 +43,8 @@ pub type Routes = OpenApiRouter<Arc<Shared>>;
 #[openapi(
     info(
         title = "Belfry",
-        description = "Decides when work runs, how much of it at once, and what happens when it goes wrong.",
+        description = "Decides when work runs, how much of it at once, and what happens when it goes wrong. Every \
+                       request carries `Authorization: Bearer TOKEN`, except to the few routes that need no token.",
         license(name = "MIT OR Apache-2.0"),
         contact()
     ),

@@ -204,8 +204,8 @@ async fn revoke(State(shared): State<Arc<Shared>>, Segment(id): Segment) -> Resu
 #[derive(Serialize, ToSchema)]
 struct Audit {
     at: Timestamp,
-    /// The id of a token; `local` for commands on the server's host, `anonymous` if no token was needed; `cli:user(uid)`
-    /// for commands without a server.
+    /// The id of a token; `local` for commands on the server's host, `anonymous` if no token was needed;
+    /// `cli:user(uid)` for commands without a server.
     actor: String,
     /// The operation.
     action: String,
