@@ -118,7 +118,10 @@ impl Up {
             lines.say(&format!("API at http://{}", serving.address()))?;
             // The link is for the person who looks at the terminal, not for a file or a log.
             if std::io::stdout().is_terminal() {
-                lines.say(&format!("log in at {}", serving.login_link()))?;
+                lines.say(
+                    "log in with this link, once and within ten minutes (`belfry open` prints another):",
+                )?;
+                lines.say(&format!("  {}", serving.login_link()))?;
             }
         }
         engine.start().await?;

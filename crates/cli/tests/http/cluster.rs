@@ -220,3 +220,20 @@ fn a_change_on_one_node_takes_effect_on_the_other_at_once() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(newest()["id"], last["id"], "and what is paused stands still");
 }
+
+#[test]
+fn a_stream_on_one_node_ends_when_another_revokes_its_token() {
+    let Some((_sites, nodes)) = two() else { return };
+    let token = nodes[0].post("/api/v1/tokens", &json!({"scope": "read"})).is(201);
+    let auth = format!("authorization: Bearer {}", token["token"].as_str().unwrap());
+    eventually("the other node knows it", || {
+        (nodes[1].send("GET", "/api/v1/me", &[&auth], b"").status == 200).then_some(())
+    });
+    let mut stream = nodes[1].listen_as(&auth, "/api/v1/events", &[]);
+    let place = format!("/api/v1/tokens/{}", token["id"].as_str().unwrap());
+    assert_eq!(nodes[0].send("DELETE", &place, &[], b"").status, 204);
+    let began = Instant::now();
+    while stream.next().is_some() {}
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    nodes[0].send("GET", "/api/v1/me", &[&nodes[1].auth()], b"").refused(401, "token_wrong");
+}
