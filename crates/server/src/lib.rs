@@ -5,6 +5,7 @@
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
 mod audit;
+mod crowd;
 mod extract;
 mod guard;
 mod inside;
