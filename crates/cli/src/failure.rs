@@ -64,6 +64,7 @@ impl Failure {
             Failure::Denied(message) => (message.clone(), 4),
             // Two servers on one file are a mistake, not an outage.
             Failure::Store(error @ belfry_store::Error::InUse { .. }) => (error.to_string(), 2),
+            Failure::Store(error @ belfry_store::Error::Unsafe { .. }) => (error.to_string(), 2),
             Failure::Store(error) => (error.to_string(), 5),
             Failure::Unreachable(message) => (message.clone(), 5),
             Failure::Run(message) => (message.clone(), 1),

@@ -140,6 +140,7 @@ fn main() -> ExitCode {
     if let Some(code) = belfry_runner::keeper::main_if_asked() {
         return code;
     }
+    belfry_runner::close_inherited_descriptors();
     let cli = Cli::parse();
     cli.output.set_colours();
     if let Some(name) = cli.command.is_for_files()

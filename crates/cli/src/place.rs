@@ -6,7 +6,8 @@ use std::sync::Arc;
 use belfry::Engine;
 use belfry_config::{Host, Loaded};
 use belfry_server::{Inside, Limits, Told};
-use belfry_store::AnyStore;
+use belfry_store::sqlite::Sqlite;
+use belfry_store::{AnyStore, STATE_FOLDER, secure, secure_folder};
 use clap::Args;
 use tokio::sync::mpsc;
 
@@ -221,8 +222,31 @@ fn variable(name: &str) -> Option<String> {
 /// The folder for what belongs to a node: beside the file of a store that is one, else beside the configuration.
 pub fn state_dir(address: &str, config: &Path) -> PathBuf {
     let beside = match address.strip_prefix("sqlite:") {
-        Some(path) => Path::new(path).parent().map(Path::to_owned),
-        None => config.parent().map(|folder| folder.join(".belfry")),
+        // By its own path, so that it has one folder whatever links lead to it.
+        Some(path) => {
+            let own = Path::new(path).canonicalize().unwrap_or_else(|_| PathBuf::from(path));
+            own.parent().map(Path::to_owned)
+        }
+        None => config.parent().map(|folder| folder.join(STATE_FOLDER)),
     };
-    beside.unwrap_or_else(|| PathBuf::from(".belfry")).join("run")
+    beside.unwrap_or_else(|| PathBuf::from(STATE_FOLDER)).join("run")
+}
+
+/// Checks before a node starts that nobody else can reach or replace its state. Gives what is worth saying.
+pub fn secure_state(address: &str, config: &Path) -> Result<Vec<String>, Failure> {
+    let run = state_dir(address, config);
+    let mut told = secure_folder(run.parent().unwrap_or(Path::new("")))?;
+    for folder in [run.join("attempts"), run] {
+        told.extend(secure(&folder)?);
+    }
+    if let Some(path) = address.strip_prefix("sqlite:") {
+        let folder = Path::new(path).parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(kind) = Sqlite::network_file_system(folder.unwrap_or(Path::new("."))) {
+            told.push(format!(
+                "warning: {path} lies on a network file system ({kind}), where the lock may not keep out a server of another \
+                 machine; put the store on a local disk, or use PostgreSQL for several machines"
+            ));
+        }
+    }
+    Ok(told)
 }

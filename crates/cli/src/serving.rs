@@ -34,6 +34,8 @@ pub struct Scene<'a> {
     pub address: &'a str,
     /// Instead of what the files say.
     pub listen: Option<SocketAddr>,
+    /// Connections at once.
+    pub connections_max: usize,
     /// Another port will do where this one is taken.
     pub any_port: bool,
 }
@@ -55,7 +57,7 @@ impl Serving {
                 reload,
                 env: |name| std::env::var(name).ok(),
                 version: env!("CARGO_PKG_VERSION"),
-                limits: Limits::default(),
+                limits: Limits { connections_max: scene.connections_max, ..Limits::default() },
             };
             match Server::start(told).await {
                 Ok(server) => {

@@ -11,7 +11,7 @@ use belfry::event::{Level, Name};
 use belfry::{AnyStore, Engine, Event, LaneSettings, StopOptions};
 use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
-use belfry_runner::{KeeperHandle, KeeperOptions};
+use belfry_runner::{KeeperHandle, KeeperOptions, Room};
 use belfry_server::Reloaded;
 use belfry_store::{Applied, Store};
 use belfry_time::{SignedDuration, Timestamp, Zone};
@@ -61,6 +61,7 @@ enum LogChoice {
 impl Up {
     /// Runs until it is told to stop.
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        let room = belfry_runner::become_node()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(async {
             let demo = if self.demo {
@@ -74,7 +75,7 @@ impl Up {
                 Some(_) => place::load_text(belfry_config::DEMO, &file)?,
                 None => place.load()?,
             };
-            self.serve(&file, loaded, before, output).await
+            self.serve(&file, loaded, before, room, output).await
         })
     }
 
@@ -83,33 +84,43 @@ impl Up {
         file: &Path,
         loaded: Loaded,
         before: Watched,
+        room: Room,
         output: &Output,
     ) -> Result<(), Failure> {
         let mut lines =
             Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str());
         let address = loaded.settings.store.expose().to_owned();
+        for told in place::secure_state(&address, file)? {
+            lines.say(&told)?;
+        }
         let store = Arc::new(AnyStore::open(&address, true).await?);
         let lease = Duration::from_millis(loaded.settings.engine.lease_ms);
         let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(lease))
             .await
             .map_err(|error| Failure::Usage(format!("cannot start the keeper: {error}")))?;
         let mut asked = signals()?;
-        let engine = Engine::builder()
+        let options = within(room, options(&loaded.settings, &store));
+        let mut builder = Engine::builder()
             .store(store.clone())
-            .options(options(&loaded.settings, &store))
+            .options(options.clone())
             .context(|| [("version".to_owned(), env!("CARGO_PKG_VERSION").into())].into_iter().collect())
             .keeper(keeper)
-            .state_dir(place::state_dir(&address, file))
-            .build();
+            .state_dir(place::state_dir(&address, file));
+        // The example is no file.
+        if !self.demo {
+            builder = builder.config(std::path::absolute(file)?);
+        }
+        let engine = builder.build();
         let mut events = engine.events();
         let skew = apply(&engine, &loaded).await?;
         let mut serving = Serving::start(Scene {
             engine: &engine,
             loaded: &loaded,
-            options: options(&loaded.settings, &store),
+            options,
             file,
             address: &address,
             listen: self.listen,
+            connections_max: room.connections_max,
             any_port: self.demo,
         })
         .await?;
@@ -359,6 +370,12 @@ async fn stop(
         Ok(result) => Ok(result?),
         Err(error) => Err(Failure::Usage(error.to_string())),
     }
+}
+
+/// The same with no more runs at once than there are descriptors for.
+fn within(room: Room, options: Options) -> Options {
+    let max = options.max_concurrent.map_or(room.runs_max, |max| max.min(room.runs_max));
+    Options { max_concurrent: Some(max), ..options }
 }
 
 /// How the engine works, from the settings.

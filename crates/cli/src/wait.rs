@@ -195,6 +195,8 @@ impl Waiting {
         place: &Place,
         output: &Output,
     ) -> Result<Waited, Failure> {
+        belfry_runner::become_node()?;
+        place::secure_state(&reach.address, &place.file())?.iter().for_each(|told| say(told));
         let options = Options { only: Some(run), poll_interval: ASK_EVERY, ..reach.options() };
         let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(options.lease))
             .await
@@ -204,6 +206,7 @@ impl Waiting {
             .options(options)
             .keeper(keeper)
             .state_dir(place::state_dir(&reach.address, &place.file()))
+            .config(std::path::absolute(place.file())?)
             .build();
         let until = self.until()?;
         let mut terminate = signal(SignalKind::terminate())?;

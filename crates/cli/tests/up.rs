@@ -9,6 +9,10 @@ mod support;
 
 #[path = "up/clock.rs"]
 mod clock;
+#[path = "up/closed.rs"]
+mod closed;
+#[path = "up/descriptors.rs"]
+mod descriptors;
 #[path = "up/disk.rs"]
 mod disk;
 #[path = "up/ending.rs"]

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use belfry_core::work::{OWN_VARIABLES, is_own_variable};
+
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
 use crate::network::Network;
@@ -103,7 +105,7 @@ impl Context<'_> {
                     self.error(node.span, format!("`{key}`: {} {flaw}", Quoted(text))).help(NAME_RULE);
                 }
             }
-            Shape::EnvName => self.check_env_name(node.span, text),
+            Shape::EnvName => self.check_env_pass(node.span, text),
             Shape::Reference => self.check_reference(key, node, text),
             Shape::Prompt => self.check_no_reference(key, node, text),
             _ => {}
@@ -221,9 +223,15 @@ impl Context<'_> {
     fn check_env(&mut self, key: &str, node: &Node) {
         for (name, _) in node.entries() {
             self.check_env_name(name.span, &name.text);
+            if is_own_variable(&name.text) {
+                let message =
+                    format!("`{}` cannot be set: names that start with BELFRY_ are Belfry's own", name.text);
+                self.error(name.span, message)
+                    .help("give it another name; only BELFRY_SERVER and BELFRY_TOKEN can be set, for a `belfry` that the job calls");
+            }
         }
         self.each_entry(key, node, |context, name, value| match &value.data {
-            Data::Scalar { text, .. } if !value.is_null() => context.check_reference(name, value, text),
+            Data::Scalar { text, .. } if !value.is_null() => context.check_env_reference(name, value, text),
             _ => {
                 context.wrong(name, value, "text");
                 context.way_out("put it into quotes; an empty value is \"\"");
@@ -235,9 +243,17 @@ impl Context<'_> {
         if name.is_empty() || name.contains(['=', '\0']) || name.chars().any(char::is_whitespace) {
             let message = format!("{} cannot be the name of an environment variable", Quoted(name));
             self.error(span, message).help("a name has no blanks and no `=`");
-        } else if matches!(name, "BELFRY_STORE" | "BELFRY_TOKEN") {
-            self.error(span, format!("`{name}` is never given to a child"))
-                .help("a child talks to Belfry over its API, with a token of its own");
+        }
+    }
+
+    /// The node's own variables hold its store's address and its token.
+    fn check_env_pass(&mut self, span: Span, name: &str) {
+        self.check_env_name(span, name);
+        if name.starts_with(OWN_VARIABLES) {
+            let message =
+                format!("`{name}` is not passed on: names that start with BELFRY_ are Belfry's own");
+            self.error(span, message)
+                .help("a job's `belfry` finds its server by itself; `env: {BELFRY_TOKEN: \"${JOB_TOKEN}\"}` gives it another token");
         }
     }
 
@@ -245,6 +261,17 @@ impl Context<'_> {
         if let Err(flaw) = reference::check(text) {
             let span = self.within(node, flaw.range.clone());
             self.error(span, format!("`{key}`: {}", flaw.message)).help(reference::RULE);
+        }
+    }
+
+    /// A child never gets the node's own variables, also not under another name.
+    fn check_env_reference(&mut self, key: &str, node: &Node, text: &str) {
+        self.check_reference(key, node, text);
+        if let Some((name, range)) = reference::find(text, |name| name.starts_with(OWN_VARIABLES)) {
+            let message =
+                format!("`{key}` cannot refer to `{name}`: names that start with BELFRY_ are Belfry's own");
+            let span = self.within(node, range);
+            self.error(span, message).help("give the node a variable with another name, and refer to that");
         }
     }
 

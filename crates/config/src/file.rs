@@ -11,8 +11,10 @@ pub(crate) const BYTES_MAX: u64 = 8 << 20;
 /// What was read.
 pub(crate) struct Text {
     pub text: String,
-    /// Anybody on the host may write it.
+    /// Every user of the host can write it.
     pub world_writable: bool,
+    /// Its folder, where every user of the host can replace what is in it.
+    pub open_folder: Option<PathBuf>,
 }
 
 /// Reads a regular file of UTF-8.
@@ -40,7 +42,7 @@ pub(crate) fn read(path: &Path) -> Result<Text, String> {
         format!("line {line} is not UTF-8")
     })?;
     let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    Ok(Text { text, world_writable: world_writable(&metadata) })
+    Ok(Text { text, world_writable: world_writable(&metadata), open_folder: open_folder(path) })
 }
 
 /// Without waiting: a FIFO without a writer would block for ever.
@@ -64,6 +66,31 @@ fn world_writable(metadata: &Metadata) -> bool {
 
 #[cfg(not(unix))]
 fn world_writable(_: &Metadata) -> bool {
+    false
+}
+
+/// The folder of a file, where every user can write to it and no sticky bit keeps others' files from being replaced.
+#[cfg(unix)]
+fn open_folder(path: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mode = folder.metadata().ok()?.mode();
+    (mode & 0o002 != 0 && mode & 0o1000 == 0).then(|| folder.to_owned())
+}
+
+#[cfg(not(unix))]
+fn open_folder(_: &Path) -> Option<PathBuf> {
+    None
+}
+
+/// Whether what runs here may do everything.
+#[cfg(unix)]
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[cfg(not(unix))]
+pub(crate) fn is_root() -> bool {
     false
 }
 

@@ -296,8 +296,20 @@ impl Files {
             && let Some(span) = commands(&self.roots[root])
         {
             let help = format!("take the right away: chmod o-w {}", shown.display());
-            let message = "anybody on this host can write this file, and it names programs to run";
+            let message = "every user of this host can write this file, and it names programs to run";
             context.error(span, message).help(help);
+        }
+        if let Some(folder) = text.open_folder
+            && let Some(span) = commands(&self.roots[root])
+        {
+            let severity = if file::is_root() { Severity::Error } else { Severity::Warning };
+            let message = format!(
+                "every user of this host can replace this file, which names programs to run: {} is open to all",
+                folder.display()
+            );
+            context
+                .report(severity, Some(span), message)
+                .help(format!("take the right away: chmod o-w {}", folder.display()));
         }
     }
 

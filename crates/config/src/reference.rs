@@ -28,6 +28,14 @@ pub(crate) fn has_reference(text: &str) -> bool {
     pieces(text).is_ok_and(|pieces| pieces.iter().any(|piece| matches!(piece, Piece::Reference { .. })))
 }
 
+/// The first reference to a name of this kind, and where it is.
+pub(crate) fn find(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<(&str, Range<usize>)> {
+    pieces(text).ok()?.into_iter().find_map(|piece| match piece {
+        Piece::Reference { name, range, .. } if is_wanted(name) => Some((name, range)),
+        Piece::Reference { .. } | Piece::Text(_) => None,
+    })
+}
+
 /// Fills in every reference. An empty variable counts as unset where there is a default.
 ///
 /// This is also how a node reads the values of `env` when an attempt starts.

@@ -302,9 +302,30 @@ fn a_file_that_anybody_may_write_cannot_name_programs() {
     let host = Host::new(&|_| None, "UTC");
     fs::set_permissions(&main, fs::Permissions::from_mode(0o666)).unwrap();
     let errors = load(&main, &host).unwrap_err();
-    assert!(errors.problems[0].message().starts_with("anybody on this host can write"));
+    assert!(errors.problems[0].message().starts_with("every user of this host can write this file"));
     fs::write(&main, "timezone: UTC").unwrap();
     assert!(load(&main, &host).is_ok());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_that_is_open_to_all_is_refused_to_root_and_warned_of_to_others() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let (folder, _) = load_files(&[("belfry.yaml", "agents: {a: {shell: x}}")], &[]);
+    let main = folder.path().join("belfry.yaml");
+    let host = Host::new(&|_| None, "UTC");
+    let is_root = main.metadata().unwrap().uid() == 0;
+    let mode = |mode| fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o777);
+    let said = match load(&main, &host) {
+        Ok(loaded) => (false, loaded.warnings[0].message().to_owned()),
+        Err(errors) => (true, errors.problems[0].message().to_owned()),
+    };
+    assert_eq!(said.0, is_root);
+    assert!(said.1.starts_with("every user of this host can replace this file"), "{}", said.1);
+    // With the sticky bit only its owner can replace a file.
+    mode(0o1777);
+    assert!(load(&main, &host).unwrap().warnings.is_empty());
 }
 
 #[test]

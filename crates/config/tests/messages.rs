@@ -176,6 +176,8 @@ fn wrong_keys_and_values_say_what_is_wrong() {
         ("a reference that is not set", agent("shell: date\ncwd: /srv/${UNSET}")),
         ("a home", agent("shell: date\ncwd: ~/x")),
         ("names of variables", agent("shell: date\nenv: {\"A=B\": x, E: }\nenv_pass: [\"A B\", BELFRY_STORE]")),
+        ("variables of Belfry's own", agent("shell: date\nenv: {BELFRY_RUN_ID: x, BELFRY_X: y, A: \"${BELFRY_STORE}\"}\nenv_pass: [BELFRY_TOKEN]")),
+        ("variables for a `belfry` that a job calls", agent("shell: date\nenv: {BELFRY_SERVER: \"http://h:1\", BELFRY_TOKEN: \"${JOB_TOKEN}\"}")),
         ("features to come", agent("fetch: {url: x}\npreset: claude\nhooks: {before: x}\nresume_session: true")),
         ("half a breaker", agent("shell: date\nbreaker: {threshold: 3}")),
         ("a breaker of nothing", agent("shell: date\nbreaker: {threshold: 0, reset_after: 0s}")),

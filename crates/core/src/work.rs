@@ -58,6 +58,16 @@ impl Default for Work {
     }
 }
 
+/// Names of variables that are Belfry's own begin so.
+pub const OWN_VARIABLES: &str = "BELFRY_";
+/// The two of them that `env` may set: which server a job's `belfry` asks, and with which token.
+pub const OWN_VARIABLES_TO_SET: [&str; 2] = ["BELFRY_SERVER", "BELFRY_TOKEN"];
+
+/// Whether `env` must not set a variable, because Belfry sets it or keeps it from children.
+pub fn is_own_variable(name: &str) -> bool {
+    name.starts_with(OWN_VARIABLES) && !OWN_VARIABLES_TO_SET.contains(&name)
+}
+
 impl Work {
     /// What a schedule with this command starts.
     pub fn action_of(&self, command: &str) -> &Action {

@@ -101,6 +101,7 @@ pub struct Builder {
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: Option<PathBuf>,
+    config: Option<PathBuf>,
 }
 
 impl Builder {
@@ -175,6 +176,12 @@ impl Builder {
         self
     }
 
+    /// The configuration file that children get as `BELFRY_CONFIG`, so that a `belfry` they call finds this node.
+    pub fn config(mut self, file: impl Into<PathBuf>) -> Builder {
+        self.config = Some(file.into());
+        self
+    }
+
     /// The engine, not yet started.
     pub fn build(self) -> Engine {
         let store =
@@ -199,6 +206,7 @@ impl Builder {
                 options: self.options,
                 keeper: self.keeper,
                 state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
+                config: self.config,
                 events: broadcast::Sender::new(EVENTS_MAX),
                 view: watch::Sender::new(view),
                 started: Mutex::new(None),
@@ -244,6 +252,7 @@ struct Inner {
     options: Options,
     keeper: Option<KeeperHandle>,
     state_dir: PathBuf,
+    config: Option<PathBuf>,
     events: broadcast::Sender<Arc<Event>>,
     view: watch::Sender<View>,
     started: Mutex<Option<Started>>,
@@ -297,6 +306,7 @@ impl Engine {
         let runner = Runner::new(RunnerOptions {
             keeper: inner.keeper.clone(),
             state_dir: inner.state_dir.clone(),
+            config: inner.config.clone(),
             cgroup: inner.keeper.as_ref().and_then(|_| belfry_runner::delegated_cgroup()),
         });
         let shell = Shell {

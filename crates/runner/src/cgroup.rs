@@ -1,5 +1,5 @@
 //! A control group per attempt, where a part of the tree has been handed to this node: then no grandchild can leave, whatever
-//! it does. Without one, process group and token must do.
+//! it does. Without one, process group and child id must do.
 
 use std::fs;
 use std::io;

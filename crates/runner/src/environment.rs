@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use belfry_core::work::Work;
+use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable};
 
 use crate::error::Error;
 
@@ -13,8 +13,6 @@ use crate::error::Error;
 const ALLOWED: [&str; 9] = ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TERM", "SHELL", "LC_*"];
 /// Where the node has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// Names that are Belfry's: neither set by an agent nor passed on from the node.
-const OWN: &str = "BELFRY_";
 /// A passed name with one of these in it holds a secret.
 const SECRET_WORDS: [&str; 7] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"];
 
@@ -41,7 +39,7 @@ pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> 
     }
     variables.entry("PATH".into()).or_insert_with(|| DEFAULT_PATH.into());
     for name in &work.env_pass {
-        check_name("env_pass", name)?;
+        check_name("env_pass", name, is_of_belfry)?;
         if let Some(value) = node.get(OsStr::new(name)) {
             let upper = name.to_ascii_uppercase();
             if SECRET_WORDS.iter().any(|word| upper.contains(word)) {
@@ -51,7 +49,7 @@ pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> 
         }
     }
     for (name, value) in &work.env {
-        check_name("env", name)?;
+        check_name("env", name, is_own_variable)?;
         let value = expand(name, value, node, &mut secrets)?;
         if value.as_bytes().contains(&0) {
             return Err(Error::Environment(format!("env {name}: the value has a NUL byte in it")));
@@ -68,14 +66,19 @@ fn is_allowed(name: &OsStr) -> bool {
     })
 }
 
-fn check_name(key: &str, name: &str) -> Result<(), Error> {
+/// The node's own variables hold its store's address and its token: no child gets them.
+fn is_of_belfry(name: &str) -> bool {
+    name.starts_with(OWN_VARIABLES)
+}
+
+fn check_name(key: &str, name: &str, is_own: fn(&str) -> bool) -> Result<(), Error> {
     let problem = if name.is_empty() {
         "a variable needs a name"
     } else if name.contains('=') {
         "a variable's name cannot contain '='"
     } else if name.contains(|c: char| c.is_control()) {
         "a variable's name cannot contain a line end or control character"
-    } else if name.starts_with(OWN) {
+    } else if is_own(name) {
         "names that start with BELFRY_ are Belfry's own"
     } else {
         return Ok(());
@@ -103,7 +106,7 @@ fn expand(key: &str, text: &str, node: &Variables, secrets: &mut Vec<Vec<u8>>) -
             Some((name, default)) => (name, Some(default)),
             None => (reference, None),
         };
-        check_name(&format!("env {key}: ${{…}}"), name)?;
+        check_name(&format!("env {key}: ${{…}}"), name, is_of_belfry)?;
         // As in a shell, `:-` also stands in for an empty value.
         match (node.get(OsStr::new(name)).filter(|value| default.is_none() || !value.is_empty()), default) {
             (Some(value), _) => {
@@ -196,5 +199,13 @@ mod tests {
             assert!(error.starts_with(&format!("env {name:?}: ")), "{error}");
         }
         assert!(one("a\0b").unwrap_err().contains("NUL"));
+    }
+
+    #[test]
+    fn a_job_may_be_given_a_server_and_a_token() {
+        let work = work(&[("BELFRY_SERVER", "http://other:7400"), ("BELFRY_TOKEN", "${T}")], &[]);
+        let resolved = resolve(&work, &node()).unwrap();
+        assert_eq!(resolved.variables[OsStr::new("BELFRY_TOKEN")], "t0ken");
+        assert_eq!(resolved.variables[OsStr::new("BELFRY_SERVER")], "http://other:7400");
     }
 }

@@ -30,6 +30,14 @@ pub enum Error {
         /// Whether it could work another time.
         retryable: bool,
     },
+    /// The system has no descriptor, process or memory left for now. Nothing was started.
+    #[error("cannot start {program} for now")]
+    Shortage {
+        /// As configured.
+        program: String,
+        /// Of what.
+        source: io::Error,
+    },
     /// A file of the attempt could not be written.
     #[error("cannot write {path}")]
     File {
@@ -49,7 +57,16 @@ impl Error {
         match self {
             Error::Action(_) | Error::Template { .. } | Error::Environment(_) => false,
             Error::Spawn { retryable, .. } => *retryable,
-            Error::File { .. } | Error::Keeper(_) => true,
+            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) => true,
+        }
+    }
+
+    /// Whether the system has too little of something for now, and nothing was started.
+    pub(crate) fn is_shortage(&self) -> bool {
+        match self {
+            Error::Shortage { .. } => true,
+            Error::File { source, .. } => crate::spawn::is_shortage(source),
+            _ => false,
         }
     }
 

@@ -59,6 +59,11 @@ impl Files {
             match made {
                 Ok(()) => return Ok(Files { directory }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // A try of this attempt that could not go on left it behind, because it could not open it to remove it.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    fs::remove_dir_all(&directory)
+                        .map_err(|source| Error::File { path: directory.clone(), source })?;
+                }
                 Err(source) => return Err(Error::File { path: directory, source }),
             }
         }

@@ -37,8 +37,8 @@ pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Res
     Ok(ended)
 }
 
-/// Ends what is left of one child; false if nothing is. It is left alone unless boot, pid namespace, start time and token all
-/// match; of those it has started, whoever carries the token and is not older is ended with it. Blocks.
+/// Ends what is left of one child; false if nothing is. It is left alone unless boot, pid namespace, start time and child id
+/// all match; of those it has started, every process that carries the child id and is not older is ended with it. Blocks.
 pub fn end_leftover(record: &ChildRecord, grace: Duration) -> bool {
     if record.boot_id.is_empty()
         || record.boot_id != processes::boot_id()
@@ -47,7 +47,7 @@ pub fn end_leftover(record: &ChildRecord, grace: Duration) -> bool {
         return false;
     }
     let leader = Process::read(record.pid)
-        .filter(|process| process.start_time == record.start_time && process.carries(&record.token));
+        .filter(|process| process.start_time == record.start_time && process.carries(&record.child_id));
     // Without its leader a group cannot be told from another that got the same number since.
     let mut family = match leader {
         Some(_) => Family::new(record.clone()),

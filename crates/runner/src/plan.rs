@@ -18,7 +18,8 @@ use crate::environment::{self, Variables};
 use crate::error::Error;
 use crate::files::Files;
 use crate::mask::Secrets;
-use crate::processes::TOKEN;
+use crate::processes::CHILD_ID;
+use crate::runner::RunnerOptions;
 use crate::template;
 
 /// The shell of `shell:`. By its path, so that an agent's `PATH` does not choose it.
@@ -38,22 +39,22 @@ pub(crate) struct Plan {
     /// A file, so that a child that never reads can hold up nobody.
     pub stdin: Option<PathBuf>,
     pub secrets: Secrets,
-    pub token: String,
+    pub child_id: String,
     pub files: Files,
 }
 
 /// Makes the plan of an attempt.
-pub(crate) fn plan(attempt: &Attempt, state: &Path, node: &Variables) -> Result<Plan, Error> {
-    let work = &attempt.work;
+pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables) -> Result<Plan, Error> {
+    let (work, state) = (&attempt.work, &options.state_dir);
     let payload = payload(attempt);
     let values = Values { attempt, payload: Value::from(Serde(&payload)) };
     let prompt = values.prompt()?;
     let values = values.with_prompt(&prompt);
     let (argv, shell_variables) = argv(work.action_of(&attempt.command), &attempt.agent, &values)?;
     let resolved = environment::resolve(work, node)?;
-    let token = Uuid::new_v4().simple().to_string();
+    let child_id = Uuid::new_v4().simple().to_string();
     let mut secrets = resolved.secrets;
-    secrets.push(token.clone().into_bytes());
+    secrets.push(child_id.clone().into_bytes());
 
     let mut argv = argv.into_iter();
     let name = argv.next().unwrap_or_default();
@@ -73,8 +74,19 @@ pub(crate) fn plan(attempt: &Attempt, state: &Path, node: &Variables) -> Result<
     };
     let mut variables = resolved.variables;
     variables.extend(shell_variables.into_iter().map(|(name, value)| (name.into(), value.into())));
-    variables.extend(own(attempt, &token, &payload_file, &files.path("result.json")));
-    Ok(Plan { name, program, arguments, variables, cwd, stdin, secrets: Secrets::new(secrets), token, files })
+    variables.extend(own(attempt, &child_id, &payload_file, &files.path("result.json")));
+    variables.extend(options.config.iter().map(|path| ("BELFRY_CONFIG".into(), path.into())));
+    Ok(Plan {
+        name,
+        program,
+        arguments,
+        variables,
+        cwd,
+        stdin,
+        secrets: Secrets::new(secrets),
+        child_id,
+        files,
+    })
 }
 
 /// The run's payload over the agent's, key by key.
@@ -148,7 +160,7 @@ fn argv(action: &Action, agent: &str, values: &Value) -> Result<Argv, Error> {
 
 fn own(
     attempt: &Attempt,
-    token: &str,
+    child_id: &str,
     payload: &Path,
     result: &Path,
 ) -> impl Iterator<Item = (OsString, OsString)> {
@@ -165,7 +177,7 @@ fn own(
         ("TRACEPARENT", format!("00-{trace_id}-{span_id}-01").into()),
         ("BELFRY_PAYLOAD_FILE", payload.into()),
         ("BELFRY_RESULT_FILE", result.into()),
-        (TOKEN, OsString::from(token)),
+        (CHILD_ID, OsString::from(child_id)),
     ]
     .into_iter()
     .chain(attempt.session.as_ref().map(|session| ("BELFRY_SESSION", session.into())))

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// The variable that marks every process of an attempt, unless it cleans its environment.
-pub(crate) const TOKEN: &str = "BELFRY_TOKEN";
+pub(crate) const CHILD_ID: &str = "BELFRY_CHILD_ID";
 
 /// Enough to recognise an attempt's process later, and never to mistake another one for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +31,8 @@ pub struct ChildRecord {
     pub boot_id: String,
     /// In which pid namespace its pid means something.
     pub pid_ns: String,
-    /// The random value of `BELFRY_TOKEN` in its environment.
-    pub token: String,
+    /// The random value of `BELFRY_CHILD_ID` in its environment.
+    pub child_id: String,
     /// Its own control group, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
@@ -40,14 +40,14 @@ pub struct ChildRecord {
 
 impl ChildRecord {
     /// A record of a child that has just been started as the leader of its group.
-    pub(crate) fn of(pid: i32, token: &str, cgroup: Option<PathBuf>) -> ChildRecord {
+    pub(crate) fn of(pid: i32, child_id: &str, cgroup: Option<PathBuf>) -> ChildRecord {
         ChildRecord {
             pid,
             pgid: pid,
             start_time: Process::read(pid).map_or(0, |process| process.start_time),
             boot_id: boot_id(),
             pid_ns: pid_ns(),
-            token: token.to_owned(),
+            child_id: child_id.to_owned(),
             cgroup,
         }
     }
@@ -96,20 +96,20 @@ impl Process {
         })
     }
 
-    /// Whether it was started with this token in its environment.
-    pub(crate) fn carries(&self, token: &str) -> bool {
-        self.token().is_some_and(|own| own == token)
+    /// Whether it was started with this child id in its environment.
+    pub(crate) fn carries(&self, child_id: &str) -> bool {
+        self.child_id().is_some_and(|own| own == child_id)
     }
 
-    fn token(&self) -> Option<String> {
+    fn child_id(&self) -> Option<String> {
         let environ = fs::read(format!("/proc/{}/environ", self.pid)).ok()?;
         let mut entries = environ.split(|byte| *byte == 0);
-        let value = entries.find_map(|entry| entry.strip_prefix(TOKEN.as_bytes())?.strip_prefix(b"="))?;
+        let value = entries.find_map(|entry| entry.strip_prefix(CHILD_ID.as_bytes())?.strip_prefix(b"="))?;
         String::from_utf8(value.to_vec()).ok()
     }
 }
 
-/// All processes at one moment. Their tokens are read when someone asks: a token that matches is ours, whenever it was read.
+/// All processes at one moment. A child id is read when it is asked for: one that matches is ours, whenever it was read.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     started_at: Instant,
@@ -143,7 +143,7 @@ impl Snapshot {
 pub(crate) enum Scope {
     /// The process group.
     Group,
-    /// Also who left it: descendants, and whoever carries the token.
+    /// Also who left it: descendants, and whoever carries the child id.
     Everyone,
 }
 
@@ -232,8 +232,9 @@ impl Family {
             .iter()
             .filter(|(process, _)| process.start_time >= self.record.start_time && process.pid != own)
             .collect();
-        for (process, token) in &all {
-            let carries = || token.get_or_init(|| process.token()).as_ref() == Some(&self.record.token);
+        for (process, child_id) in &all {
+            let carries =
+                || child_id.get_or_init(|| process.child_id()).as_ref() == Some(&self.record.child_id);
             if (ours && process.group == self.record.pgid)
                 || (scope == Scope::Everyone
                     && (self.seen.contains(&(process.pid, process.start_time)) || carries()))

@@ -12,7 +12,7 @@ use belfry_core::work::Work;
 use nix::sys::signal::Signal;
 use tokio::process::Child;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::attempt::{Attempt, CancelReceiver, Chunk, Report, Stop};
 use crate::cgroup;
@@ -31,6 +31,12 @@ const DRAIN: Duration = Duration::from_millis(200);
 /// What those who hold them are given between TERM and KILL, at most.
 const HOLDER_GRACE: Duration = Duration::from_secs(1);
 
+/// How long an attempt waits before it asks again for what the system is short of: at first, and at most.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A shortage that lasts longer fails the attempt, with its reason.
+const SHORTAGE_MAX: Duration = Duration::from_secs(300);
+
 /// How a node runs attempts.
 #[derive(Debug, Clone, Default)]
 pub struct RunnerOptions {
@@ -38,6 +44,8 @@ pub struct RunnerOptions {
     pub keeper: Option<KeeperHandle>,
     /// Where attempts have their private directories; made where it does not exist. Must be given.
     pub state_dir: PathBuf,
+    /// The main configuration file, absolute: children get it as `BELFRY_CONFIG`, so that a `belfry` they call finds this node.
+    pub config: Option<PathBuf>,
     /// Below which control group each child gets its own, see [`crate::delegated_cgroup`]. Needs a keeper.
     pub cgroup: Option<PathBuf>,
 }
@@ -97,22 +105,31 @@ impl Runner {
         if let Some(stop) = *cancel.borrow() {
             return ended(outcome_of(stop));
         }
-        let work = attempt.work.clone();
-        let inner = self.inner.clone();
-        match tokio::task::spawn_blocking(move || inner.start(&attempt)).await {
-            Ok(Ok((plan, started, guard))) => {
-                see_through(plan, started, guard, &work, &mut cancel, output).await
+        let attempt = Arc::new(attempt);
+        let (mut pause, give_up_at) = (SHORTAGE_PAUSE, Instant::now() + SHORTAGE_MAX);
+        loop {
+            let (inner, own) = (self.inner.clone(), attempt.clone());
+            match tokio::task::spawn_blocking(move || inner.start(&own)).await {
+                Ok(Ok((plan, started, guard))) => {
+                    return see_through(plan, started, guard, &attempt.work, &mut cancel, output).await;
+                }
+                // The attempt is not to blame, and waits until others have ended.
+                Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {}
+                Ok(Err(error)) => return not_started(&error),
+                Err(error) => return not_started(&Error::Action(error.to_string())),
             }
-            Ok(Err(error)) => not_started(&error),
-            Err(error) => not_started(&Error::Action(error.to_string())),
+            tokio::select! {
+                stop = stopped(&mut cancel) => return ended(outcome_of(stop)),
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(SHORTAGE_PAUSE_MAX),
+            }
         }
     }
 }
 
 impl Inner {
     fn start(&self, attempt: &Attempt) -> Result<(Box<Plan>, Started, Guard), Error> {
-        let RunnerOptions { keeper, state_dir, cgroup } = &self.options;
-        let plan = Box::new(plan::plan(attempt, state_dir, &self.environment)?);
+        let RunnerOptions { keeper, cgroup, .. } = &self.options;
+        let plan = Box::new(plan::plan(attempt, &self.options, &self.environment)?);
         let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
         let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
         plan.files.write_record(&started.record)?;
@@ -324,7 +341,7 @@ impl Guard {
 
     async fn lost_its_lease(&self) -> bool {
         match &self.keeper {
-            Some(keeper) => keeper.has_ended(&self.record.token).await,
+            Some(keeper) => keeper.has_ended(&self.record.child_id).await,
             None => false,
         }
     }
@@ -336,7 +353,7 @@ impl Guard {
             cgroup::remove(group);
         }
         if let Some(keeper) = &self.keeper {
-            keeper.remove(&self.record.token);
+            keeper.remove(&self.record.child_id);
         }
     }
 }
@@ -351,7 +368,7 @@ impl Drop for Guard {
             cgroup::kill(group);
         }
         if let Some(keeper) = &self.keeper {
-            keeper.remove(&self.record.token);
+            keeper.remove(&self.record.child_id);
         }
     }
 }

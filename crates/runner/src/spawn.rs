@@ -14,8 +14,9 @@ use tokio::process::{Child, Command};
 use crate::cgroup;
 use crate::error::Error;
 use crate::keeper::KeeperHandle;
+use crate::node_process;
 use crate::plan::{Plan, show};
-use crate::processes::{ChildRecord, TOKEN};
+use crate::processes::{CHILD_ID, ChildRecord};
 use crate::trampoline;
 
 /// A child in a process group of its own.
@@ -48,28 +49,34 @@ fn start_directly(plan: &Plan) -> Result<Started, Error> {
     if let Some(cwd) = &plan.cwd {
         command.current_dir(cwd);
     }
-    let child = spawn(&mut command).map_err(|error| explain(plan, &error))?;
-    let record = ChildRecord::of(pid(&child), &plan.token, None);
+    let child = spawn(&mut command).map_err(|error| match is_shortage(&error) {
+        true => Error::Shortage { program: show(&plan.name), source: error },
+        false => explain(plan, &error),
+    })?;
+    let record = ChildRecord::of(pid(&child), &plan.child_id, None);
     Ok(Started { child, record, control: None })
 }
 
 fn start_trampoline(plan: &Plan, keeper: &KeeperHandle, parent: Option<&Path>) -> Result<Started, Error> {
-    let cannot = |error: io::Error| Error::Spawn {
-        program: show(&plan.name),
-        message: error.to_string(),
-        retryable: true,
+    let cannot = |error: io::Error| {
+        let program = show(&plan.name);
+        match is_shortage(&error) {
+            true => Error::Shortage { program, source: error },
+            false => Error::Spawn { program, message: error.to_string(), retryable: true },
+        }
     };
     let (control, theirs) = UnixStream::pair().map_err(cannot)?;
     let theirs = theirs.into_std().map_err(cannot)?;
     theirs.set_nonblocking(false).map_err(cannot)?;
     let mut command = keeper.trampoline();
-    command.env_clear().env(TOKEN, &plan.token).stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
+    command.env_clear().env(CHILD_ID, &plan.child_id).stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
     let child = spawn(&mut command).map_err(cannot)?;
     drop(command);
     let pid = pid(&child);
-    // A group that cannot be made is no reason not to run: the token finds who leaves.
-    let group = parent.and_then(|parent| cgroup::enter(parent, &format!("belfry-{}", plan.token), pid).ok());
-    let record = ChildRecord::of(pid, &plan.token, group);
+    // A group that cannot be made is no reason not to run: the child id finds who leaves.
+    let group =
+        parent.and_then(|parent| cgroup::enter(parent, &format!("belfry-{}", plan.child_id), pid).ok());
+    let record = ChildRecord::of(pid, &plan.child_id, group);
     Ok(Started { child, record, control: Some(control) })
 }
 
@@ -85,7 +92,7 @@ fn pid(child: &Child) -> i32 {
 pub(crate) async fn go(plan: &Plan, control: &mut Option<UnixStream>) -> Result<(), Error> {
     let Some(mut control) = control.take() else { return Ok(()) };
     // If it cannot be written, the answer says why.
-    let _ = control.write_all(&trampoline::encode(plan)).await;
+    let _ = control.write_all(&trampoline::encode(plan, node_process::inherited())).await;
     let mut answer = Vec::new();
     let _ = control.read_to_end(&mut answer).await;
     let ended = || Error::Spawn {
@@ -110,6 +117,12 @@ pub(crate) async fn go(plan: &Plan, control: &mut Option<UnixStream>) -> Result<
         }
         _ => Err(ended()),
     }
+}
+
+/// Whether the system has no descriptor, process or memory left for now.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
 }
 
 /// Says why a program could not be executed, as exactly as can be found out.

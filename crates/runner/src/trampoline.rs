@@ -13,6 +13,9 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
+use nix::sys::stat::Mode;
+
+use crate::node_process::{self, Inherited};
 use crate::plan::Plan;
 
 /// Said once, before the program is executed.
@@ -33,6 +36,7 @@ pub(crate) fn main() -> ExitCode {
 enum Never {}
 
 fn run() -> io::Result<Never> {
+    node_process::close_inherited_descriptors();
     // A copy that closes on exec; standard input itself is replaced by the program's.
     let mut node = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut length = [0; 8];
@@ -44,6 +48,7 @@ fn run() -> io::Result<Never> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let mut fields = Fields(bytes.into_iter());
+    let inherited = fields.inherited()?;
     let program = fields.text()?;
     let name = fields.text()?;
     let cwd = fields.text()?;
@@ -60,6 +65,9 @@ fn run() -> io::Result<Never> {
     command.arg0(name).args(arguments).env_clear();
     command.envs(variables.chunks(2).filter_map(|pair| Some((pair.first()?, pair.get(1)?))));
     command.stdin(if stdin.is_empty() { Stdio::null() } else { File::open(stdin)?.into() });
+    if let Some(inherited) = inherited {
+        node_process::give_back(inherited)?;
+    }
     node.write_all(&[READY])?;
     let error = command.exec();
     Err(tell(&mut node, FAILED, error))
@@ -71,13 +79,16 @@ fn tell(node: &mut UnixStream, what: u8, error: io::Error) -> io::Error {
     error
 }
 
-/// A plan on the wire: its length, then fields that end with a NUL byte. No field can have one inside.
-pub(crate) fn encode(plan: &Plan) -> Vec<u8> {
+/// A plan on the wire: its length, then fields that end with a NUL byte. No field can have one inside. First comes what the
+/// node was started with, as two numbers, or two empty fields.
+pub(crate) fn encode(plan: &Plan, inherited: Option<Inherited>) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     let mut text = |field: &[u8]| {
         bytes.extend_from_slice(field);
         bytes.push(0);
     };
+    text(inherited.map(|it| it.open_files.to_string()).unwrap_or_default().as_bytes());
+    text(inherited.map(|it| it.umask.bits().to_string()).unwrap_or_default().as_bytes());
     text(plan.program.as_os_str().as_bytes());
     text(plan.name.as_bytes());
     text(plan.cwd.as_ref().map_or(b"", |path| path.as_os_str().as_bytes()));
@@ -105,9 +116,24 @@ impl Fields {
         Ok(text)
     }
 
+    /// A number, or none where the field is empty.
+    fn number(&mut self) -> io::Result<Option<u64>> {
+        let text = self.text()?;
+        let text = text.to_str().ok_or(io::ErrorKind::InvalidData)?;
+        match text.is_empty() {
+            true => Ok(None),
+            false => text.parse().map(Some).map_err(|_| io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn inherited(&mut self) -> io::Result<Option<Inherited>> {
+        let (open_files, umask) = (self.number()?, self.number()?);
+        let umask = umask.and_then(|umask| umask.try_into().ok()).and_then(Mode::from_bits);
+        Ok(open_files.zip(umask).map(|(open_files, umask)| Inherited { open_files, umask }))
+    }
+
     fn list(&mut self) -> io::Result<Vec<OsString>> {
-        let count: usize =
-            self.text()?.to_str().and_then(|text| text.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
+        let count = self.number()?.ok_or(io::ErrorKind::InvalidData)?;
         (0..count).map(|_| self.text()).collect()
     }
 }

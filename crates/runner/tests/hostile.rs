@@ -186,7 +186,7 @@ async fn a_daemon_that_holds_the_pipe_cannot_keep_the_run_open(rig: Rig) {
 }
 
 async fn a_daemon_that_hides_cannot_keep_the_run_open(rig: Rig) {
-    // No token, no group, and by the time we look no parent: it can be neither found nor waited for.
+    // No child id, no group, and by the time we look no parent: it can be neither found nor waited for.
     let line = format!("env -i {DAEMON} & echo $$ > $A; while [ ! -s $B ]; do :; done; echo done");
     let (live, _, b) = start_two(&rig, &line, 100).await;
     let done = live.done().await;
@@ -205,7 +205,7 @@ async fn a_daemon_without_the_pipe_may_outlive_a_run_that_ends_by_itself(rig: Ri
 }
 
 async fn a_cancel_also_ends_who_left_the_group(rig: Rig) {
-    // Its parent is gone, it has another session, and does not hold the pipes: only the token is left.
+    // Its parent is gone, it has another session, and does not hold the pipes: only the child id is left.
     let line = format!("({DAEMON} >/dev/null 2>&1 &); trap '' TERM; echo $$ > $A; while :; do sleep 1; done");
     let (live, a, b) = start_two(&rig, &line, 100).await;
     live.stop(Stop::Cancel(Reason::Overlap));

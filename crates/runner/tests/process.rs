@@ -142,7 +142,7 @@ async fn the_environment_is_an_allow_list(rig: Rig) {
         format!("BELFRY_RUN_ID={run}"),
         "BELFRY_SCHEDULE=morning".into(),
         "BELFRY_TICK_AT=2026-05-04T09:00:00Z".into(),
-        "BELFRY_TOKEN=***".into(),
+        "BELFRY_CHILD_ID=***".into(),
         "BELFRY_TRACE_ID=00000000000000000000000000001234".into(),
         "HOME=/".into(),
         "LC_ALL=C".into(),
@@ -166,7 +166,7 @@ async fn a_reference_that_is_not_set_is_named(rig: Rig) {
 }
 
 async fn the_child_inherits_no_other_file(rig: Rig) {
-    // Whoever started us may have left something open; nothing may come to that.
+    // Nothing may come to what any child of this process has open.
     let line = "for f in /proc/$$/fd/*; do echo ${f##*/}; done";
     let before = std::process::Command::new("sh").args(["-c", line]).output().unwrap().stdout;
     let before = String::from_utf8(before).unwrap();

@@ -7,6 +7,7 @@
 mod audit;
 mod client;
 mod codes;
+mod crowd;
 mod extract;
 mod guard;
 mod inside;

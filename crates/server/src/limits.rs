@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How much a peer may take, and how long it may take for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; more wait to be accepted. Each costs some ten kilobytes.
+    /// Connections at once. For one more the idlest is closed; where none is idle it waits. Each costs some ten kilobytes.
     pub connections_max: usize,
     /// A head of a request that has not come by then will not come. It also ends connections that idle.
     pub head_within: Duration,

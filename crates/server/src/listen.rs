@@ -1,9 +1,9 @@
-//! Connections: taken in up to a number, with a time for everything that a peer may be slow at, and let go at the end.
+//! Connections: taken up to a number, beyond which the idlest is closed for a new one; with a time for everything that a peer
+//! may be slow at; and closed in good order at the end.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,15 +13,18 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep};
 use tower::ServiceExt;
 
+use crate::crowd::{Crowd, Place};
 use crate::limits::Limits;
 use crate::state::ended;
 
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEADERS_MAX: usize = 64;
+/// How long to wait after a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// What is under way at the end may take so long.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 
@@ -31,47 +34,46 @@ pub struct Peer(pub SocketAddr);
 
 /// Serves until told to end, then lets what is under way end.
 pub async fn serve(listener: TcpListener, app: Router, mut ending: watch::Receiver<bool>, limits: Limits) {
-    let room = Arc::new(Semaphore::new(limits.connections_max));
+    let crowd = Crowd::new(limits.connections_max);
     loop {
-        let permit = tokio::select! {
-            permit = room.clone().acquire_owned() => permit,
-            () = ended(&mut ending) => break,
-        };
-        // It is never closed.
-        let Ok(permit) = permit else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = ended(&mut ending) => break,
         };
-        match accepted {
-            Ok((stream, peer)) => {
-                let (app, ending) = (app.clone(), ending.clone());
-                tokio::spawn(async move {
-                    connection(stream, peer, app, ending, limits).await;
-                    drop(permit);
-                });
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(_) => {
+                // Out of descriptors, for example: one that is idle is worth less than what needs one.
+                crowd.drop_idlest();
+                sleep(ACCEPT_AGAIN).await;
+                continue;
             }
-            // Out of descriptors, say: it passes when others leave.
-            Err(_) => sleep(Duration::from_millis(50)).await,
-        }
+        };
+        let place = tokio::select! {
+            place = crowd.enter() => place,
+            () = ended(&mut ending) => break,
+        };
+        tokio::spawn(connection(stream, peer, place, app.clone(), ending.clone(), limits));
     }
     drop(listener);
-    let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
-    let _ = tokio::time::timeout(LEAVE_WITHIN, room.acquire_many(all)).await;
+    let _ = tokio::time::timeout(LEAVE_WITHIN, crowd.empty()).await;
 }
 
 async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
+    place: Place,
     app: Router,
     mut ending: watch::Receiver<bool>,
     limits: Limits,
 ) {
     let _ = stream.set_nodelay(true);
-    let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+    let service = hyper::service::service_fn(|request: hyper::Request<Incoming>| {
+        let answering = place.answering();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer));
-        app.clone().oneshot(request)
+        let answer = app.clone().oneshot(request);
+        async move { answer.await.map(|answer| answer.map(|body| answering.body(body))) }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder
@@ -88,6 +90,7 @@ async fn connection(
     // Whatever ends a connection, it is over.
     tokio::select! {
         _ = connection.as_mut() => return,
+        () = place.told_to_leave() => return,
         () = ended(&mut ending) => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;

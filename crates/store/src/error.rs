@@ -48,6 +48,25 @@ pub enum Error {
         /// Who holds it.
         pid: u32,
     },
+    /// Another user owns it, or could replace it.
+    #[error("{place} is not safe to use: {detail}. {way_out}")]
+    Unsafe {
+        /// Where.
+        place: String,
+        /// Why.
+        detail: String,
+        /// What helps.
+        way_out: String,
+    },
+    /// The file was removed or replaced while it was open.
+    #[error(
+        "{place} was removed or replaced while it was in use. Nothing is stored any more: put the file back, or stop this \
+         process and start it again"
+    )]
+    Replaced {
+        /// Where.
+        place: String,
+    },
     /// There is no room left to write.
     #[error("no space left for {place}. Nothing was lost; it goes on when there is room")]
     Full {
@@ -73,7 +92,13 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Full { .. } | Error::Unavailable { .. })
+        matches!(self, Error::Full { .. } | Error::Unavailable { .. } | Error::Replaced { .. })
+    }
+
+    /// Whether the store that was opened is no longer the one at its place: another server may be at work there, so nothing
+    /// may go on running here.
+    pub fn is_replaced(&self) -> bool {
+        matches!(self, Error::Replaced { .. })
     }
 
     /// Whether the change may have been made although the call failed.

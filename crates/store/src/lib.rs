@@ -13,6 +13,7 @@ mod hook;
 pub mod memory;
 pub mod pauses;
 pub mod postgres;
+mod private;
 pub mod sabotage;
 mod sessions;
 mod shapes;
@@ -26,6 +27,7 @@ pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, To
 pub use any::AnyStore;
 pub use error::Error;
 pub use hook::{Hooks, Knock, Knocked};
+pub use private::{STATE_FOLDER, secure, secure_folder};
 pub use sessions::*;
 pub use shapes::*;
 pub use stats::Stats;

@@ -4,13 +4,13 @@
 
 mod suite;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use belfry_core::RunState;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Error, Finished, Store};
+use belfry_store::{Error, Finished, LaneSettings, Store};
 use suite::Random;
 use suite::world::{World, agent, every, unlimited};
 
@@ -172,6 +172,70 @@ fn what_is_not_ours_is_refused_and_left_untouched() {
         assert!(error.to_string().contains(words), "{name}: {error}");
         assert_eq!(std::fs::read(path(name)).ok(), before, "{name}");
     }
+}
+
+#[test]
+fn a_second_name_of_a_file_is_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink("none.db", path("dangling.db")).unwrap();
+    let Err(error) = Sqlite::serve(&path("dangling.db")) else { panic!("a link to nothing was served") };
+    assert!(error.to_string().contains("leads to no file"), "{error}");
+    let server = Sqlite::serve(&path("real.db")).unwrap();
+    std::os::unix::fs::symlink("real.db", path("link.db")).unwrap();
+    let Err(error) = Sqlite::serve(&path("link.db")) else { panic!("two servers") };
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert_eq!(Sqlite::server(&path("link.db")), Some(std::process::id()));
+    drop(server);
+    std::fs::hard_link(path("real.db"), path("hard.db")).unwrap();
+    let Err(error) = Sqlite::serve(&path("real.db")) else { panic!("a file with two names was served") };
+    assert!(error.to_string().contains("has 2 names (hard links)"), "{error}");
+    std::fs::remove_file(path("hard.db")).unwrap();
+    drop(Sqlite::serve(&path("link.db")).unwrap());
+}
+
+#[tokio::test]
+async fn a_file_that_was_taken_away_takes_and_gives_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for taken in ["belfry.db", "belfry.db.lock"] {
+        let store = Sqlite::serve(&path("belfry.db")).unwrap();
+        let world = World::new(&store);
+        world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+        std::fs::rename(path(taken), path("away")).unwrap();
+        let error = store.counts().await.unwrap_err();
+        assert!(error.is_replaced() && error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("removed or replaced"), "{error}");
+        let agents = [agent("b", unlimited(), &[("s", every("1h"))])];
+        assert!(store.apply(world.now, "files", "b", &agents).await.unwrap_err().is_replaced());
+        // Another file in its place is not it.
+        std::fs::write(path(taken), "").unwrap();
+        assert!(store.counts().await.unwrap_err().is_replaced());
+        // Once it is back all is well, and nothing that was refused has happened.
+        std::fs::rename(path("away"), path(taken)).unwrap();
+        assert_eq!(store.agents().await.unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn the_log_of_a_small_disk_stays_small() {
+    let Some(disk) = std::env::var_os("BELFRY_SMALL_DISK") else {
+        let words = "\nSKIPPED: BELFRY_SMALL_DISK names no small disk to fill\n";
+        drop(std::io::stderr().write_all(words.as_bytes()));
+        return;
+    };
+    let folder = tempfile::tempdir_in(disk).unwrap();
+    let path = folder.path().join("belfry.db");
+    let store = Sqlite::serve(&path).unwrap();
+    let world = World::new(&store);
+    let mut largest = 0;
+    // The same few pages, over and over: only the log can grow.
+    for i in 0..2_000 {
+        let settings = LaneSettings { slots: i % 100, limit: None, queue_limit: None };
+        store.set_lane(world.now, "main", Some(settings)).await.unwrap();
+        largest = largest.max(folder.path().join("belfry.db-wal").metadata().unwrap().len());
+    }
+    assert!(largest < 1 << 20, "the log had {largest} bytes");
 }
 
 #[tokio::test]

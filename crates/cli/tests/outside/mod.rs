@@ -89,8 +89,7 @@ impl Site {
     /// The binary, in this folder.
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belfry"));
-        command.current_dir(self.folder.path()).env_remove("BELFRY_STORE").env_remove("BELFRY_CONFIG");
-        command.env("TZ", "UTC").env("BELFRY_LISTEN", "127.0.0.1:0").stdin(Stdio::null());
+        self.settle(&mut command);
         command
     }
 
@@ -104,6 +103,27 @@ impl Site {
         command.args(["up", "--log-format", "json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         change(&mut command);
         Up::listen_to(command.spawn().unwrap())
+    }
+
+    /// A server that is started by a shell, after a line that changes what it inherits.
+    pub fn up_after(&self, line: &str) -> Up {
+        self.start_after(line, Path::new(env!("CARGO_BIN_EXE_belfry")), |_| {})
+    }
+
+    /// The same with another binary, and with a word about how it is started.
+    pub fn start_after(&self, line: &str, binary: &Path, change: impl FnOnce(&mut Command)) -> Up {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{line}; exec \"$@\"")).arg("sh").arg(binary);
+        command.args(["up", "--log-format", "json"]);
+        self.settle(&mut command);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        change(&mut command);
+        Up::listen_to(command.spawn().unwrap())
+    }
+
+    fn settle(&self, command: &mut Command) {
+        command.current_dir(self.folder.path()).env_remove("BELFRY_STORE").env_remove("BELFRY_CONFIG");
+        command.env("TZ", "UTC").env("BELFRY_LISTEN", "127.0.0.1:0").stdin(Stdio::null());
     }
 
     /// A command that ends.

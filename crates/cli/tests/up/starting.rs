@@ -96,7 +96,7 @@ agents:
   folder: {run: ["/tmp"], schedules: {s: {every: 1h}}}
   plain: {run: ["./plain.txt"], schedules: {s: {every: 1h}}}
   place: {run: ["true"], cwd: ./nowhere, schedules: {s: {every: 1h}}}
-  secret: {run: ["true"], env: {TOKEN: "${BELFRY_TEST_NOT_SET}"}, schedules: {s: {every: 1h}}}
+  secret: {run: ["true"], env: {TOKEN: "${TEST_NOT_SET}"}, schedules: {s: {every: 1h}}}
 "#;
 
 #[test]
@@ -123,7 +123,7 @@ fn a_bad_schedule_and_a_bad_command_disturb_no_other() {
             ("folder", "/tmp"),
             ("plain", "plain.txt"),
             ("place", "nowhere"),
-            ("secret", "BELFRY_TEST_NOT_SET"),
+            ("secret", "TEST_NOT_SET"),
         ] {
             let run = failed(agent);
             assert_eq!(run["reason"], "spawn_failed", "{run}");

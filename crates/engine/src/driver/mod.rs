@@ -607,6 +607,10 @@ impl Driver {
                     let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
                     self.note(Event { detail: Some(error.to_string()), ..event });
                 }
+                if error.is_replaced() {
+                    // Another node may be at work in its place: nothing may run on here, as after the end of the lease.
+                    self.lease_good = now.mono;
+                }
                 self.failures = self.failures.saturating_add(1);
                 None
             }

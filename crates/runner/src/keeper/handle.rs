@@ -148,13 +148,13 @@ impl KeeperHandle {
 
     /// Returns when the keeper knows the child. After an error the child must not be told to go.
     pub(crate) async fn register(&self, record: ChildRecord) -> Result<(), Error> {
-        let token = record.token.clone();
+        let child_id = record.child_id.clone();
         let answer = self.inner.add(record);
         let mut known = timeout(ANSWER, answer).await;
         if known.is_err() {
             self.inner.replace();
             // A new one is told of every child that lives, and answers for each.
-            known = timeout(ANSWER, self.inner.wait_for(&token)).await;
+            known = timeout(ANSWER, self.inner.wait_for(&child_id)).await;
         }
         match known {
             Ok(Ok(true)) => Ok(()),
@@ -166,7 +166,7 @@ impl KeeperHandle {
     }
 
     /// Whether the keeper has ended a child that is still registered, because the lease was about to end.
-    pub(crate) async fn has_ended(&self, token: &str) -> bool {
+    pub(crate) async fn has_ended(&self, child_id: &str) -> bool {
         let answer = {
             let mut state = self.inner.state.lock();
             self.inner.doubts(&mut state).then(|| {
@@ -179,16 +179,16 @@ impl KeeperHandle {
             self.inner.changed.notify_one();
             let _ = timeout(ANSWER, answer).await;
         }
-        self.inner.state.lock().ended.contains(token)
+        self.inner.state.lock().ended.contains(child_id)
     }
 
     /// None of the child's processes lives.
-    pub(crate) fn remove(&self, token: &str) {
+    pub(crate) fn remove(&self, child_id: &str) {
         let mut state = self.inner.state.lock();
-        if let Some((number, _)) = state.live.remove(token) {
+        if let Some((number, _)) = state.live.remove(child_id) {
             state.waiting.remove(&number);
-            state.ended.remove(token);
-            state.unsaid.push_back(ToKeeper::Remove { token: token.to_owned() });
+            state.ended.remove(child_id);
+            state.unsaid.push_back(ToKeeper::Remove { child_id: child_id.to_owned() });
         }
         drop(state);
         self.inner.changed.notify_one();
@@ -214,17 +214,17 @@ impl Inner {
     fn add(&self, record: ChildRecord) -> oneshot::Receiver<bool> {
         let mut state = self.state.lock();
         let (number, receiver) = state.next_answer();
-        state.live.insert(record.token.clone(), (number, record.clone()));
+        state.live.insert(record.child_id.clone(), (number, record.clone()));
         state.unsaid.push_back(ToKeeper::Add { number, record });
         drop(state);
         self.changed.notify_one();
         receiver
     }
 
-    fn wait_for(&self, token: &str) -> oneshot::Receiver<bool> {
+    fn wait_for(&self, child_id: &str) -> oneshot::Receiver<bool> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state.lock();
-        if let Some(number) = state.live.get(token).map(|(number, _)| *number) {
+        if let Some(number) = state.live.get(child_id).map(|(number, _)| *number) {
             state.waiting.insert(number, sender);
         }
         receiver
@@ -357,10 +357,10 @@ impl Inner {
         let (number, known) = match serde_json::from_str(line) {
             Ok(FromKeeper::Added { number }) => (number, true),
             Ok(FromKeeper::Refused { number }) => (number, false),
-            Ok(FromKeeper::Ending { token }) => {
+            Ok(FromKeeper::Ending { child_id }) => {
                 let mut state = self.state.lock();
-                if state.live.contains_key(&token) {
-                    state.ended.insert(token);
+                if state.live.contains_key(&child_id) {
+                    state.ended.insert(child_id);
                 }
                 return;
             }

@@ -2,7 +2,7 @@
 //! killed or frozen, or lost its lease.
 //!
 //! `protocol.rs` is what node and keeper say to each other, `handle.rs` the node's side, `watch.rs` the keeper itself. The
-//! keeper has no store, no configuration and no log; it knows process groups, tokens and one instant.
+//! keeper has no store, no configuration and no log; it knows process groups, child ids and one instant.
 
 mod handle;
 mod protocol;

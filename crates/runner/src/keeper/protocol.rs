@@ -17,7 +17,7 @@ pub(super) enum ToKeeper {
     /// A child exists and waits to be told to go.
     Add { number: u64, record: ChildRecord },
     /// None of a child's processes lives.
-    Remove { token: String },
+    Remove { child_id: String },
     /// Asks for an answer, which comes after all that was said before.
     Ping { number: u64 },
 }
@@ -33,7 +33,7 @@ pub(super) enum FromKeeper {
     /// The lease is too short for a new child.
     Refused { number: u64 },
     /// A child is about to be ended, because the lease is.
-    Ending { token: String },
+    Ending { child_id: String },
 }
 
 /// When the keeper acts.

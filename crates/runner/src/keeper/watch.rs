@@ -10,6 +10,7 @@ use nix::sys::signal::{SigSet, Signal};
 
 use super::protocol::{FromKeeper, Margins, ToKeeper, now_ms};
 use crate::cgroup;
+use crate::node_process;
 use crate::processes::{Family, Scope, Snapshot};
 
 /// The longest sleep: the clock goes on while the machine sleeps, and we notice within this.
@@ -21,6 +22,9 @@ const GIVE_UP_MS: u64 = 10_000;
 
 /// Watches until the node is gone, ends what it left, and returns.
 pub(super) fn main() -> ExitCode {
+    node_process::close_inherited_descriptors();
+    // A keeper that cannot hide is still better than none.
+    let _ = node_process::hide_memory();
     // Neither the node's terminal nor whoever signals its group may take us with it. The signals are blocked rather than
     // ignored: it comes to the same, since nothing is executed from here.
     let _ = nix::unistd::setsid();
@@ -97,11 +101,11 @@ impl Keeper {
             ToKeeper::Add { number, record } => {
                 let good = matches!(self.lease(), Lease::Good { .. });
                 let child = Child { family: Family::new(record.clone()), asked: false, empty_looks: 0 };
-                self.children.insert(record.token, child);
+                self.children.insert(record.child_id, child);
                 say(if good { FromKeeper::Added { number } } else { FromKeeper::Refused { number } });
             }
-            ToKeeper::Remove { token } => {
-                self.children.remove(&token);
+            ToKeeper::Remove { child_id } => {
+                self.children.remove(&child_id);
             }
             ToKeeper::Ping { number } => say(FromKeeper::Added { number }),
         }
@@ -135,9 +139,9 @@ impl Keeper {
     /// TERM, once each.
     fn ask_all(&mut self) {
         let mut snapshot = None;
-        for (token, child) in self.children.iter_mut().filter(|(_, child)| !child.asked) {
+        for (child_id, child) in self.children.iter_mut().filter(|(_, child)| !child.asked) {
             child.asked = true;
-            say(FromKeeper::Ending { token: token.clone() });
+            say(FromKeeper::Ending { child_id: child_id.clone() });
             let snapshot = snapshot.get_or_insert_with(Snapshot::take);
             child.family.signal_in(snapshot, Signal::SIGTERM, Scope::Everyone);
         }

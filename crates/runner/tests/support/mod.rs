@@ -12,7 +12,7 @@ use belfry_core::model::{NodeId, RunId};
 use belfry_core::work::{Action, Work};
 use belfry_runner::{
     Attempt, CancelSender, Chunk, KeeperHandle, KeeperOptions, Report, Runner, RunnerOptions, Stop, Stream,
-    cancellation, keeper,
+    cancellation, close_inherited_descriptors, keeper,
 };
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -47,6 +47,7 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     if let Some(code) = keeper::main_if_asked() {
         return code;
     }
+    close_inherited_descriptors();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     if arguments.iter().any(|argument| argument == "--list") {
@@ -113,8 +114,11 @@ impl Rig {
 
     pub fn with_keeper(keeper: Option<KeeperHandle>) -> Rig {
         let dir = tempfile::tempdir().unwrap();
-        let options =
-            RunnerOptions { keeper: keeper.clone(), state_dir: dir.path().join("state"), cgroup: None };
+        let options = RunnerOptions {
+            keeper: keeper.clone(),
+            state_dir: dir.path().join("state"),
+            ..RunnerOptions::default()
+        };
         let environment = [
             ("PATH", std::env::var("PATH").unwrap_or_default()),
             ("HOME", "/".to_owned()),

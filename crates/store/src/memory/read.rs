@@ -63,7 +63,8 @@ impl State {
         let before = self.keys.len();
         self.keys.retain(|_, (_, key)| key.expires_at > now);
         let keys = (before - self.keys.len()) as u32;
-        let (output, sessions) = (self.prune_output(retention), self.prune_sessions(retention));
+        let output = self.forget_output() + self.prune_output(retention);
+        let sessions = self.prune_sessions(retention);
         Pruned { runs: runs.len() as u32 + over, skips, keys, output, sessions, next }
     }
 
@@ -85,6 +86,14 @@ impl State {
         let next = walked.last().filter(|_| walked.len() == retention.batch as usize).map(|run| run.id);
         self.ended.retain(|run, _| !over.contains(run));
         (over.len() as u32, next)
+    }
+
+    /// Removes the output of runs that are no longer known.
+    fn forget_output(&mut self) -> u32 {
+        let before = self.output.len();
+        let State { output, live, ended, .. } = self;
+        output.retain(|(run, _), _| live.contains_key(run) || ended.contains_key(run));
+        (before - output.len()) as u32
     }
 
     fn prune_output(&mut self, retention: &Retention) -> u32 {

@@ -101,7 +101,7 @@ impl Postgres {
                            union all \
                            (select id, finished_at, seq from history where failed and finished_at < $2 \
                             order by finished_at, seq limit $3) \
-                       ) o order by o.finished_at, o.seq limit $3)) returning schedule_id, tick_at";
+                       ) o order by o.finished_at, o.seq limit $3)) returning id, schedule_id, tick_at";
         let runs = tx.query(sql, &[&retention.runs_before, &retention.failures_before, &batch]).await?;
         if self.sabotage.is(Sabotage::PruneArms) {
             for row in &runs {
@@ -111,16 +111,18 @@ impl Postgres {
                 }
             }
         }
+        let old = runs.iter().map(|row| get(row, "id")).collect::<Result<Vec<Uuid>, _>>()?;
+        let mut output = forget_output(tx, &old).await?;
         let sql = "delete from skips where id = any(array( \
                        select id from skips where to_at < $1 order by to_at, id limit $2))";
         let skips = tx.execute(sql, &[&retention.skips_before, &batch]).await?;
         let keys = tx.execute("delete from idempotency where expires_at <= $1", &[&now]).await?;
-        let (over, next) = prune_by_number(tx, retention).await?;
+        let (over, next) = prune_by_number(tx, retention, &mut output).await?;
         let sql = "delete from output where ctid = any(array( \
                        select o.ctid from output o where o.run_id < $1 \
                        and not exists (select 1 from live l where l.id = o.run_id) \
                        order by o.run_id, o.seq limit $2))";
-        let output = tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
+        output += tx.execute(sql, &[&Retention::first_id(retention.output_before), &batch]).await?;
         // Should a limit have been set in the very moment in which somebody left the lane.
         look_again(tx).await?;
         // Nobody speaks to one whose lock is ours, and one that is spoken to is left alone.
@@ -136,8 +138,21 @@ impl Postgres {
     }
 }
 
-/// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
-async fn prune_by_number(tx: &mut Tx<'_>, retention: &Retention) -> Result<(u32, Option<RunId>), Fault> {
+/// Removes the output of runs that are removed; gives how many chunks that were.
+async fn forget_output(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<u64, Fault> {
+    if runs.is_empty() {
+        return Ok(0);
+    }
+    tx.execute("delete from output where run_id = any($1)", &[&runs]).await
+}
+
+/// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's. Adds to `output`
+/// how many chunks of output they had.
+async fn prune_by_number(
+    tx: &mut Tx<'_>,
+    retention: &Retention,
+    output: &mut u64,
+) -> Result<(u32, Option<RunId>), Fault> {
     let Some(keep) = retention.runs_per_schedule.map(i64::from) else { return Ok((0, None)) };
     let (after, batch) = (retention.after.map_or(Uuid::nil(), |after| after.0), i64::from(retention.batch));
     let sql = "select h.id, coalesce(h.ordinal <= case when h.failed then s.ended_failed else s.ended_other end - $3, \
@@ -153,6 +168,7 @@ async fn prune_by_number(tx: &mut Tx<'_>, retention: &Retention) -> Result<(u32,
     }
     if !over.is_empty() {
         tx.execute("delete from history where id = any($1)", &[&over]).await?;
+        *output += forget_output(tx, &over).await?;
     }
     let next = walked.last().filter(|_| walked.len() as i64 == batch);
     Ok((over.len() as u32, next.map(|row| get(row, "id").map(RunId)).transpose()?))

@@ -9,6 +9,7 @@ mod defer;
 mod edit;
 mod finish;
 mod hook;
+mod identity;
 mod lane;
 mod list;
 mod node;
@@ -45,12 +46,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Error;
 use crate::hint::{self, Hint};
+use crate::private;
 use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::store::{Answer, Store};
 use crate::views::*;
+use identity::{Identity, ServerLock};
 use statements::Statements;
 
 /// A store in one SQLite file.
@@ -59,7 +62,7 @@ pub struct Sqlite {
     threads: Option<Channels>,
     running: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    _lock: Option<schema::ServerLock>,
+    _lock: Option<ServerLock>,
 }
 
 struct Channels {
@@ -81,6 +84,7 @@ impl Drop for Sqlite {
 /// What the verbs share beside the file.
 struct Shared {
     path: PathBuf,
+    identity: Identity,
     sabotage: Switch,
     hint: Hint,
     /// What the file's counter of others' writes was when it was looked at last.
@@ -111,34 +115,45 @@ impl Sqlite {
         Sqlite::start(path, None)
     }
 
-    /// Opens a file as its one server: refused while another process is.
+    /// Opens a file as its one server: refused while another process is. Its folder is made where there is none; the file,
+    /// its logs and its lock are for their owner alone.
     pub fn serve(path: &Path) -> Result<Sqlite, Error> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            let unavailable = |error| Error::Unavailable {
-                detail: format!("{}: {error}", folder.display()),
-                ambiguous: false,
-            };
-            std::fs::create_dir_all(folder).map_err(unavailable)?;
+        if let Some(folder) = path.parent() {
+            private::secure_folder(folder)?;
         }
-        let lock = schema::ServerLock::take(path)?;
-        Sqlite::start(path, Some(lock))
+        let path = identity::own_path(path)?;
+        // A link may lead to another folder.
+        if let Some(folder) = path.parent() {
+            private::secure_folder(folder)?;
+        }
+        for suffix in ["", "-wal", "-shm", "-journal"] {
+            private::secure(&identity::beside(&path, suffix))?;
+        }
+        let lock = ServerLock::take(&path)?;
+        Sqlite::start(&path, Some(lock))
     }
 
     /// The process that serves a file, if one does. Reads only.
     pub fn server(path: &Path) -> Option<u32> {
-        schema::ServerLock::holder(path)
+        ServerLock::holder(path)
     }
 
-    fn start(path: &Path, lock: Option<schema::ServerLock>) -> Result<Sqlite, Error> {
+    /// The kind of a file system on which a server of another machine may not be noticed.
+    pub fn network_file_system(path: &Path) -> Option<&'static str> {
+        identity::network_file_system(path)
+    }
+
+    fn start(path: &Path, lock: Option<ServerLock>) -> Result<Sqlite, Error> {
+        let connection = schema::open(path)?;
         let shared = Arc::new(Shared {
             path: path.to_owned(),
+            identity: Identity::of(path, lock.as_ref())?,
             sabotage: Switch::default(),
             hint: Hint::default(),
             seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
             agents: Mutex::default(),
         });
-        let connection = schema::open(path)?;
         let (writer, commands) = mpsc::channel(WAITING_MAX);
         let mut running = vec![spawn("belfry-writer", {
             let shared = shared.clone();
@@ -237,8 +252,12 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
     };
     let fail = |error: &rusqlite::Error| schema::failure(&shared.path, error);
     while let Some(first) = commands.blocking_recv() {
-        if let Err(error) = connection.execute_batch("begin immediate") {
-            first(Err(fail(&error)))(Ok(()));
+        let begun = shared
+            .identity
+            .check()
+            .and_then(|()| connection.execute_batch("begin immediate").map_err(|error| fail(&error)));
+        if let Err(error) = begun {
+            first(Err(error))(Ok(()));
             continue;
         }
         verb.lost.take();
@@ -254,8 +273,16 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         }
         let committed = match verb.lost.take() {
             Some(error) => Err(error),
-            None => connection.execute_batch("commit").map_err(|error| fail(&error)),
+            // Nothing is acknowledged that went into a file that was taken away meanwhile.
+            None => connection
+                .execute_batch("commit")
+                .map_err(|error| fail(&error))
+                .and_then(|()| shared.identity.check()),
         };
+        if let Err(Error::Full { .. }) = committed {
+            // The log may be what fills the disk: copied back it is written anew from its start.
+            let _ = connection.query_row("pragma wal_checkpoint(passive)", [], |_| Ok(()));
+        }
         if !connection.is_autocommit() {
             // Where this fails as well, the next `begin` says so.
             let _ = connection.execute_batch("rollback");
@@ -287,7 +314,10 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
     loop {
         let job = questions.lock().blocking_recv();
         let Some(job) = job else { return };
-        job(Ok(&verb))(Ok(()));
+        match shared.identity.check() {
+            Ok(()) => job(Ok(&verb))(Ok(())),
+            Err(error) => job(Err(error))(Ok(())),
+        }
     }
 }
 

@@ -91,8 +91,9 @@ impl Verb<'_> {
                 Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, ScheduleId>(1)?, maybe_instant(row, "tick_at")?))
             },
         )?;
+        let mut output = 0;
         for (id, schedule, tick_at) in &old {
-            self.execute("delete from history where id = ?", [id])?;
+            output += self.forget(id)?;
             if self.shared.sabotage.is(Sabotage::PruneArms)
                 && let Some(tick_at) = *tick_at
             {
@@ -107,8 +108,8 @@ impl Verb<'_> {
             params![micros(retention.skips_before), retention.batch],
         )?;
         let keys = self.execute("delete from idempotency where expires_at <= ?", [micros(now)])?;
-        let (over, next) = self.prune_by_number(retention)?;
-        let output = self.execute(
+        let (over, next) = self.prune_by_number(retention, &mut output)?;
+        output += self.execute(
             "delete from output where (run_id, seq) in
                (select run_id, seq from output o where run_id < ? and not exists (select 1 from live l where l.id = o.run_id)
                 order by run_id, seq limit ?)",
@@ -126,8 +127,15 @@ impl Verb<'_> {
         Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, sessions, next })
     }
 
-    /// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's.
-    fn prune_by_number(&self, retention: &Retention) -> Done<(u32, Option<RunId>)> {
+    /// Removes an ended run with its output; gives how many chunks that had.
+    fn forget(&self, id: &[u8; 16]) -> Done<usize> {
+        self.execute("delete from history where id = ?", [id])?;
+        self.execute("delete from output where run_id = ?", [id])
+    }
+
+    /// Walks on over a batch of ended runs, and removes those beyond the number that is kept of their schedule's. Adds to
+    /// `output` how many chunks of output they had.
+    fn prune_by_number(&self, retention: &Retention, output: &mut usize) -> Done<(u32, Option<RunId>)> {
         let Some(keep) = retention.runs_per_schedule else { return Ok((0, None)) };
         let walked = self.rows(
             "select h.id, h.ordinal <= case h.state when ?3 then st.ended_failed else st.ended - st.ended_failed end - ?4
@@ -138,7 +146,8 @@ impl Verb<'_> {
         )?;
         let mut over = 0;
         for (id, _) in walked.iter().filter(|(_, is_over)| *is_over == Some(true)) {
-            over += self.execute("delete from history where id = ?", [id])? as u32;
+            *output += self.forget(id)?;
+            over += 1;
         }
         let next = walked.last().filter(|_| walked.len() == retention.batch as usize);
         Ok((over, next.map(|(id, _)| run_id(*id))))

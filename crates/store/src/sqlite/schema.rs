@@ -1,14 +1,12 @@
 //! Opening a file: is it ours, is it whole, is it of a version we know? Then its migrations.
 
-use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::error::Error;
+use crate::private;
 
 /// In the order in which they are applied; the number is the version of the schema.
 const MIGRATIONS: [&str; 2] =
@@ -17,12 +15,10 @@ const MIGRATIONS: [&str; 2] =
 const VERSION: i64 = MIGRATIONS.len() as i64;
 /// "BELF", in the header of our files.
 const APPLICATION_ID: i64 = 0x4245_4c46;
+/// Bytes of a page, as SQLite makes them.
+const PAGE_BYTES: i64 = 4096;
 /// Files up to this size are checked as a whole before they are used.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
-
-/// How long a second server waits for the first to be gone.
-const TAKE_OVER: Duration = Duration::from_millis(500);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
@@ -46,8 +42,9 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
         // Small, because each commit that has rebalanced a tree walks all of it; the system caches the file as well.
         connection.pragma_update(None, "cache_size", -8_192)?;
         connection.pragma_update(None, "temp_store", "memory")?;
-        // A page that changes often is copied back once per 40 MB of log rather than once per 4.
-        connection.pragma_update(None, "wal_autocheckpoint", 10_000)?;
+        let log_pages = log_pages(path);
+        connection.pragma_update(None, "wal_autocheckpoint", log_pages)?;
+        connection.pragma_update(None, "journal_size_limit", log_pages * PAGE_BYTES)?;
         // A plan does not depend on the values: else many a statement is compiled anew for each.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         connection.set_prepared_statement_cache_capacity(128);
@@ -56,70 +53,14 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
     connect().map_err(|error| failure(path, &error))
 }
 
-/// The server's lock on a file, held for its life.
-#[derive(Debug)]
-pub(super) struct ServerLock(#[expect(dead_code, reason = "dropping it lets go of the lock")] File);
-
-impl ServerLock {
-    /// The process that holds the lock.
-    pub(super) fn holder(path: &Path) -> Option<u32> {
-        let mut file = File::open(lock_path(path)).ok()?;
-        match file.try_lock_shared() {
-            // Nobody has it, nor have we once the file is closed.
-            Ok(()) | Err(TryLockError::Error(_)) => None,
-            Err(TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).ok()?;
-                Some(pid.trim().parse().unwrap_or(0))
-            }
-        }
-    }
-
-    /// Takes the lock; refused while another process has it.
-    pub(super) fn take(path: &Path) -> Result<ServerLock, Error> {
-        let lock_path = lock_path(path);
-        let unavailable = |error: std::io::Error| Error::Unavailable {
-            detail: format!("{}: {error}", lock_path.display()),
-            ambiguous: false,
-        };
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&lock_path)
-            .map_err(unavailable)?;
-        // A server that was just killed lets go of the file a moment later, and who only asks for the holder at once.
-        let give_up = Instant::now() + TAKE_OVER;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
-                Err(TryLockError::WouldBlock) => {
-                    let mut pid = String::new();
-                    file.read_to_string(&mut pid).map_err(unavailable)?;
-                    return Err(Error::InUse {
-                        place: path.display().to_string(),
-                        pid: pid.trim().parse().unwrap_or(0),
-                    });
-                }
-                Err(TryLockError::Error(error)) => return Err(unavailable(error)),
-            }
-        }
-        let write = |file: &mut File| -> std::io::Result<()> {
-            file.set_len(0)?;
-            file.seek(SeekFrom::Start(0))?;
-            write!(file, "{}", std::process::id())
-        };
-        write(&mut file).map_err(unavailable)?;
-        Ok(ServerLock(file))
-    }
-}
-
-fn lock_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".lock");
-    PathBuf::from(name)
+/// How many pages the log may have before they are copied back. Up to 40 MB, so that a page that changes often is copied once
+/// per 40 MB rather than once per 4; less where the disk has little room, so that the log does not fill it.
+fn log_pages(path: &Path) -> i64 {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let free = nix::sys::statvfs::statvfs(folder).map_or(u128::MAX, |volume| {
+        u128::from(volume.blocks_available()) * u128::from(volume.fragment_size())
+    });
+    i64::try_from(free / 8).unwrap_or(i64::MAX).div_euclid(PAGE_BYTES).clamp(50, 10_000)
 }
 
 /// Looks at a file without changing it.
@@ -165,17 +106,10 @@ fn inspect(path: &Path) -> Result<(), Error> {
 
 /// Makes an empty file that only its owner may read.
 fn create_private(path: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-    let make = || -> std::io::Result<()> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
-        File::options().write(true).create(true).truncate(false).mode(0o600).open(path).map(drop)
-    };
-    make().map_err(|error| Error::Unavailable {
-        detail: format!("{}: {error}", path.display()),
-        ambiguous: false,
-    })
+    if let Some(folder) = path.parent() {
+        private::secure_folder(folder)?;
+    }
+    private::open(path).map(drop)
 }
 
 /// Brings the schema up to date; harmless when it is, and when another process does the same.

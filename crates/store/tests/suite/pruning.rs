@@ -12,6 +12,46 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     the_last_runs_of_each_kind_are_kept(&fresh().await).await;
     output_goes_by_age_and_never_that_of_a_live_run(&fresh().await).await;
+    output_goes_with_its_run(&fresh().await).await;
+}
+
+async fn output_goes_with_its_run(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("* * * * *"))])]).await;
+    world.plan_all().await;
+    let mut runs = Vec::new();
+    for _ in 0..6 {
+        world.advance(60_000);
+        world.plan_all().await;
+        for claimed in world.claim(node, 1).await {
+            let seq = OutputChunk::first_seq(claimed.epoch);
+            let chunk =
+                |n| OutputChunk { seq: seq + n, attempt: 1, stream: Stream::Out, bytes: vec![b'x'; 10] };
+            assert!(store.append_output(claimed.run, claimed.epoch, &[chunk(0), chunk(1)]).await.unwrap());
+            world.complete(&claimed).await;
+            runs.push(claimed.run);
+        }
+    }
+    assert_eq!(runs.len(), 6);
+    let left = async || {
+        let mut left = 0;
+        for run in &runs {
+            left += store.output(*run, None, 1000).await.unwrap().len();
+        }
+        left
+    };
+    // By number: two of the six runs are kept.
+    let young = belfry_time::Timestamp::UNIX_EPOCH;
+    let keep =
+        Retention { runs_per_schedule: Some(2), output_before: young, ..retention(start(), start(), 100) };
+    let pruned = store.prune(world.now, &keep).await.unwrap();
+    assert_eq!((pruned.runs, pruned.output, left().await), (4, 8, 4));
+    // By age: none is.
+    let later = world.now + SignedDuration::from_secs(1);
+    let keep = Retention { output_before: young, ..retention(later, later, 100) };
+    let pruned = store.prune(world.now, &keep).await.unwrap();
+    assert_eq!((pruned.runs, pruned.output, left().await), (2, 4, 0));
 }
 
 async fn the_last_runs_of_each_kind_are_kept(store: &impl Store) {

@@ -1,0 +1,122 @@
+//! Files and folders that are their owner's alone: made so whatever the umask is, and checked before they are used.
+//!
+//! Others must neither read them (outputs, payloads), nor hold the lock, nor put a store of their own in the place of ours:
+//! its commands would run as us.
+
+use std::fs::{DirBuilder, File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::unistd::Uid;
+
+use crate::error::Error;
+
+/// The folder that is Belfry's by its name: everything in it is private.
+pub const STATE_FOLDER: &str = ".belfry";
+
+/// Makes a folder where there is none, for its owner alone; checks one that is there. A folder named `.belfry` and what lies
+/// directly in it are made private; any other folder stays as it is. Gives a sentence for each thing that others could reach
+/// before. Refuses what another user owns or could replace.
+pub fn secure_folder(folder: &Path) -> Result<Vec<String>, Error> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let unavailable = |error: io::Error| unavailable(folder, &error);
+    if let Some(parent) = existing_parent(folder) {
+        refuse_open_folder(&parent)?;
+    }
+    match DirBuilder::new().mode(0o700).recursive(true).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(refused(folder, "it is not a folder", "move it away"));
+        }
+        made => made.map_err(unavailable)?,
+    }
+    own(folder, &folder.symlink_metadata().map_err(unavailable)?)?;
+    let metadata = folder.metadata().map_err(unavailable)?;
+    own(folder, &metadata)?;
+    if folder.file_name().is_none_or(|name| name != STATE_FOLDER) {
+        refuse_open_folder(folder)?;
+        return Ok(Vec::new());
+    }
+    let mut told: Vec<String> = tighten(folder, &metadata)?.into_iter().collect();
+    for entry in folder.read_dir().map_err(unavailable)? {
+        told.extend(secure(&entry.map_err(unavailable)?.path())?);
+    }
+    Ok(told)
+}
+
+/// Makes something that is there private. Refuses what another user owns. Says so where others could reach it before.
+pub fn secure(path: &Path) -> Result<Option<String>, Error> {
+    match path.symlink_metadata() {
+        // A link's own mode says nothing; what it leads to is judged where it is opened.
+        Ok(metadata) if metadata.is_symlink() => own(path, &metadata).map(|()| None),
+        Ok(metadata) => {
+            own(path, &metadata)?;
+            tighten(path, &metadata)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unavailable(path, &error)),
+    }
+}
+
+/// Opens a file for reading and writing, making it where there is none, for its owner alone. A link is not followed.
+pub(crate) fn open(path: &Path) -> Result<File, Error> {
+    let unavailable = |error: io::Error| unavailable(path, &error);
+    secure(path)?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+        .open(path)
+        .map_err(unavailable)?;
+    // It may have been made, or put there, since it was looked at.
+    own(path, &file.metadata().map_err(unavailable)?)?;
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(unavailable)?;
+    Ok(file)
+}
+
+/// The nearest folder above that exists.
+fn existing_parent(folder: &Path) -> Option<PathBuf> {
+    let folder = std::path::absolute(folder).ok()?;
+    folder.ancestors().skip(1).find(|parent| parent.is_dir()).map(Path::to_owned)
+}
+
+/// Where everybody may write, and there is no sticky bit, everybody may replace what lies there.
+fn refuse_open_folder(folder: &Path) -> Result<(), Error> {
+    let metadata = folder.metadata().map_err(|error| unavailable(folder, &error))?;
+    if metadata.mode() & 0o002 != 0 && metadata.mode() & 0o1000 == 0 {
+        let detail = "every user of this host can write to it, and could replace what Belfry keeps in it";
+        return Err(refused(folder, detail, &format!("chmod o-w {}", folder.display())));
+    }
+    Ok(())
+}
+
+fn own(path: &Path, metadata: &Metadata) -> Result<(), Error> {
+    let (owner, ours) = (metadata.uid(), Uid::effective().as_raw());
+    if owner == ours {
+        return Ok(());
+    }
+    let detail = format!("it belongs to user {owner}, and this is user {ours}");
+    Err(refused(path, &detail, "run as its owner, or move it away"))
+}
+
+fn tighten(path: &Path, metadata: &Metadata) -> Result<Option<String>, Error> {
+    let mode = metadata.mode() & 0o7777;
+    let private = if metadata.is_dir() { 0o700 } else { 0o600 };
+    if mode & !private == 0 {
+        return Ok(None);
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(mode & private))
+        .map_err(|error| unavailable(path, &error))?;
+    Ok(Some(format!("{} was open to others (mode {mode:03o}); it is no longer", path.display())))
+}
+
+fn refused(path: &Path, detail: &str, way_out: &str) -> Error {
+    Error::Unsafe { place: path.display().to_string(), detail: detail.into(), way_out: way_out.into() }
+}
+
+fn unavailable(path: &Path, error: &io::Error) -> Error {
+    Error::Unavailable { detail: format!("{}: {error}", path.display()), ambiguous: false }
+}

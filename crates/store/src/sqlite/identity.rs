@@ -1,0 +1,174 @@
+//! Which file is served: found by one name however it is written, locked for one server, and watched while it is used.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+use crate::private;
+
+/// How long a second server waits for the first to be gone.
+const TAKE_OVER: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A file's own path: links are followed, whether the file exists or not. A file with a second name is refused: SQLite would
+/// keep a log beside each name, and neither would be whole.
+pub(super) fn own_path(path: &Path) -> Result<PathBuf, Error> {
+    let unsafe_file = |detail: &str, way_out: &str| Error::Unsafe {
+        place: path.display().to_string(),
+        detail: detail.into(),
+        way_out: way_out.into(),
+    };
+    match path.canonicalize() {
+        Ok(own) => {
+            let links = own.metadata().map_or(1, |data| if data.is_file() { data.nlink() } else { 1 });
+            if links > 1 {
+                let detail =
+                    format!("the file has {links} names (hard links), and may be in use under another");
+                return Err(unsafe_file(&detail, "keep one name; `find -samefile` shows the others"));
+            }
+            Ok(own)
+        }
+        Err(_) if path.is_symlink() => {
+            Err(unsafe_file("it is a symbolic link that leads to no file", "remove it, or name its target"))
+        }
+        Err(_) => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new(".")).canonicalize();
+            match (parent, path.file_name()) {
+                (Ok(parent), Some(name)) => Ok(parent.join(name)),
+                _ => Ok(path.to_owned()),
+            }
+        }
+    }
+}
+
+/// A file beside the store's, named after it.
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// The kind of a file system on which locks of other machines may not be seen, by its name.
+#[cfg(target_os = "linux")]
+pub(super) fn network_file_system(path: &Path) -> Option<&'static str> {
+    // Numbers of `statfs(2)`; its type differs between machines.
+    let number = nix::sys::statfs::statfs(path).ok()?.filesystem_type().0 as u32;
+    match number {
+        0x6969 => Some("NFS"),
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+        0x6573_5546 => Some("FUSE"),
+        0x0102_1997 => Some("9p"),
+        0x00c3_6400 => Some("Ceph"),
+        _ => None,
+    }
+}
+
+/// Known on Linux only.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn network_file_system(_: &Path) -> Option<&'static str> {
+    None
+}
+
+/// A file as it was opened: its path must go on leading to it.
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Watched {
+    fn of(path: &Path) -> Result<Watched, Error> {
+        let data = path.metadata().map_err(|error| Error::Unavailable {
+            detail: format!("{}: {error}", path.display()),
+            ambiguous: false,
+        })?;
+        Ok(Watched { path: path.to_owned(), device: data.dev(), inode: data.ino() })
+    }
+
+    fn is_there(&self) -> bool {
+        self.path.metadata().is_ok_and(|data| data.dev() == self.device && data.ino() == self.inode)
+    }
+}
+
+/// The files of an open store. While one of them was removed or replaced, the store takes and gives nothing: what it wrote
+/// would be lost, and another server may have the path.
+#[derive(Debug)]
+pub(super) struct Identity(Vec<Watched>);
+
+impl Identity {
+    /// The store's file, and the lock's where this process serves it.
+    pub(super) fn of(path: &Path, lock: Option<&ServerLock>) -> Result<Identity, Error> {
+        let lock = lock.map(|lock| lock.path.as_path());
+        Ok(Identity([Some(path), lock].into_iter().flatten().map(Watched::of).collect::<Result<_, _>>()?))
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self.0.iter().find(|file| !file.is_there()) {
+            None => Ok(()),
+            Some(file) => Err(Error::Replaced { place: file.path.display().to_string() }),
+        }
+    }
+}
+
+/// The server's lock on a file, held for its life.
+#[derive(Debug)]
+pub(super) struct ServerLock {
+    path: PathBuf,
+    /// Dropping it lets go of the lock.
+    _file: File,
+}
+
+impl ServerLock {
+    /// The process that holds the lock.
+    pub(super) fn holder(path: &Path) -> Option<u32> {
+        let mut file = File::open(beside(&own_path(path).ok()?, ".lock")).ok()?;
+        match file.try_lock_shared() {
+            // Nobody has it, nor have we once the file is closed.
+            Ok(()) | Err(TryLockError::Error(_)) => None,
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                file.read_to_string(&mut pid).ok()?;
+                Some(pid.trim().parse().unwrap_or(0))
+            }
+        }
+    }
+
+    /// Takes the lock of a file by its own path; refused while another process has it.
+    pub(super) fn take(path: &Path) -> Result<ServerLock, Error> {
+        let lock_path = beside(path, ".lock");
+        let unavailable = |error: std::io::Error| Error::Unavailable {
+            detail: format!("{}: {error}", lock_path.display()),
+            ambiguous: false,
+        };
+        let mut file = private::open(&lock_path)?;
+        // A killed server lets go of the file a moment later, and a command that asks for the holder does so at once.
+        let give_up = Instant::now() + TAKE_OVER;
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) => {
+                    let mut pid = String::new();
+                    file.read_to_string(&mut pid).map_err(unavailable)?;
+                    return Err(Error::InUse {
+                        place: path.display().to_string(),
+                        pid: pid.trim().parse().unwrap_or(0),
+                    });
+                }
+                Err(TryLockError::Error(error)) => return Err(unavailable(error)),
+            }
+        }
+        let write = |file: &mut File| -> std::io::Result<()> {
+            file.set_len(0)?;
+            file.seek(SeekFrom::Start(0))?;
+            write!(file, "{}", std::process::id())
+        };
+        write(&mut file).map_err(unavailable)?;
+        Ok(ServerLock { path: lock_path, _file: file })
+    }
+}
