@@ -62,6 +62,13 @@ pub enum Error {
         /// Whether the change may have been made all the same.
         ambiguous: bool,
     },
+    /// The store cannot keep something for what it is: it breaks a constraint, is too large or out of range. The same call
+    /// fails again, however well the store is.
+    #[error("the store refused what it was to keep: {detail}")]
+    Refused {
+        /// What, and why.
+        detail: String,
+    },
     /// Something that is stored cannot be understood.
     #[error("the store holds something unexpected: {detail}")]
     Unexpected {
@@ -74,6 +81,11 @@ impl Error {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Full { .. } | Error::Unavailable { .. })
+    }
+
+    /// Whether the content of the call was refused: without that content it may succeed.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Error::Refused { .. })
     }
 
     /// Whether the change may have been made although the call failed.

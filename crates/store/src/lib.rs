@@ -7,6 +7,7 @@
 
 mod access;
 mod any;
+mod apart;
 mod error;
 mod hint;
 mod hook;
@@ -18,12 +19,14 @@ mod sessions;
 mod shapes;
 pub mod sqlite;
 mod stats;
+mod storable;
 mod store;
 mod views;
 mod watch;
 
 pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
+pub use apart::{Written, commit_apart, finish_apart};
 pub use error::Error;
 pub use hook::{Hooks, Knock, Knocked};
 pub use sessions::*;

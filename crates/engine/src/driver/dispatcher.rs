@@ -17,7 +17,7 @@ impl Driver {
             self.later.pop_first();
             self.claim_wanted = true;
         }
-        let wanted = (self.claim_wanted && self.failures == 0) || self.dispatcher.at <= now.mono;
+        let wanted = (self.claim_wanted && self.health.is_well()) || self.dispatcher.at <= now.mono;
         if !wanted || self.dispatcher.busy {
             return;
         }
@@ -73,7 +73,7 @@ impl Driver {
         next: Option<Timestamp>,
     ) {
         self.dispatcher.rest(now, now.mono + self.options.poll_interval);
-        let Some(claimed) = self.answered(now, claimed) else {
+        let Some(claimed) = self.written(now, Write::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff();
             self.claim_wanted = true;
             return;

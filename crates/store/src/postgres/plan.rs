@@ -355,7 +355,7 @@ async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault
 /// Whether a commit changes more than a token: a plain tick does not.
 fn changes_state(commit: &Commit) -> bool {
     commit.open_skip.is_some()
-        || commit.had_open_skip
+        || commit.open_skip_before.is_some()
         || commit.origin.is_some()
         || commit.invalid.is_some()
         || !matches!(commit.next, Arm::Token(_))

@@ -185,7 +185,7 @@ impl Verb<'_> {
         for run in &commit.runs {
             self.insert_run(now, run)?;
         }
-        if commit.had_open_skip || commit.open_skip.is_some() {
+        if commit.open_skip_before.is_some() || commit.open_skip.is_some() {
             let open = commit.open_skip;
             self.execute(
                 "update schedule_state set skip_reason = ?, skip_from = ?, skip_to = ?, skip_count = ? where schedule_id = ?",
