@@ -13,6 +13,7 @@ pub mod model;
 pub mod plan;
 pub mod retry;
 pub mod session;
+pub mod size;
 pub mod text;
 pub mod work;
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
 mod support;
 
 use std::time::Duration;
@@ -10,7 +11,7 @@ use belfry::driver::{Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::{NodeId, RunState, Trigger};
-use belfry_store::{Enqueue, NewRun, Renewed, RunFilter, Store};
+use belfry_store::{Enqueue, NewRun, Renewed, Store};
 use support::{Does, World, on_each, start, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -81,7 +82,7 @@ async fn an_error_that_no_store_keeps_as_it_is_ends_its_run_and_no_other_waits()
             .build();
         engine.start().await.unwrap();
         world.pass(&engine, 150 * SECOND, 5 * SECOND).await;
-        let runs = world.store.runs(&RunFilter::default(), None, 100).await.unwrap().items;
+        let runs = world.runs().await;
         let fine = runs.iter().filter(|run| run.agent_name == "fine" && run.state == RunState::Completed);
         assert_eq!(fine.count(), 2);
         let failed: Vec<_> = runs.iter().filter(|run| run.agent_name == "nul").collect();

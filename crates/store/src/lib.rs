@@ -21,6 +21,7 @@ pub mod sqlite;
 mod stats;
 mod storable;
 mod store;
+mod unknown;
 mod views;
 mod watch;
 

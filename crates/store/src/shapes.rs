@@ -407,6 +407,8 @@ pub struct Claimed {
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,
+    /// What of it cannot be read: then it must not be started.
+    pub unreadable: Option<String>,
 }
 
 /// How an attempt ended, and what becomes of its run.
@@ -589,6 +591,14 @@ pub struct RunRecord {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub finished_at: Option<Timestamp>,
+}
+
+impl RunRecord {
+    /// The record with what of it cannot be read, where nothing else went wrong.
+    pub(crate) fn noting(mut self, unreadable: Option<String>) -> RunRecord {
+        self.error = self.error.or(unreadable);
+        self
+    }
 }
 
 /// A schedule as it stands.

@@ -95,6 +95,16 @@ async fn an_end_that_is_refused_ends_its_run_and_disturbs_no_other() {
 }
 
 #[tokio::test]
+async fn a_row_that_cannot_be_read_disturbs_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("spoilt.db");
+    let store = Sqlite::open(&path).unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let spoil = async |statement: String| other.execute_batch(&statement).unwrap();
+    suite::refusing::rows_that_cannot_be_read(&store, spoil).await;
+}
+
+#[tokio::test]
 async fn a_command_that_is_refused_fails_no_other_of_its_transaction() {
     let folder = tempfile::tempdir().unwrap();
     suite::refusing::many_at_once(&fresh(&folder)).await;

@@ -97,25 +97,17 @@ impl Driver {
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
         let Some(definitions) = definitions else {
             // Its schedule is unknown: nobody can say what to start.
-            self.endings.push_back(Ending {
-                finish: Finish {
-                    run: claimed.run,
-                    epoch: claimed.epoch,
-                    verdict: Verdict::End {
-                        state: RunState::Cancelled,
-                        reason: Some(Reason::ScheduleRemoved),
-                    },
-                    failed: false,
-                    exit_code: None,
-                    error: None,
-                    summary: None,
-                    usage: None,
-                    arm: None,
-                },
-                took: Duration::ZERO,
-            });
+            let reason = Some(Reason::ScheduleRemoved);
+            let verdict = Verdict::End { state: RunState::Cancelled, reason };
+            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
             return;
         };
+        if let Some(unreadable) = claimed.unreadable {
+            // It is never started: what it would be given is not what somebody asked for.
+            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
+            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, Some(unreadable)));
+            return;
+        }
         let session = claimed.session().map(str::to_owned);
         let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));

@@ -434,6 +434,11 @@ fn maybe_instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Opti
     Ok(row.get::<_, Option<i64>>(column)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
 }
 
+/// A stored text, also where it is not UTF-8: then with replacement characters.
+fn lossy(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<Option<String>> {
+    Ok(row.get_ref(column)?.as_bytes_or_null()?.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
 /// A stored id of a run.
 fn run_id(bytes: [u8; 16]) -> RunId {
     RunId(uuid::Uuid::from_bytes(bytes))

@@ -370,8 +370,9 @@ pub(super) fn status_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Status> {
         1 => Status::Paused { reason, until: super::maybe_instant(row, "status_until")? },
         2 => Status::Disabled,
         3 => Status::Invalid { reason: reason.unwrap_or_default() },
+        STATUS_ACTIVE => Status::Active,
         STATUS_EXHAUSTED => Status::Exhausted,
-        _ => Status::Active,
+        other => crate::unknown::status(other),
     })
 }
 

@@ -222,6 +222,61 @@ pub async fn ends_that_are_refused(store: &impl Store) {
     world.assert_whole().await;
 }
 
+/// For a store whose rows can be spoiled by statements of its own language.
+pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(String)) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let talk = chat(serde_json::json!({"debounce": "0s"}));
+    let schedules = [("s1", every("1h")), ("s2", every("1h")), ("s3", cron("* * * * *")), ("talk", talk)];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    assert_eq!(world.plan_all().await, 2);
+    for key in ["x", "y"] {
+        world.send("a/talk", key, "hello", |_| ()).await;
+    }
+    let id = async |name: &str| world.schedule(name).await.id;
+    let (s1, s3, talk) = (id("a/s1").await, id("a/s3").await, id("a/talk").await);
+    // A payload that is no JSON: it is claimed, and its node is told not to start it; all else goes on.
+    spoil(format!("update live set payload = '{{\"broken' where schedule_id in ({s1}, {talk})")).await;
+    let runs = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
+    let of_session = RunFilter { session: Some("x".into()), ..RunFilter::default() };
+    assert_eq!((runs.len(), store.live_runs().await.unwrap().len()), (4, 4));
+    assert_eq!(store.runs(&of_session, None, 10).await.unwrap().items.len(), 0);
+    let said =
+        |run: &&RunRecord| run.error.as_ref().is_some_and(|error| error.contains("payload cannot be read"));
+    assert_eq!(runs.iter().filter(said).count(), 3);
+    let sessions = store.sessions(&SessionFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!(sessions.iter().map(|session| session.queued).collect::<Vec<_>>(), [0, 0], "nobody can tell");
+    world.send("a/talk", "x", "again", |_| ()).await;
+    let claimed = world.claim(node, 10).await;
+    let unreadable: Vec<bool> = claimed.iter().map(|claimed| claimed.unreadable.is_some()).collect();
+    assert_eq!((unreadable.len(), unreadable.iter().filter(|unreadable| **unreadable).count()), (4, 3));
+    for claimed in &claimed {
+        assert_eq!(world.complete(claimed).await, Finished::Ended(RunState::Completed));
+    }
+    // Numbers that nobody knows.
+    spoil("update history set reason = 99, trigger = 99".into()).await;
+    assert_eq!(store.runs(&RunFilter::default(), None, 10).await.unwrap().items.len(), 5);
+    assert!(store.run(claimed[0].run).await.unwrap().unwrap().error.is_some());
+    assert_eq!(store.ended_runs(s1, 10).await.unwrap().len(), 1);
+    // A timer of an unknown kind: the schedule says so, and all others are planned.
+    world.advance(60 * 60_000);
+    spoil(format!("update timers set kind = 99 where schedule_id = {s3}")).await;
+    world.plan_all().await;
+    let Status::Invalid { reason } = world.schedule("a/s3").await.status else { panic!("it is not invalid") };
+    assert!(reason.contains("kind 99"), "{reason}");
+    assert_eq!(world.claim(node, 10).await.len(), 3, "s1, s2 and the second message of x");
+    spoil(format!("update schedule_state set status = 99 where schedule_id = {s3}")).await;
+    let all = store.schedules(&ScheduleFilter::default(), None, 10).await.unwrap().items;
+    assert!(all.len() >= 3, "{}", all.len());
+    // What is to be cancelled is, whatever the reason.
+    spoil("update live set cancel_reason = 99".into()).await;
+    assert_eq!(store.marks(node).await.unwrap().cancels.len(), 3);
+    let until = world.now + belfry_time::SignedDuration::from_secs(30);
+    assert!(
+        matches!(store.renew(node, until).await.unwrap(), Renewed::Held { cancels, .. } if cancels.len() == 3)
+    );
+}
+
 /// Verbs that arrive together, some of which are refused.
 pub async fn many_at_once(store: &impl Store) {
     let mut world = World::new(store);

@@ -39,7 +39,7 @@ pub fn odd_text(n: usize) -> Option<String> {
     match n % 12 {
         0 => Some("a\0b".into()),
         1 => Some("\u{FFFF}\u{1}\u{FFFD}\r\n\u{2028}".into()),
-        2 => Some("ü\0".repeat(3_000)),
+        2 => Some("ü\0".repeat(2_100)),
         3 => Some("\\u0000 \\ud800".into()),
         _ => None,
     }
