@@ -21,6 +21,8 @@ mod frozen;
 mod lines;
 #[path = "up/output.rs"]
 mod output;
+#[path = "up/poison.rs"]
+mod poison;
 #[path = "up/reloading.rs"]
 mod reloading;
 #[path = "up/sharing.rs"]

@@ -140,3 +140,53 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
 }
+
+#[tokio::test]
+async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
+    let store = belfry_store::memory::Memory::new();
+    let agent = AgentBuilder::new("a").schedule("s", cron("* * * * *").unwrap()).build();
+    store.apply(start(), "files", "digest", &[agent]).await.unwrap();
+    let record = store.schedule("a/s").await.unwrap().unwrap();
+    let definitions = store.definitions(&[record.id]).await.unwrap().remove(0);
+    let run = belfry::new_run_id(start());
+    let claimed = belfry_store::Claimed {
+        run,
+        epoch: 1,
+        attempt: 1,
+        max_attempts: 4,
+        agent: record.agent,
+        schedule: record.id,
+        command: "poll".into(),
+        trigger: Trigger::Schedule,
+        tick_at: Some(start()),
+        lane: "cron".into(),
+        prompt: None,
+        payload: serde_json::json!({}),
+        trace_id: None,
+        unreadable: Some("its stored payload cannot be read".into()),
+    };
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(30);
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+    let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start(_))), "{effects:?}");
+    let ends = effects.iter().find_map(|effect| match effect {
+        Effect::Finish(finishes) => Some(finishes.clone()),
+        _ => None,
+    });
+    let ends = ends.unwrap();
+    assert_eq!((ends[0].run, ends[0].error.as_deref()), (run, Some("its stored payload cannot be read")));
+    let written = belfry_store::Written {
+        answers: vec![Some(belfry_store::Finished::Ended(RunState::Failed))],
+        changed: Vec::new(),
+        error: None,
+    };
+    let effects = driver.step(now, Input::Finished(written));
+    let says = |effect: &Effect| {
+        matches!(effect, Effect::Note(event) if event.event == belfry::event::Name::RunFinished
+            && event.schedule.as_deref() == Some("s") && event.detail.is_some())
+    };
+    assert!(effects.iter().any(says), "{effects:?}");
+}

@@ -102,12 +102,6 @@ impl Driver {
             self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
             return;
         };
-        if let Some(unreadable) = claimed.unreadable {
-            // It is never started: what it would be given is not what somebody asked for.
-            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
-            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, Some(unreadable)));
-            return;
-        }
         let session = claimed.session().map(str::to_owned);
         let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
@@ -126,8 +120,32 @@ impl Driver {
             trace_id: trace,
             work: Arc::new(definitions.agent_definition.work.clone()),
         };
+        let name = definitions.name.clone();
+        self.tasks.insert(
+            claimed.run,
+            Task {
+                epoch: claimed.epoch,
+                attempt: claimed.attempt,
+                max_attempts: claimed.max_attempts,
+                lane: claimed.lane,
+                session: session.clone(),
+                tick_at: claimed.tick_at,
+                started: now.mono,
+                definitions,
+                command: claimed.command,
+                trace,
+                stopping: false,
+                ended: claimed.unreadable.is_some(),
+            },
+        );
+        if let Some(unreadable) = claimed.unreadable {
+            // It is never started: what it would be given is not what somebody asked for.
+            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
+            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, Some(unreadable)));
+            return;
+        }
         let lag = claimed.tick_at.map(|tick| now.wall.duration_since(tick).as_millis().max(0) as u64);
-        let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&definitions.name);
+        let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&name);
         self.note(Event {
             tick_at: claimed.tick_at,
             run_id: Some(claimed.run),
@@ -136,26 +154,9 @@ impl Driver {
             trace_id: Some(trace.simple().to_string()),
             reason: Some(claimed.trigger.as_str().into()),
             lag_ms: lag,
-            session: session.clone(),
+            session,
             ..event
         });
-        self.tasks.insert(
-            claimed.run,
-            Task {
-                epoch: claimed.epoch,
-                attempt: claimed.attempt,
-                max_attempts: claimed.max_attempts,
-                lane: claimed.lane,
-                session,
-                tick_at: claimed.tick_at,
-                started: now.mono,
-                definitions,
-                command: claimed.command,
-                trace,
-                stopping: false,
-                ended: false,
-            },
-        );
         self.counters.triggers += 1;
         self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
         self.effects.push(Effect::Start(Box::new(attempt)));

@@ -55,10 +55,7 @@ impl Driver {
                 again.push_back(ending);
                 continue;
             };
-            let Some(task) = self.tasks.remove(&ending.finish.run) else {
-                self.note_unstarted(now, ending, finished);
-                continue;
-            };
+            let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
             // The end of a run may have armed its schedule.
             match ending.finish.arm {
                 Some(token) if !self.planner.busy => {
@@ -73,25 +70,6 @@ impl Driver {
         }
         again.append(&mut self.endings);
         self.endings = again;
-    }
-
-    /// Tells of a run that has ended without being started.
-    fn note_unstarted(&mut self, now: Now, ending: Ending, finished: Finished) {
-        let Finished::Ended(state) = finished else { return };
-        let name = if state == RunState::Cancelled { Name::RunCancelled } else { Name::RunFinished };
-        let reason = match ending.finish.verdict {
-            Verdict::End { reason, .. } => reason,
-            Verdict::Retry { .. } | Verdict::Return => None,
-        };
-        let event = Event::new(now.wall, Level::Warn, name);
-        self.note(Event {
-            run_id: Some(ending.finish.run),
-            node: Some(self.node),
-            state: Some(state.as_str()),
-            reason: reason.map(|reason| reason.as_str().to_owned()),
-            detail: ending.finish.error,
-            ..event
-        });
     }
 
     /// A failure may open a breaker, and any end may change one that is not closed.
