@@ -25,6 +25,8 @@ mod frozen;
 mod lines;
 #[path = "up/output.rs"]
 mod output;
+#[path = "up/poison.rs"]
+mod poison;
 #[path = "up/reloading.rs"]
 mod reloading;
 #[path = "up/sharing.rs"]

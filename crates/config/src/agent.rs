@@ -14,7 +14,6 @@ use crate::problem::{Quoted, Severity, Span};
 use crate::reference;
 use crate::settings::{duration, number, set, texts};
 use crate::tree::{Data, Key, Node};
-use crate::value;
 
 /// An agent's keys over the defaults. What says which program starts is one choice, and is not mixed.
 pub(crate) fn merged(defaults: Option<&Node>, agent: &Node) -> Node {
@@ -79,7 +78,10 @@ pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Sp
     work.env_pass = texts(node.get("env_pass"));
     set(&mut work.timeout_ms, node.entry("timeout").map(|(_, node)| duration(node)));
     set(&mut work.grace_ms, node.get("grace").and_then(duration));
-    set(&mut work.output_bytes, node.get("output").and_then(Node::text).and_then(value::size));
+    set(
+        &mut work.output_bytes,
+        node.get("output").and_then(Node::text).and_then(belfry_core::size::parse_size),
+    );
     let limit = node.entry("max_concurrent").map(|(_, node)| number(node));
     agent.limits_sessions = limit.is_some();
     set(&mut agent.max_concurrent, limit);

@@ -85,7 +85,7 @@ impl Context<'_> {
             Shape::Duration { min_ms } => self.check_duration(key, node, text, *min_ms),
             Shape::Age if value::years(text).is_some() => {}
             Shape::Age => self.check_duration(key, node, text, 1),
-            Shape::Size if value::size(text).is_none() => self.wrong(key, node, &expected),
+            Shape::Size if belfry_core::size::parse_size(text).is_none() => self.wrong(key, node, &expected),
             Shape::Rate if value::rate(text).is_none() => self.wrong(key, node, &expected),
             Shape::Address if value::address(text).is_none() => self.wrong(key, node, &expected),
             Shape::Network if text.parse::<Network>().is_err() => self.wrong(key, node, &expected),

@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
+use belfry_core::size::format_size;
 use belfry_core::work::{Action, Stdin, Work};
 use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
 use serde_json::{Map, Value, json};
 
 use crate::reference::escape_literal;
-use crate::value::{format_ms, format_size};
+use crate::value::format_ms;
 
 /// Writes agents with their schedules as a file.
 ///

@@ -423,4 +423,5 @@ static CHAT: &[Key] = &[
     key("cap", AT_LEAST_ONE, "10", "How many runs may wait."),
     key("debounce", Duration { min_ms: 0 }, "800ms", "Messages closer together than this are one run."),
     key("max_concurrent", AT_LEAST_ONE, "1", "How many runs of a session may be running at once."),
+    key("max_bytes", Size, "1MiB", "Messages that would make a run larger than this open another."),
 ];

@@ -349,7 +349,10 @@ fn read_api(api: &mut Api, node: &Node) {
     api.allowed_hosts = texts(node.get("allowed_hosts"));
     let rate = node.get("rate").and_then(Node::text).and_then(value::rate);
     set(&mut api.rate, rate.map(|(max, per_ms)| Rate { max, per_ms }));
-    set(&mut api.max_body_bytes, node.get("max_body").and_then(Node::text).and_then(value::size));
+    set(
+        &mut api.max_body_bytes,
+        node.get("max_body").and_then(Node::text).and_then(belfry_core::size::parse_size),
+    );
 }
 
 /// Checks `api.open`: it is for loopback addresses alone, and worth a warning there.

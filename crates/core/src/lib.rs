@@ -13,6 +13,8 @@ pub mod model;
 pub mod plan;
 pub mod retry;
 pub mod session;
+pub mod size;
+pub mod text;
 pub mod work;
 
 pub use definition::{AgentDefinition, AgentSpec, Schedule, ScheduleDefinition};

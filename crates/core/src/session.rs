@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::model::{Reason, RunId};
+use crate::size::parse_size;
 
 /// The longest that messages keep a run from starting, in debounce windows.
 const WINDOWS_MAX: i32 = 5;
@@ -52,6 +53,8 @@ pub struct Policy {
     pub debounce: SignedDuration,
     /// How many runs of a session may be running at once.
     pub max_concurrent: u32,
+    /// A message that would make a run larger than this opens another. A larger message has a run of its own.
+    pub max_bytes: u64,
 }
 
 impl Default for Policy {
@@ -62,6 +65,7 @@ impl Default for Policy {
             cap: 10,
             debounce: SignedDuration::from_millis(800),
             max_concurrent: 1,
+            max_bytes: 1 << 20,
         }
     }
 }
@@ -100,6 +104,18 @@ impl Policy {
                 _ => return wrong("debounce", "write a duration such as 800ms").map(|()| normal),
             },
             max_concurrent: count("max_concurrent", normal.max_concurrent)?,
+            max_bytes: match value.get("max_bytes") {
+                None => normal.max_bytes,
+                Some(size) => {
+                    match parse_size(&size.as_str().map_or_else(|| size.to_string(), str::to_owned)) {
+                        Some(bytes) => bytes,
+                        None => {
+                            return wrong("max_bytes", "write a size such as 1MiB, from 1KiB to 1GiB")
+                                .map(|()| normal);
+                        }
+                    }
+                }
+            },
         })
     }
 }
@@ -188,6 +204,8 @@ pub struct Place {
     pub not_before: Timestamp,
     /// It starts only when all before it are gone.
     pub alone: bool,
+    /// The size of its payload as it is stored.
+    pub bytes: u64,
     /// Whether it has its turn, as it stands.
     pub turn: bool,
 }
@@ -209,6 +227,8 @@ pub struct Message {
     pub mode: Option<Mode>,
     /// How many runs may be running at once from now on.
     pub max_concurrent: Option<u32>,
+    /// How much larger it makes the payload of its run.
+    pub bytes: u64,
 }
 
 /// What becomes of a message.
@@ -274,7 +294,9 @@ pub fn send(
         change.session.last_seq = seq;
         return (Took::Stale { seq }, change);
     }
-    let open = line.last().filter(|place| place.stage == Stage::Waiting && now < place.not_before);
+    let fits = |place: &Place| place.bytes.saturating_add(message.bytes) <= policy.max_bytes;
+    let open =
+        line.last().filter(|place| place.stage == Stage::Waiting && now < place.not_before && fits(place));
     let interrupts = message.mode.unwrap_or(policy.mode) == Mode::Interrupt;
     if interrupts {
         for place in line.iter().filter(|place| open.is_none_or(|open| open.run != place.run)) {

@@ -56,9 +56,21 @@ impl House {
                 self.made += 1;
                 let run = run(self.made);
                 let stage = Stage::Waiting;
-                self.line.push(Place { run, seq, stage, opened_at: at(ms), not_before, alone, turn: false });
+                self.line.push(Place {
+                    run,
+                    seq,
+                    stage,
+                    opened_at: at(ms),
+                    not_before,
+                    alone,
+                    bytes: message.bytes,
+                    turn: false,
+                });
             }
-            Took::Joined { run, not_before, .. } => self.place(run).unwrap().not_before = not_before,
+            Took::Joined { run, not_before, .. } => {
+                let place = self.place(run).unwrap();
+                (place.not_before, place.bytes) = (not_before, place.bytes + message.bytes);
+            }
             Took::Stale { .. } | Took::Full => {}
         }
         self.settle();
@@ -237,6 +249,32 @@ fn a_retry_waits_for_those_that_run_behind_it_where_fewer_are_allowed_by_now() {
 }
 
 #[test]
+fn a_run_that_is_full_is_closed_and_the_next_message_opens_another() {
+    let mut house = House::new(Policy { max_bytes: 1_000, cap: 2, ..Policy::default() });
+    let say = |house: &mut House, ms, bytes| house.say_with(ms, &Message { bytes, ..Message::default() });
+    assert!(matches!(say(&mut house, 0, 400), Took::Opened { .. }));
+    assert!(matches!(say(&mut house, 1, 600), Took::Joined { .. }), "as much as may be");
+    assert!(matches!(say(&mut house, 2, 1), Took::Opened { .. }), "no more");
+    // One that is larger than all that may be has a run of its own, and nothing joins it. The cap counts as ever.
+    assert!(matches!(say(&mut house, 3, 5_000), Took::Opened { .. }));
+    assert_eq!(house.ended, [(run(1), Reason::QueueDropped)]);
+    assert!(matches!(say(&mut house, 4, 0), Took::Opened { .. }));
+}
+
+#[test]
+fn the_size_of_a_run_is_read_as_sizes_are() {
+    use serde_json::json;
+    let read = |value: serde_json::Value| Policy::parse(&value).map(|policy| policy.max_bytes);
+    assert_eq!(read(json!({})), Ok(1 << 20));
+    assert_eq!(read(json!({"max_bytes": "64KiB"})), Ok(65_536));
+    assert_eq!(read(json!({"max_bytes": 4096})), Ok(4_096));
+    for wrong in [json!(10), json!("1TiB"), json!(null), json!([])] {
+        let error = read(json!({"max_bytes": wrong})).unwrap_err();
+        assert!(error.contains("from 1KiB to 1GiB"), "{error}");
+    }
+}
+
+#[test]
 fn a_message_may_ask_for_more_at_once() {
     let mut house = House::without_debounce();
     house.say(0);
@@ -363,6 +401,7 @@ fn a_chat_is_read_with_its_defaults_and_mistakes_are_named() {
         cap: 3,
         debounce: SignedDuration::from_millis(1500),
         max_concurrent: 2,
+        max_bytes: 1 << 20,
     };
     assert_eq!(Policy::parse(&all), Ok(expected));
     for (wrong, place) in [

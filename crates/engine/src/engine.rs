@@ -193,6 +193,7 @@ impl Builder {
             running: HashMap::new(),
             overrun: 0,
             node: NodeId(Uuid::nil()),
+            store_is_well: true,
         };
         Engine {
             inner: Arc::new(Inner {
@@ -451,6 +452,11 @@ impl Engine {
             triggers: counters.triggers,
             last_check_at: counters.last_check_at,
         }
+    }
+
+    /// Whether the store takes writes: every kind of write that has failed has succeeded since.
+    pub fn store_is_well(&self) -> bool {
+        self.inner.view.borrow().store_is_well
     }
 
     /// How many attempts of an agent run here.

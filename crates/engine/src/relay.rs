@@ -179,6 +179,7 @@ mod tests {
             running: Default::default(),
             overrun: 0,
             node: belfry_core::NodeId(Uuid::nil()),
+            store_is_well: true,
         };
         let store = Arc::new(AnyStore::Memory(Memory::new()));
         let (_sender, view) = watch::channel(view);

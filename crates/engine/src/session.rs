@@ -169,6 +169,7 @@ pub async fn send(
             generation: with.generation,
             mode: with.mode,
             max_concurrent: with.max_concurrent,
+            ..Message::default()
         },
         policy: chat.policy,
         key,

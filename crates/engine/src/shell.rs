@@ -14,6 +14,7 @@ use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
 use belfry_store::{
     AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Snapshot, Store, Stream, Watch,
+    commit_apart, finish_apart,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -48,6 +49,7 @@ pub(crate) struct View {
     pub running: HashMap<String, usize>,
     pub overrun: usize,
     pub node: NodeId,
+    pub store_is_well: bool,
 }
 
 /// What reaches the shell.
@@ -140,6 +142,7 @@ impl Shell {
             view.phase = self.driver.phase();
             view.counters = self.driver.counters();
             view.node = self.driver.node();
+            view.store_is_well = self.driver.store_is_well();
             view.running.clear();
             for agent in self.driver.running() {
                 *view.running.entry(agent.to_owned()).or_default() += 1;
@@ -183,8 +186,8 @@ impl Shell {
                         let (mark, limit) = ahead?;
                         Some(store.due(now.wall, Some(mark), limit).await)
                     };
-                    let (committed, ahead) = tokio::join!(store.commit(now.wall, &commits), read);
-                    Input::Committed { committed, ahead }
+                    let (written, ahead) = tokio::join!(commit_apart(&*store, now.wall, &commits), read);
+                    Input::Committed { written, ahead }
                 });
             }
             Effect::Claim(claim) => {
@@ -211,7 +214,7 @@ impl Shell {
                 }
             }
             Effect::Finish(finishes) => {
-                self.answer(async move { Input::Finished(store.finish(now.wall, &finishes).await) });
+                self.answer(async move { Input::Finished(finish_apart(&*store, now.wall, &finishes).await) });
             }
             Effect::Renew { node, until } => self.renew(node, until),
             Effect::Join { node, until, draining } => {

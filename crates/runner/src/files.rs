@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use belfry_core::model::NodeId;
+use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded};
 use nix::fcntl::OFlag;
 use serde::Deserialize;
 
@@ -18,10 +19,6 @@ use crate::processes::ChildRecord;
 
 /// How much of a result file is read.
 const RESULT_BYTES: u64 = 64 << 10;
-/// How much of a summary is kept.
-const SUMMARY_CHARS: usize = 4_000;
-/// How much of an error is kept.
-const ERROR_CHARS: usize = 4_000;
 /// How often the directory of an attempt is tried to be made.
 const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
@@ -152,7 +149,7 @@ fn read_result(path: &Path) -> Result<Found, String> {
     let usage =
         Usage { tokens: result.tokens, context_window: result.context_window, cost_usd: result.cost_usd };
     Ok(Found {
-        summary: result.summary.map(|summary| clean(&summary, SUMMARY_CHARS)),
+        summary: result.summary.map(|summary| bounded(&summary, SUMMARY_CHARS).into_owned()),
         usage: (usage != Usage::default()).then_some(usage),
     })
 }
@@ -163,15 +160,5 @@ pub(crate) fn one_line(text: &str) -> String {
     for c in text.chars() {
         if c.is_control() { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
-    clean(&escaped, ERROR_CHARS)
-}
-
-/// Text that every store can hold: no NUL, not longer than `chars`.
-pub(crate) fn clean(text: &str, chars: usize) -> String {
-    let mut kept: String =
-        text.chars().take(chars).map(|c| if c == '\0' { char::REPLACEMENT_CHARACTER } else { c }).collect();
-    if text.chars().nth(chars).is_some() {
-        kept.push('…');
-    }
-    kept
+    bounded(&escaped, ERROR_CHARS).into_owned()
 }

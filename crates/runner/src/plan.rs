@@ -191,7 +191,7 @@ fn refused(program: &str, message: String) -> Error {
 
 /// A program's name, fit for one line.
 pub(crate) fn show(program: &str) -> String {
-    crate::files::clean(&program.escape_debug().to_string(), 200)
+    belfry_core::text::bounded(&program.escape_debug().to_string(), 200).into_owned()
 }
 
 fn check_cwd(program: &str, cwd: Option<&str>) -> Result<Option<PathBuf>, Error> {

@@ -1,7 +1,7 @@
 //! What is counted: from what the engine tells, from requests, and from a look at the store now and then. OpenMetrics.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -47,7 +47,6 @@ pub struct Meters {
     oldest: Family<Labels, Reals>,
     listeners: Gauge<i64, AtomicI64>,
     store_up: Gauge<i64, AtomicI64>,
-    store_is_well: AtomicBool,
 }
 
 const FAST: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
@@ -73,7 +72,6 @@ impl Meters {
             oldest: Family::default(),
             listeners: Gauge::default(),
             store_up: Gauge::default(),
-            store_is_well: AtomicBool::new(true),
         };
         meters.store_up.set(1);
         meters.register();
@@ -112,11 +110,6 @@ impl Meters {
         r.register("event_readers", "Who listens to events", self.listeners.clone());
     }
 
-    /// Whether the engine's last word about its store was a good one.
-    pub fn store_is_well(&self) -> bool {
-        self.store_is_well.load(Ordering::Relaxed)
-    }
-
     /// Takes note of a request.
     pub fn request(&self, operation: &str, status: StatusCode, took: Duration) {
         let labels = vec![("operation", operation.to_owned()), ("status", status.as_u16().to_string())];
@@ -129,8 +122,12 @@ impl Meters {
         let reason = || event.reason.clone().unwrap_or_default();
         let count = event.count.unwrap_or(1);
         match event.event {
-            Name::StoreUnavailable => self.set_store(false),
-            Name::StoreAvailable => self.set_store(true),
+            Name::StoreUnavailable => {
+                self.store_up.set(0);
+            }
+            Name::StoreAvailable => {
+                self.store_up.set(1);
+            }
             Name::RunFinished | Name::RunCancelled => {
                 let state = event.state.unwrap_or("cancelled").to_owned();
                 self.runs.get_or_create(&vec![("state", state), ("reason", reason())]).inc();
@@ -160,11 +157,6 @@ impl Meters {
             }
             _ => {}
         }
-    }
-
-    fn set_store(&self, well: bool) {
-        self.store_is_well.store(well, Ordering::Relaxed);
-        self.store_up.set(i64::from(well));
     }
 }
 

@@ -147,6 +147,9 @@ impl From<belfry_store::Error> for Problem {
             )
             .way_out("look, or repeat it with the same Idempotency-Key");
         }
+        if error.is_refused() {
+            return Problem::meaningless("refused", error.to_string());
+        }
         match error.is_retryable() {
             true => Problem::unavailable("store_unavailable", error.to_string()),
             false => Problem::internal(error.to_string()),

@@ -32,7 +32,7 @@ impl Shared {
         }];
         checks.push(self.planner(now));
         let due = tokio::time::timeout(ANSWER_WITHIN, self.store().next_due()).await;
-        let writes = self.meters.store_is_well();
+        let writes = self.engine.store_is_well();
         let (ok, detail, lag) = match due {
             Ok(Ok(due)) if writes => (true, "it answers and takes writes".to_owned(), due),
             Ok(Ok(due)) => (false, "it answers, but takes no writes".to_owned(), due),

@@ -81,6 +81,13 @@ pub enum Error {
         /// Whether the change may have been made all the same.
         ambiguous: bool,
     },
+    /// The store cannot keep something for what it is: it breaks a constraint, is too large or out of range. The same call
+    /// fails again, however well the store is.
+    #[error("the store refused what it was to keep: {detail}")]
+    Refused {
+        /// What, and why.
+        detail: String,
+    },
     /// Something that is stored cannot be understood.
     #[error("the store holds something unexpected: {detail}")]
     Unexpected {
@@ -99,6 +106,11 @@ impl Error {
     /// may go on running here.
     pub fn is_replaced(&self) -> bool {
         matches!(self, Error::Replaced { .. })
+    }
+
+    /// Whether the content of the call was refused: without that content it may succeed.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Error::Refused { .. })
     }
 
     /// Whether the change may have been made although the call failed.

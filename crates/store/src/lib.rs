@@ -7,6 +7,7 @@
 
 mod access;
 mod any;
+mod apart;
 mod error;
 mod hint;
 mod hook;
@@ -19,12 +20,15 @@ mod sessions;
 mod shapes;
 pub mod sqlite;
 mod stats;
+mod storable;
 mod store;
+mod unknown;
 mod views;
 mod watch;
 
 pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
+pub use apart::{Written, commit_apart, finish_apart};
 pub use error::Error;
 pub use hook::{Hooks, Knock, Knocked};
 pub use private::{STATE_FOLDER, secure, secure_folder};

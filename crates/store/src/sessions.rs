@@ -152,7 +152,19 @@ pub struct SessionRecord {
     pub used_at: Timestamp,
 }
 
-/// Adds a message to what its run is given: `messages`, all of them in order, and `text`, all of them joined.
+impl NewMessage {
+    /// What the session's line needs to know of it.
+    pub(crate) fn in_line(&self) -> Message {
+        let text = Value::from(self.text.as_str()).to_string().len();
+        let bytes = text + self.run.payload.to_string().len() + MESSAGE_BYTES;
+        Message { bytes: bytes as u64, ..self.message }
+    }
+}
+
+/// What a message takes in a payload beside its text: its number, its instant, and the names of the keys.
+const MESSAGE_BYTES: usize = 80;
+
+/// Adds a message to the payload that is stored for its run, in `messages`.
 pub(crate) fn add_message(payload: &mut Value, seq: i64, new: &NewMessage) {
     if !payload.is_object() {
         *payload = Value::Object(Map::new());
@@ -164,11 +176,6 @@ pub(crate) fn add_message(payload: &mut Value, seq: i64, new: &NewMessage) {
         );
     }
     map.insert("session".into(), new.session.clone().into());
-    let text = match map.get("text").and_then(Value::as_str) {
-        Some(before) => format!("{before}\n{}", new.text),
-        None => new.text.clone(),
-    };
-    map.insert("text".into(), text.into());
     let mut message = json!({"seq": seq, "text": new.text});
     if let Some(at) = new.message.sent_at {
         message["sent_at"] = at.to_string().into();
@@ -176,6 +183,35 @@ pub(crate) fn add_message(payload: &mut Value, seq: i64, new: &NewMessage) {
     match map.entry("messages").or_insert_with(|| json!([])) {
         Value::Array(messages) => messages.push(message),
         other => *other = json!([message]),
+    }
+}
+
+/// The payload of a run as its attempt and its readers get it. That of messages has `text` as well, all of them joined; it
+/// is not stored beside them.
+pub(crate) fn given(trigger: Trigger, mut payload: Value) -> Value {
+    if trigger == Trigger::Message
+        && let Value::Object(map) = &mut payload
+        && let Some(Value::Array(messages)) = map.get("messages")
+    {
+        let texts: Vec<&str> = messages.iter().filter_map(|message| message.get("text")?.as_str()).collect();
+        let text = texts.join("\n");
+        map.insert("text".into(), text.into());
+    }
+    payload
+}
+
+/// What is stored of a run's payload and trigger, and what of it cannot be read.
+pub(crate) fn read_given(trigger_code: i16, payload: &[u8]) -> (Trigger, Value, Option<String>) {
+    let (trigger, unknown) = match Trigger::from_code(trigger_code) {
+        Some(trigger) => (trigger, None),
+        None => (Trigger::Manual, Some(format!("its stored trigger {trigger_code} is not known"))),
+    };
+    match serde_json::from_slice(payload) {
+        Ok(payload) => (trigger, given(trigger, payload), unknown),
+        Err(error) => {
+            let wrong = format!("its stored payload cannot be read: {error}");
+            (trigger, Value::Object(Map::new()), Some(wrong))
+        }
     }
 }
 

@@ -104,7 +104,7 @@ impl Due {
             cancel_live: plan.cancel_live,
             closed: plan.closed,
             open_skip: plan.open_skip,
-            had_open_skip: self.standing.open_skip.is_some(),
+            open_skip_before: self.standing.open_skip,
             origin: plan.origin,
             runs,
             next,
@@ -125,7 +125,7 @@ impl Due {
             cancel_live: false,
             closed: Vec::new(),
             open_skip: self.standing.open_skip,
-            had_open_skip: self.standing.open_skip.is_some(),
+            open_skip_before: self.standing.open_skip,
             origin: None,
             runs: Vec::new(),
             next: Arm::Exhausted,
@@ -167,8 +167,8 @@ pub struct Commit {
     pub closed: Vec<SkipRange>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
-    /// Whether there were such before.
-    pub had_open_skip: bool,
+    /// Those that were being counted before.
+    pub open_skip_before: Option<SkipRange>,
     /// The first tick, if it was found.
     pub origin: Option<Timestamp>,
     /// Runs to make.
@@ -183,6 +183,21 @@ impl Commit {
     /// The lane that its runs wait in, where it makes some.
     pub(crate) fn lane(&self) -> Option<&str> {
         self.runs.first().map(|run| run.lane.as_str())
+    }
+
+    /// What to commit instead where the plan cannot be stored: its schedule is unarmed, and says why.
+    pub(crate) fn made_invalid(&self, reason: &str) -> Commit {
+        Commit {
+            scope: Scope::Schedule,
+            cancel_live: false,
+            closed: Vec::new(),
+            open_skip: self.open_skip_before,
+            origin: None,
+            runs: Vec::new(),
+            next: Arm::Exhausted,
+            invalid: Some(reason.to_owned()),
+            ..self.clone()
+        }
     }
 
     /// Whether its tick was deferred before.
@@ -392,6 +407,8 @@ pub struct Claimed {
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,
+    /// What of it cannot be read: then it must not be started.
+    pub unreadable: Option<String>,
 }
 
 /// How an attempt ended, and what becomes of its run.
@@ -574,6 +591,14 @@ pub struct RunRecord {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub finished_at: Option<Timestamp>,
+}
+
+impl RunRecord {
+    /// The record with what of it cannot be read, where nothing else went wrong.
+    pub(crate) fn noting(mut self, unreadable: Option<String>) -> RunRecord {
+        self.error = self.error.or(unreadable);
+        self
+    }
 }
 
 /// A schedule as it stands.

@@ -123,6 +123,31 @@ async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
 }
 
+/// A constraint that only a test has: an end with this error is refused.
+const REFUSE_ENDS: &str =
+    "alter table belfry.history add check (error <> 'bad'), add check (summary <> 'bad')";
+
+#[tokio::test]
+async fn an_end_that_is_refused_ends_its_run_and_disturbs_no_other() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client.batch_execute(REFUSE_ENDS).await.unwrap();
+    suite::refusing::ends_that_are_refused(&store).await;
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_disturbs_no_other() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client.batch_execute("set search_path = belfry").await.unwrap();
+    let spoil = async |statement: String| client.batch_execute(&statement).await.unwrap();
+    suite::refusing::rows_that_cannot_be_read(&store, spoil).await;
+}
+
 #[test]
 fn the_suite_notices_what_is_broken_on_purpose() {
     use belfry_store::sabotage::Sabotage;

@@ -80,6 +80,36 @@ async fn what_another_process_writes_is_noticed_within_a_second() {
     assert!(began.elapsed() < std::time::Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
+/// A constraint that only a test has: an end with this error is refused.
+const REFUSE_ENDS: &str =
+    "create trigger refuse before insert on history when new.error = 'bad' or new.summary = 'bad'
+                           begin select raise(abort, 'bad text'); end";
+
+#[tokio::test]
+async fn an_end_that_is_refused_ends_its_run_and_disturbs_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("refusing.db");
+    let store = Sqlite::open(&path).unwrap();
+    rusqlite::Connection::open(&path).unwrap().execute_batch(REFUSE_ENDS).unwrap();
+    suite::refusing::ends_that_are_refused(&store).await;
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_disturbs_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("spoilt.db");
+    let store = Sqlite::open(&path).unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let spoil = async |statement: String| other.execute_batch(&statement).unwrap();
+    suite::refusing::rows_that_cannot_be_read(&store, spoil).await;
+}
+
+#[tokio::test]
+async fn a_command_that_is_refused_fails_no_other_of_its_transaction() {
+    let folder = tempfile::tempdir().unwrap();
+    suite::refusing::many_at_once(&fresh(&folder)).await;
+}
+
 #[test]
 fn the_suite_notices_what_is_broken_on_purpose() {
     use belfry_store::sabotage::Sabotage;

@@ -40,9 +40,11 @@ impl Driver {
         self.effects.push(Effect::Beat(Beat { node: self.node, at: now.wall, lanes, runs, sessions }));
     }
 
-    /// A heartbeat that was not kept is missed: the next one comes in time.
+    /// A heartbeat that was not kept is tried again.
     pub(super) fn beaten(&mut self, now: Now, kept: Result<bool, Error>) {
         self.beater.rest(now, now.mono + self.options.heartbeat);
-        self.answered(now, kept);
+        if self.written(now, Write::Heartbeat, kept).is_none() {
+            self.beater.at = now.mono + self.backoff();
+        }
     }
 }

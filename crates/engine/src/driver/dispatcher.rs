@@ -17,7 +17,7 @@ impl Driver {
             self.later.pop_first();
             self.claim_wanted = true;
         }
-        let wanted = (self.claim_wanted && self.failures == 0) || self.dispatcher.at <= now.mono;
+        let wanted = (self.claim_wanted && self.health.is_well()) || self.dispatcher.at <= now.mono;
         if !wanted || self.dispatcher.busy {
             return;
         }
@@ -73,7 +73,7 @@ impl Driver {
         next: Option<Timestamp>,
     ) {
         self.dispatcher.rest(now, now.mono + self.options.poll_interval);
-        let Some(claimed) = self.answered(now, claimed) else {
+        let Some(claimed) = self.written(now, Write::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff();
             self.claim_wanted = true;
             return;
@@ -97,23 +97,9 @@ impl Driver {
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
         let Some(definitions) = definitions else {
             // Its schedule is unknown: nobody can say what to start.
-            self.endings.push_back(Ending {
-                finish: Finish {
-                    run: claimed.run,
-                    epoch: claimed.epoch,
-                    verdict: Verdict::End {
-                        state: RunState::Cancelled,
-                        reason: Some(Reason::ScheduleRemoved),
-                    },
-                    failed: false,
-                    exit_code: None,
-                    error: None,
-                    summary: None,
-                    usage: None,
-                    arm: None,
-                },
-                took: Duration::ZERO,
-            });
+            let reason = Some(Reason::ScheduleRemoved);
+            let verdict = Verdict::End { state: RunState::Cancelled, reason };
+            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
             return;
         };
         let session = claimed.session().map(str::to_owned);
@@ -134,8 +120,32 @@ impl Driver {
             trace_id: trace,
             work: Arc::new(definitions.agent_definition.work.clone()),
         };
+        let name = definitions.name.clone();
+        self.tasks.insert(
+            claimed.run,
+            Task {
+                epoch: claimed.epoch,
+                attempt: claimed.attempt,
+                max_attempts: claimed.max_attempts,
+                lane: claimed.lane,
+                session: session.clone(),
+                tick_at: claimed.tick_at,
+                started: now.mono,
+                definitions,
+                command: claimed.command,
+                trace,
+                stopping: false,
+                ended: claimed.unreadable.is_some(),
+            },
+        );
+        if let Some(unreadable) = claimed.unreadable {
+            // It is never started: what it would be given is not what somebody asked for.
+            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
+            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, Some(unreadable)));
+            return;
+        }
         let lag = claimed.tick_at.map(|tick| now.wall.duration_since(tick).as_millis().max(0) as u64);
-        let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&definitions.name);
+        let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&name);
         self.note(Event {
             tick_at: claimed.tick_at,
             run_id: Some(claimed.run),
@@ -144,26 +154,9 @@ impl Driver {
             trace_id: Some(trace.simple().to_string()),
             reason: Some(claimed.trigger.as_str().into()),
             lag_ms: lag,
-            session: session.clone(),
+            session,
             ..event
         });
-        self.tasks.insert(
-            claimed.run,
-            Task {
-                epoch: claimed.epoch,
-                attempt: claimed.attempt,
-                max_attempts: claimed.max_attempts,
-                lane: claimed.lane,
-                session,
-                tick_at: claimed.tick_at,
-                started: now.mono,
-                definitions,
-                command: claimed.command,
-                trace,
-                stopping: false,
-                ended: false,
-            },
-        );
         self.counters.triggers += 1;
         self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
         self.effects.push(Effect::Start(Box::new(attempt)));

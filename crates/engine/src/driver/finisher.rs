@@ -38,17 +38,23 @@ impl Driver {
         }
     }
 
-    pub(super) fn finished(&mut self, now: Now, finished: Result<Vec<Finished>, Error>) {
+    pub(super) fn finished(&mut self, now: Now, written: Written<Finish, Finished>) {
         self.finisher.rest(now, now.mono);
-        let endings = std::mem::take(&mut self.finishing);
-        let Some(finished) = self.answered(now, finished) else {
-            // An end is repeated until it is answered.
+        let mut endings = std::mem::take(&mut self.finishing);
+        for (place, finish) in written.changed {
+            endings[place].finish = finish;
+        }
+        if self.written(now, Write::Ends, written.error.map_or(Ok(()), Err)).is_none() {
             self.finisher.at = now.mono + self.backoff();
-            endings.into_iter().rev().for_each(|ending| self.endings.push_front(ending));
-            return;
-        };
-        self.claim_wanted = true;
-        for (ending, finished) in endings.into_iter().zip(finished) {
+        }
+        self.claim_wanted |= written.answers.iter().any(Option::is_some);
+        // An end is repeated until it is answered.
+        let mut again = VecDeque::new();
+        for (ending, finished) in endings.into_iter().zip(written.answers) {
+            let Some(finished) = finished else {
+                again.push_back(ending);
+                continue;
+            };
             let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
             // The end of a run may have armed its schedule.
             match ending.finish.arm {
@@ -62,6 +68,8 @@ impl Driver {
             self.read_breaker_maybe(&task, finished);
             self.note_end(now, &task, ending, finished);
         }
+        again.append(&mut self.endings);
+        self.endings = again;
     }
 
     /// A failure may open a breaker, and any end may change one that is not closed.
@@ -87,7 +95,7 @@ impl Driver {
         command: String,
         history: Result<Vec<Transition>, Error>,
     ) {
-        let Some(history) = self.answered(now, history) else { return };
+        let Some(history) = self.read(now, history) else { return };
         let key = (agent.clone(), command);
         let told = self.breakers.get(&key).map_or(self.started_at, |(told, _)| *told);
         for change in history.iter().filter(|change| change.at > told) {
@@ -143,6 +151,24 @@ impl Driver {
             detail: ending.finish.error.or(ending.finish.summary),
             ..event
         });
+    }
+}
+
+impl Ending {
+    /// The end of an attempt that was claimed and cannot be started.
+    pub(super) fn unstarted(run: RunId, epoch: Epoch, verdict: Verdict, error: Option<String>) -> Ending {
+        let finish = Finish {
+            run,
+            epoch,
+            verdict,
+            failed: false,
+            exit_code: None,
+            error,
+            summary: None,
+            usage: None,
+            arm: None,
+        };
+        Ending { finish, took: Duration::ZERO }
     }
 }
 

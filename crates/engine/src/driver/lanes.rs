@@ -23,7 +23,7 @@ impl Driver {
 
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
         self.lanes.rest(now, now.mono + LANES_EVERY);
-        let Some(lanes) = self.answered(now, lanes) else {
+        let Some(lanes) = self.read(now, lanes) else {
             self.lanes.at = now.mono + self.backoff();
             return;
         };

@@ -23,7 +23,7 @@ impl Driver {
 
     pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
-        let Some(renewed) = self.answered(now, renewed) else {
+        let Some(renewed) = self.written(now, Write::Lease, renewed) else {
             self.renewer.at = now.mono + self.backoff();
             return;
         };
@@ -68,6 +68,7 @@ impl Driver {
         self.stop_all(Stop::LeaseLost);
         self.tasks.clear();
         self.endings.clear();
+        self.nothing_left(&[Write::Ends]);
         self.strays.clear();
         self.node = NodeId((self.new_id)(now.wall));
         self.lease_until = later(now.wall, self.options.lease);
@@ -98,7 +99,7 @@ impl Driver {
         // What was told meanwhile is newer than what was read.
         let is_old = std::mem::take(&mut self.drain_told);
         self.marker.rest(now, now.mono + every);
-        let Some(marks) = self.answered(now, marks) else {
+        let Some(marks) = self.read(now, marks) else {
             self.marker.at = now.mono + MARKS_EVERY;
             return;
         };
@@ -114,6 +115,7 @@ impl Driver {
             return;
         }
         self.draining = draining;
+        self.nothing_left(&[Write::Plans, Write::Claims]);
         self.planner.wake(now);
         self.claim_wanted = true;
         let event = Event::new(now.wall, Level::Info, Name::NodeDraining);

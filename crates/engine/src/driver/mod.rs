@@ -15,7 +15,7 @@ use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token}
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
     Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Marks,
-    Node, Pruned, Renewed, Rescued, Retention,
+    Node, Pruned, Renewed, Rescued, Retention, Written,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -25,6 +25,7 @@ use crate::event::{Event, Level, Name};
 mod beater;
 mod dispatcher;
 mod finisher;
+mod health;
 mod lanes;
 mod lease;
 mod options;
@@ -33,6 +34,7 @@ mod planner;
 mod stopping;
 
 pub use beater::Beat;
+use health::{Health, Write};
 pub use options::{GUEST, Keep, Options, default_lanes};
 
 /// What time it is, twice: decisions look at the wall, waiting at the watch that only goes forward.
@@ -61,7 +63,7 @@ pub enum Input {
     /// Answer to [`Effect::Commit`].
     Committed {
         /// What became of the plans.
-        committed: Result<Vec<Committed>, Error>,
+        written: Written<Commit, Committed>,
         /// What is due behind them, where that was asked for.
         ahead: Option<Result<Vec<Due>, Error>>,
     },
@@ -84,7 +86,7 @@ pub enum Input {
         report: Report,
     },
     /// Answer to [`Effect::Finish`].
-    Finished(Result<Vec<Finished>, Error>),
+    Finished(Written<Finish, Finished>),
     /// Answer to [`Effect::Renew`].
     Renewed {
         /// When it was asked for, by the watch.
@@ -345,7 +347,7 @@ pub struct Driver {
     /// Of breakers, by agent and command: up to when their changes have been told, and whether they were closed then.
     breakers: HashMap<(Arc<str>, String), (Timestamp, bool)>,
     started_at: Timestamp,
-    failures: u32,
+    health: Health,
     counters: Counters,
     effects: Vec<Effect>,
 }
@@ -418,7 +420,7 @@ impl Driver {
             prune_after: None,
             breakers: HashMap::new(),
             started_at: now.wall,
-            failures: 0,
+            health: Health::default(),
             counters: Counters::default(),
             effects: Vec::new(),
             options,
@@ -477,7 +479,7 @@ impl Driver {
         }
         let from_wall =
             |at: Timestamp| Duration::try_from(at.duration_since(now.wall)).unwrap_or(Duration::ZERO);
-        let answers = self.failures == 0;
+        let answers = self.health.is_well();
         if works && answers && !self.planner.busy {
             self.next_due.into_iter().for_each(|at| at_most(from_wall(at)));
         }
@@ -503,6 +505,11 @@ impl Driver {
     /// Whether it is marked to take no new work. One that stops takes none either.
     pub fn is_draining(&self) -> bool {
         self.draining
+    }
+
+    /// Whether the store has taken every kind of write since that kind failed last.
+    pub fn store_is_well(&self) -> bool {
+        self.health.is_well()
     }
 
     /// What it has done so far.
@@ -568,11 +575,11 @@ impl Driver {
                 self.claim_wanted = true;
             }
             Input::Due { due, next } => self.due(now, due, next),
-            Input::Committed { committed, ahead } => self.committed(now, committed, ahead),
+            Input::Committed { written, ahead } => self.committed(now, written, ahead),
             Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
             Input::Lanes(lanes) => self.lanes(now, lanes),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
-            Input::Finished(finished) => self.finished(now, finished),
+            Input::Finished(written) => self.finished(now, written),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
             Input::Marks(marks) => self.marks(now, marks),
             Input::Drain(draining) => {
@@ -588,38 +595,6 @@ impl Driver {
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }
-    }
-
-    // The store's health.
-
-    /// An answer, or nothing where the store did not answer; says when that changes.
-    fn answered<T>(&mut self, now: Now, answer: Result<T, Error>) -> Option<T> {
-        match answer {
-            Ok(answer) => {
-                if self.failures > 0 {
-                    self.failures = 0;
-                    self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
-                }
-                Some(answer)
-            }
-            Err(error) => {
-                if self.failures == 0 {
-                    let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
-                    self.note(Event { detail: Some(error.to_string()), ..event });
-                }
-                if error.is_replaced() {
-                    // Another node may be at work in its place: nothing may run on here, as after the end of the lease.
-                    self.lease_good = now.mono;
-                }
-                self.failures = self.failures.saturating_add(1);
-                None
-            }
-        }
-    }
-
-    /// How long to wait before asking again.
-    fn backoff(&self) -> Duration {
-        Duration::from_millis(100 << self.failures.min(5)).min(self.options.lease / 10)
     }
 
     fn note(&mut self, event: Event) {

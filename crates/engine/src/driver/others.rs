@@ -12,7 +12,7 @@ impl Driver {
 
     pub(super) fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, bool)>, Error>) {
         self.reaper = Loop::from(now.mono + self.options.orphan_check.min(self.options.lease / 3));
-        let Some(nodes) = self.answered(now, nodes) else { return };
+        let Some(nodes) = self.read(now, nodes) else { return };
         self.observed.retain(|id, _| nodes.iter().any(|(node, _)| node.id == *id));
         for (node, gone) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
             let seen = self.observed.entry(node.id).or_insert((node.lease_until, now.mono));
@@ -28,7 +28,7 @@ impl Driver {
     }
 
     pub(super) fn fenced(&mut self, now: Now, node: NodeId, rescued: Result<Option<Rescued>, Error>) {
-        let Some(rescued) = self.answered(now, rescued) else { return };
+        let Some(rescued) = self.written(now, Write::Lease, rescued) else { return };
         let Some(rescued) = rescued else { return };
         self.observed.remove(&node);
         self.claim_wanted = true;
@@ -78,7 +78,10 @@ impl Driver {
 
     pub(super) fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner.rest(now, now.mono + PRUNE_EVERY);
-        let Some(pruned) = self.answered(now, pruned) else { return };
+        let Some(pruned) = self.written(now, Write::Pruning, pruned) else {
+            self.pruner.at = now.mono + self.backoff();
+            return;
+        };
         self.prune_after = pruned.next;
         // Where there is more, others go first.
         if pruned.runs + pruned.skips + pruned.keys + pruned.output >= PRUNE_BATCH {

@@ -5,7 +5,7 @@ use super::*;
 impl Driver {
     pub(super) fn plan_maybe(&mut self, now: Now) {
         // While the store does not answer, `at` alone says when to ask again.
-        let due = self.failures == 0 && self.next_due.is_some_and(|at| at <= now.wall);
+        let due = self.health.is_well() && self.next_due.is_some_and(|at| at <= now.wall);
         if !self.planner.busy && (due || self.planner.at <= now.mono) {
             self.planner.busy = true;
             self.next_due = None;
@@ -18,10 +18,13 @@ impl Driver {
 
     pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
         self.planner.rest(now, now.mono + self.options.poll_interval);
-        let Some(due) = self.answered(now, due) else {
+        let Some(due) = self.read(now, due) else {
             self.planner.at = now.mono + self.backoff();
             return;
         };
+        if due.is_empty() {
+            self.nothing_left(&[Write::Plans]);
+        }
         self.next_due = next;
         self.plan_batch(now, due);
     }
@@ -73,18 +76,17 @@ impl Driver {
     pub(super) fn committed(
         &mut self,
         now: Now,
-        committed: Result<Vec<Committed>, Error>,
+        written: Written<Commit, Committed>,
         ahead: Option<Result<Vec<Due>, Error>>,
     ) {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
-        let committing = self.committing.take();
-        let Some(committed) = self.answered(now, committed) else {
+        let Some((mut commits, names)) = self.committing.take() else { return };
+        let is_whole = self.written(now, Write::Plans, written.error.map_or(Ok(()), Err)).is_some();
+        if !is_whole {
+            // What was not written is read again.
             self.planner.at = now.mono + self.backoff();
-            return;
-        };
-        let Some((commits, names)) = committing else { return };
-        if committed.iter().all(|committed| *committed == Committed::Lost) {
+        } else if written.answers.iter().all(|answer| *answer == Some(Committed::Lost)) {
             // Others plan the same: let them.
             self.planner.at = now.mono + Duration::from_millis(5);
         } else if let Some(Ok(due)) = ahead
@@ -93,7 +95,15 @@ impl Driver {
         {
             self.plan_batch(now, due);
         }
-        let held = commits.iter().zip(&names).zip(&committed).filter(|(_, done)| **done == Committed::Held);
+        if !written.changed.is_empty() {
+            let commits = Arc::make_mut(&mut commits);
+            written.changed.into_iter().for_each(|(place, commit)| commits[place] = commit);
+        }
+        let held = commits
+            .iter()
+            .zip(&names)
+            .zip(&written.answers)
+            .filter(|(_, answer)| **answer == Some(Committed::Held));
         for ((commit, name), _) in held {
             self.note_plan(now.wall, commit, name);
             if commit.cancel_live {

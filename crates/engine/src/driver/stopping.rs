@@ -4,6 +4,7 @@ use super::*;
 
 impl Driver {
     pub(super) fn stop(&mut self, now: Now, timeout: Duration) {
+        self.nothing_left(&[Write::Plans, Write::Claims, Write::Pruning]);
         self.phase = match self.phase {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
             Phase::Draining { .. } => {
@@ -44,7 +45,7 @@ impl Driver {
             // Nothing runs any more, and the store does not take in what has ended: whoever finds this node gone does. One
             // that says nothing may only be slow.
             Phase::Ending { overrun, give_up }
-                if now.mono >= give_up && (self.failures > 0 || now.mono >= give_up + SILENT) =>
+                if now.mono >= give_up && (!self.health.is_well() || now.mono >= give_up + SILENT) =>
             {
                 overrun.max(self.tasks.len()).max(1)
             }

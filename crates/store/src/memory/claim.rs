@@ -8,6 +8,7 @@ use belfry_core::{AgentId, NodeId, RunId, ScheduleId};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
+use crate::sessions::given;
 use crate::shapes::*;
 
 /// A gate, by what it limits.
@@ -120,8 +121,9 @@ impl State {
             tick_at: new.tick_at,
             lane: new.lane.clone(),
             prompt: new.prompt.clone(),
-            payload: new.payload.clone(),
+            payload: given(new.trigger, new.payload.clone()),
             trace_id: new.trace_id,
+            unreadable: None,
         })
     }
 }

@@ -9,11 +9,12 @@ use belfry_time::Timestamp;
 use super::{Memory, State};
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;
+use crate::storable::storable;
 use crate::store::Answer;
 
 impl Hooks for Memory {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
-        let knocked = self.state.lock().knock(now, knock);
+        let knocked = self.state.lock().knock(now, &storable(knock));
         self.hint.after(Ok(knocked), made)
     }
 }

@@ -3,6 +3,7 @@
 use belfry_core::{RunId, RunState};
 
 use super::{Live, ScheduleRow, State};
+use crate::sessions::given;
 use crate::shapes::*;
 use crate::views::*;
 
@@ -31,7 +32,7 @@ impl State {
             error: live.error.clone(),
             summary: None,
             prompt: new.prompt.clone(),
-            payload: new.payload.clone(),
+            payload: given(new.trigger, new.payload.clone()),
             trace_id: new.trace_id,
             created_at: live.created_at,
             started_at: live.started_at,

@@ -20,13 +20,14 @@ mod watch;
 mod why;
 
 pub(crate) use pause::resumed;
-pub(crate) use source::{standing_of, unarmed_until};
+pub(crate) use source::{heals, standing_of, unarmed_until};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
+use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
     SkipRange, Token,
@@ -38,6 +39,7 @@ use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
+use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
 use crate::views::*;
 
@@ -191,6 +193,7 @@ impl Store for Memory {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
+        check_names(agents)?;
         self.hint.after(Ok(self.change(|state| state.apply(now, source, digest, agents))), |_| true)
     }
 
@@ -206,6 +209,7 @@ impl Store for Memory {
         definition: &ScheduleDefinition,
         expect: &Expect,
     ) -> Answer<Put> {
+        check_name(&format!("agent {agent}: schedule"), name)?;
         let put = self.change(|state| state.put_by_api(now, agent, name, definition, expect));
         self.hint.after(Ok(put), Put::is_news)
     }
@@ -226,6 +230,7 @@ impl Store for Memory {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> Answer<PutAgent> {
+        check_names(std::slice::from_ref(agent))?;
         let put = self.change(|state| state.put_agent_by_api(now, agent, whole, expect));
         self.hint.after(Ok(put), PutAgent::is_news)
     }
@@ -251,7 +256,9 @@ impl Store for Memory {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        self.hint.after(Ok(self.change(|state| state.pause(now, schedule, reason, until))), |paused| *paused)
+        let reason = reason.map(clean);
+        let paused = self.change(|state| state.pause(now, schedule, reason.as_deref(), until));
+        self.hint.after(Ok(paused), |paused| *paused)
     }
 
     async fn resume(
@@ -275,17 +282,19 @@ impl Store for Memory {
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
+        let commits = &*all_storable(commits);
+        self.state.lock().check_ticks(commits)?;
         let commit = |commit| self.change(|state| state.commit(now, commit, &self.sabotage));
         let committed: Vec<Committed> = commits.iter().map(commit).collect();
         self.hint.after(Ok(committed), |committed| hint::made_runs(commits, committed))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        self.hint.after(Ok(self.state.lock().enqueue(now, request)), hint::made)
+        self.hint.after(Ok(self.state.lock().enqueue(now, &storable(request))), hint::made)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
-        self.hint.after(Ok(self.change(|state| state.send(now, message))), hint::taken)
+        self.hint.after(Ok(self.change(|state| state.send(now, &storable(message)))), hint::taken)
     }
 
     async fn session(
@@ -295,7 +304,8 @@ impl Store for Memory {
         key: &str,
         verb: SessionVerb,
     ) -> Answer<Option<SessionDone>> {
-        self.hint.after(Ok(self.change(|state| state.session(now, schedule, key, verb))), Option::is_some)
+        let done = self.change(|state| state.session(now, schedule, &clean(key), verb));
+        self.hint.after(Ok(done), Option::is_some)
     }
 
     async fn sessions(
@@ -343,6 +353,7 @@ impl Store for Memory {
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
+        let finishes = &*all_storable(finishes);
         let mut state = self.state.lock();
         let finished = finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect();
         self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))

@@ -9,8 +9,10 @@ use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, TokenKind};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
+use crate::error::Error;
 use crate::sabotage::{Sabotage, Switch};
 use crate::shapes::*;
+use crate::store::Answer;
 
 impl State {
     pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Vec<Due> {
@@ -70,6 +72,26 @@ impl State {
             Scope::Command => scheduled(live) && live.new.command == command,
             Scope::Agent => scheduled(live),
         })
+    }
+
+    /// The tripwire: a tick has one live run, and an id one run. Refuses all of the plans where one would make another.
+    pub(super) fn check_ticks(&self, commits: &[Commit]) -> Answer<()> {
+        for commit in commits {
+            let lives = |run: &NewRun| {
+                self.live.values().any(|live| {
+                    let is_same = live.new.schedule == run.schedule && live.new.tick_at == run.tick_at;
+                    is_same && (live.running.is_some() || !commit.cancel_live)
+                })
+            };
+            let is_taken = |run: &NewRun| self.live.contains_key(&run.id) || self.ended.contains_key(&run.id);
+            let holds = self.schedules.get(&commit.schedule).is_some_and(|row| row.version == commit.version);
+            if let Some(run) = commit.runs.iter().find(|run| holds && (is_taken(run) || lives(run))) {
+                let detail =
+                    format!("run {}: there is a run with that id, or a live one of its tick", run.id);
+                return Err(Error::Refused { detail });
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> Committed {

@@ -47,7 +47,7 @@ impl State {
         row.at_once = new.policy.max_concurrent;
         row.used_at = now;
         let before = row.session;
-        let (took, change) = session::send(&before, &self.line(id), &new.policy, &new.message, now);
+        let (took, change) = session::send(&before, &self.line(id), &new.policy, &new.in_line(), now);
         let generation = before.generation;
         let (run, sent) = match took {
             Took::Full => return Sent::Full,
@@ -167,6 +167,7 @@ impl State {
                 opened_at: live.created_at,
                 not_before: live.not_before,
                 alone: own.alone,
+                bytes: live.new.payload.to_string().len() as u64,
                 turn: false,
             })
         };

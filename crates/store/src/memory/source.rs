@@ -108,9 +108,10 @@ impl State {
         }
         let old = row.record.definition.clone();
         let old_compiled = row.compiled.clone();
+        let heals = heals(&row.record.status, &compiled);
         row.record.definition = definition.clone();
         row.compiled = compiled.clone();
-        if old.timing_key() != definition.timing_key() {
+        if heals || old.timing_key() != definition.timing_key() {
             self.start_revision(now, id, &old_compiled, definition);
         } else if old.options.enabled != definition.options.enabled {
             self.switch(now, id, definition.options.enabled);
@@ -241,6 +242,11 @@ pub(crate) fn unarmed_until(status: &Status, now: Timestamp) -> Option<Timestamp
         Status::Paused { until, .. } => Some(until.map_or(now, |until| until.min(now))),
         Status::Active | Status::Invalid { .. } | Status::Exhausted => None,
     }
+}
+
+/// Whether an edit ends what made a schedule invalid. It then starts a new revision, also where its timing is the same.
+pub(crate) fn heals(status: &Status, compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>) -> bool {
+    matches!(status, Status::Invalid { .. }) && compiled.is_ok()
 }
 
 /// Where a schedule stands by its definition alone, and whether it is armed.

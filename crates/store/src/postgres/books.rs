@@ -219,8 +219,10 @@ async fn write_transition(
 }
 
 pub(super) fn breaker(row: &tokio_postgres::Row) -> Result<Breaker, Fault> {
+    // One that cannot be read counts from zero; the next end writes it anew.
+    let Ok(state) = rows::breaker_state(get(row, "state")?) else { return Ok(Breaker::default()) };
     Ok(Breaker {
-        state: rows::breaker_state(get(row, "state")?)?,
+        state,
         failures: small(get(row, "failures")?),
         opened_at: get(row, "opened_at")?,
         probe: get::<Option<Uuid>>(row, "probe")?.map(RunId),

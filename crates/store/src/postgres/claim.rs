@@ -16,10 +16,11 @@ use uuid::Uuid;
 
 use super::connection::{Fault, Param, Tx};
 use super::lane::{Room, room};
-use super::rows::{self, get, small};
+use super::rows::{get, small};
 use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::sabotage::Sabotage;
+use crate::sessions::read_given;
 use crate::shapes::*;
 use crate::store::Answer;
 
@@ -392,7 +393,8 @@ fn order(row: &Row) -> Result<Order, Fault> {
 }
 
 pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
-    let payload: &str = get(row, "payload")?;
+    let (trigger, payload, unreadable) =
+        read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
     Ok(Claimed {
         run: RunId(get(row, "id")?),
         epoch: get(row, "epoch")?,
@@ -401,12 +403,12 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         agent: get(row, "agent_id")?,
         schedule: get(row, "schedule_id")?,
         command: get(row, "command")?,
-        trigger: rows::trigger(get(row, "trigger")?)?,
+        trigger,
         tick_at: get(row, "tick_at")?,
         lane: lane.to_owned(),
         prompt: get(row, "prompt")?,
-        payload: serde_json::from_str(payload)
-            .map_err(|error| Error::unexpected(format!("a run's payload: {error}")))?,
+        payload,
         trace_id: get(row, "trace_id")?,
+        unreadable,
     })
 }

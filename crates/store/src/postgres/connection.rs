@@ -402,9 +402,16 @@ pub(super) fn error_of(fault: Fault, place: &str) -> Error {
     };
     let detail = words(&error);
     let Some(code) = error.code() else {
-        return Error::Unavailable { detail, ambiguous: false };
+        // What this side could not write or read; the connection is well.
+        return match detail.as_str() {
+            text if text.starts_with("error serializing parameter") => Error::Refused { detail },
+            text if text.starts_with("error deserializing column") => Error::unexpected(detail),
+            _ => Error::Unavailable { detail, ambiguous: false },
+        };
     };
     match &code.code()[..2] {
+        // Wrong data, a broken constraint, a limit of the server.
+        "21" | "22" | "23" | "54" => Error::Refused { detail },
         "53" if *code == SqlState::DISK_FULL => Error::Full { place: place.to_owned() },
         "08" | "28" | "3D" | "40" | "53" | "55" | "57" | "25" => {
             Error::Unavailable { detail, ambiguous: false }

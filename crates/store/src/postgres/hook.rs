@@ -16,10 +16,12 @@ use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;
+use crate::storable::storable;
 use crate::store::Answer;
 
 impl Hooks for Postgres {
     async fn knock(&self, now: Timestamp, request: &Knock) -> Answer<Knocked> {
+        let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.enqueue.run]).await)?;
         let answer = transact!(self, |tx| knock(&mut tx, now, request, &places).await);
         self.tell(answer, made).await

@@ -181,7 +181,7 @@ pub(super) async fn runs(
             " where l.id = any(array(select id from live where id < $1 order by id desc limit $7)) \
              and ($2::text is null or a.name = $2) and ($3::text is null or q.lane = $3) \
              and ($4::timestamptz is null or l.created_at >= $4) \
-             and ($8::text is null or l.trigger = 4 and l.payload::json ->> 'session' = $8) \
+             and ($8::text is null or l.trigger = 4 and session_in(l.payload) = $8) \
              and ($5::bigint >> (case l.state when 2 then 1 else 0 end)) & 1 = 1 order by l.id desc limit $6"
         );
         let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
@@ -194,7 +194,7 @@ pub(super) async fn runs(
             ended_query!("(select * from history where id < $1 order by id desc limit $7)"),
             " where ($2::text is null or h.agent_id = any(array(select id from agents where name = $2))) \
              and ($3::text is null or h.lane = $3) and ($4::timestamptz is null or h.created_at >= $4) \
-             and ($8::text is null or h.trigger = 4 and h.payload::json ->> 'session' = $8) \
+             and ($8::text is null or h.trigger = 4 and session_in(h.payload) = $8) \
              and ($5::bigint >> h.state::integer) & 1 = 1 order by h.id desc limit $6"
         );
         let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
@@ -229,7 +229,7 @@ async fn runs_of(
         ended_query!("history"),
         " where h.id = any(array(select n.id from chain n where n.id < $3)) and ($4::bigint >> h.state::integer) & 1 = 1 \
          and ($5::text is null or h.lane = $5) and ($6::timestamptz is null or h.created_at >= $6) \
-         and ($8::text is null or h.trigger = 4 and h.payload::json ->> 'session' = $8) \
+         and ($8::text is null or h.trigger = 4 and session_in(h.payload) = $8) \
          order by h.id desc limit $7"
     );
     let ended = tx

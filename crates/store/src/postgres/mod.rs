@@ -80,6 +80,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use belfry_core::definition::Scope;
+use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
     SkipRange, Token,
@@ -93,6 +94,7 @@ use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
+use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
 use crate::views::*;
 use crate::{Error, hint};
@@ -276,6 +278,7 @@ impl Store for Postgres {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
+        check_names(agents)?;
         let specs = source::compile_all(agents);
         let answer = verb!(self, LONG_DEADLINE, transaction, |tx| self
             .apply_in(&mut tx, now, source, digest, &specs)
@@ -295,6 +298,7 @@ impl Store for Postgres {
         definition: &ScheduleDefinition,
         expect: &Expect,
     ) -> Answer<Put> {
+        check_name(&format!("agent {agent}: schedule"), name)?;
         let spec = [AgentSpec {
             name: agent.to_owned(),
             definition: AgentDefinition::default(),
@@ -322,6 +326,7 @@ impl Store for Postgres {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> Answer<PutAgent> {
+        check_names(std::slice::from_ref(agent))?;
         let specs = source::compile_all(std::slice::from_ref(agent));
         let answer =
             transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole, expect).await);
@@ -352,7 +357,9 @@ impl Store for Postgres {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        let answer = transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason, until).await);
+        let reason = reason.map(clean);
+        let answer =
+            transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason.as_deref(), until).await);
         self.tell(answer, |paused| *paused).await
     }
 
@@ -379,6 +386,7 @@ impl Store for Postgres {
         if commits.is_empty() {
             return Ok(Vec::new());
         }
+        let commits = &*all_storable(commits);
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
         let answer = self.commit_or_defer(now, commits, &places).await;
@@ -386,12 +394,14 @@ impl Store for Postgres {
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+        let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
         let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
         self.tell(answer, hint::made).await
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        let message = &*storable(message);
         let places = look!(self, |tx| self.places(&mut tx, &[&message.run]).await)?;
         let answer = transact!(self, |tx| self.send_in(&mut tx, now, message, &places).await);
         self.tell(answer, hint::taken).await
@@ -404,6 +414,7 @@ impl Store for Postgres {
         key: &str,
         verb: SessionVerb,
     ) -> Answer<Option<SessionDone>> {
+        let key = &*clean(key);
         let answer = transact!(self, |tx| self.session_in(&mut tx, now, schedule, key, verb).await);
         self.tell(answer, Option::is_some).await
     }
@@ -461,6 +472,7 @@ impl Store for Postgres {
         if finishes.is_empty() {
             return Ok(Vec::new());
         }
+        let finishes = &*all_storable(finishes);
         let unbooked = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
         let answer = match unbooked {
             Ok(Some(answers)) => Ok(answers),

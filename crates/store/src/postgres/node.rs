@@ -11,6 +11,7 @@ use super::finish::{Change, lock_running};
 use super::rows::{self, Live, get};
 use super::session::{left_behind, lines_of};
 use crate::shapes::*;
+use crate::unknown;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
     let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) \
@@ -49,7 +50,7 @@ pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -
         let (run, epoch) = (RunId(get(&row, "id")?), get::<Epoch>(&row, "epoch")?);
         live.push((run, epoch));
         if let Some(reason) = get::<Option<i16>>(&row, "cancel_reason")? {
-            cancels.push((run, epoch, rows::reason(reason)?));
+            cancels.push((run, epoch, unknown::cancel_reason(reason)));
         }
     }
     Ok(Renewed::Held { cancels, live })
@@ -59,7 +60,7 @@ pub(super) async fn marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Marks, Fault> {
     let sql = "select id, epoch, cancel_reason from live \
                where node_id = $1 and cancel_reason is not null and state + 0 = 2 order by id";
     let mark = |row: &Row| {
-        Ok((RunId(get(row, "id")?), get(row, "epoch")?, rows::reason(get(row, "cancel_reason")?)?))
+        Ok((RunId(get(row, "id")?), get(row, "epoch")?, unknown::cancel_reason(get(row, "cancel_reason")?)))
     };
     let cancels = tx.query(sql, &[&id.0]).await?.iter().map(mark).collect::<Result<_, Fault>>()?;
     let found = tx.query("select draining from nodes where id = $1", &[&id.0]).await?;

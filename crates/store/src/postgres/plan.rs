@@ -23,6 +23,7 @@ use crate::Error;
 use crate::memory::compile;
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
+use crate::unknown;
 
 /// A token that is due, with its schedule's state.
 struct Token {
@@ -31,6 +32,7 @@ struct Token {
     edition: i64,
     version: i64,
     standing: Standing,
+    unreadable: Option<String>,
 }
 
 pub(super) async fn next_due(tx: &mut Tx<'_>) -> Result<Option<Timestamp>, Fault> {
@@ -69,6 +71,7 @@ impl Postgres {
                 edition: row.try_get(9)?,
                 version: row.try_get(10)?,
                 standing: Standing { token, origin: row.try_get(11)?, open_skip: rows::open_skip(row)? },
+                unreadable: unknown::timer_kind(get(row, "kind")?).1,
             });
         }
         if tokens.is_empty() {
@@ -86,7 +89,10 @@ impl Postgres {
                 schedule: token.schedule,
                 agent: token.agent,
                 name: cold.name.clone(),
-                compiled: cold.compiled.clone(),
+                compiled: match token.unreadable {
+                    None => cold.compiled.clone(),
+                    Some(words) => Err(Arc::from(words)),
+                },
                 agent_definition: agent.clone(),
                 version: token.version,
                 standing: token.standing,
@@ -355,7 +361,7 @@ async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault
 /// Whether a commit changes more than a token: a plain tick does not.
 fn changes_state(commit: &Commit) -> bool {
     commit.open_skip.is_some()
-        || commit.had_open_skip
+        || commit.open_skip_before.is_some()
         || commit.origin.is_some()
         || commit.invalid.is_some()
         || !matches!(commit.next, Arm::Token(_))

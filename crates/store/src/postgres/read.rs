@@ -130,7 +130,7 @@ impl Postgres {
                        select x.id from sessions x where x.used_at < $1 \
                        and not exists (select 1 from session_runs r where r.session_id = x.id) \
                        and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.trigger = 4 \
-                           and l.payload::json ->> 'session' = x.key) \
+                           and session_in(l.payload) = x.key) \
                        order by x.id limit $2 for update skip locked))";
         let sessions = tx.execute(sql, &[&retention.runs_before, &batch]).await?;
         let (runs, sessions) = (runs.len() as u32 + over, sessions as u32);

@@ -2,18 +2,17 @@
 
 use belfry_core::breaker::{State, TransitionReason};
 use belfry_core::check::Status;
-use belfry_core::{
-    AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
-    Trigger,
-};
+use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, Trigger};
 use belfry_time::Timestamp;
+use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 use uuid::Uuid;
 
 use super::connection::Fault;
-use crate::Error;
+use crate::sessions::read_given;
 use crate::shapes::*;
+use crate::{Error, unknown};
 
 /// The state of a live run that is running; 0 is ready, 1 parked.
 const RUNNING: i16 = 2;
@@ -46,7 +45,9 @@ pub(super) struct Live {
     pub(super) cancel: Option<Reason>,
     pub(super) trigger: Trigger,
     pub(super) prompt: Option<String>,
-    pub(super) payload: String,
+    pub(super) payload: Value,
+    /// What of it cannot be read.
+    pub(super) unreadable: Option<String>,
     pub(super) trace_id: Option<Uuid>,
     pub(super) created_at: Timestamp,
     pub(super) started_at: Option<Timestamp>,
@@ -57,6 +58,8 @@ pub(super) struct Live {
 
 impl Live {
     pub(super) fn read(row: &Row) -> Result<Live, Fault> {
+        let (trigger, payload, unreadable) =
+            read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
         Ok(Live {
             id: RunId(get(row, "id")?),
             state: get(row, "state")?,
@@ -70,10 +73,11 @@ impl Live {
             epoch: get(row, "epoch")?,
             attempt: get(row, "attempt")?,
             max_attempts: get(row, "max_attempts")?,
-            cancel: get::<Option<i16>>(row, "cancel_reason")?.map(reason).transpose()?,
-            trigger: trigger(get(row, "trigger")?)?,
+            cancel: get::<Option<i16>>(row, "cancel_reason")?.map(unknown::cancel_reason),
+            trigger,
             prompt: get(row, "prompt")?,
-            payload: get(row, "payload")?,
+            payload,
+            unreadable,
             trace_id: get(row, "trace_id")?,
             created_at: get(row, "created_at")?,
             started_at: get(row, "started_at")?,
@@ -90,11 +94,11 @@ impl Live {
     /// As a record, with the names that its row has as well.
     pub(super) fn record(row: &Row) -> Result<RunRecord, Fault> {
         let live = Live::read(row)?;
-        Ok(RunRecord { agent_name: get(row, "agent_name")?, name: get(row, "name")?, ..live.nameless()? })
+        Ok(RunRecord { agent_name: get(row, "agent_name")?, name: get(row, "name")?, ..live.nameless() })
     }
 
-    fn nameless(self) -> Result<RunRecord, Fault> {
-        Ok(RunRecord {
+    fn nameless(self) -> RunRecord {
+        let record = RunRecord {
             id: self.id,
             agent: self.agent,
             agent_name: String::new(),
@@ -116,31 +120,35 @@ impl Live {
             error: self.error,
             summary: None,
             prompt: self.prompt,
-            payload: payload(&self.payload)?,
+            payload: self.payload,
             trace_id: self.trace_id,
             created_at: self.created_at,
             started_at: self.started_at,
             finished_at: None,
-        })
+        };
+        record.noting(self.unreadable)
     }
 }
 
 /// A run from history, with its names.
 pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
     let not_before = get(row, "not_before")?;
-    Ok(RunRecord {
+    let (trigger, payload, mut unreadable) =
+        read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
+    let (state, reason) = unknown::ending(get(row, "state")?, get(row, "reason")?, &mut unreadable);
+    let record = RunRecord {
         id: RunId(get(row, "id")?),
         agent: get(row, "agent_id")?,
         agent_name: get(row, "agent_name")?,
         schedule: get(row, "schedule_id")?,
         name: get(row, "name")?,
         command: get(row, "command")?,
-        trigger: trigger(get(row, "trigger")?)?,
+        trigger,
         tick_at: get(row, "tick_at")?,
         due_at: get::<Option<Timestamp>>(row, "due_at")?.unwrap_or(not_before),
         not_before,
-        state: run_state(get(row, "state")?)?,
-        reason: get::<Option<i16>>(row, "reason")?.map(reason).transpose()?,
+        state,
+        reason,
         lane: get(row, "lane")?,
         attempt: small(get(row, "attempt")?),
         max_attempts: small(get(row, "max_attempts")?),
@@ -150,16 +158,13 @@ pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
         error: get(row, "error")?,
         summary: get(row, "summary")?,
         prompt: get(row, "prompt")?,
-        payload: payload(get(row, "payload")?)?,
+        payload,
         trace_id: get(row, "trace_id")?,
         created_at: get(row, "created_at")?,
         started_at: get(row, "started_at")?,
         finished_at: get(row, "finished_at")?,
-    })
-}
-
-fn payload(text: &str) -> Result<serde_json::Value, Fault> {
-    serde_json::from_str(text).map_err(|error| Error::unexpected(format!("a run's payload: {error}")).into())
+    };
+    Ok(record.noting(unreadable))
 }
 
 pub(super) fn node(row: &Row) -> Result<Node, Fault> {
@@ -179,7 +184,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
 /// The token in a row, where there is one.
 pub(super) fn token(row: &Row) -> Result<Option<Token>, Fault> {
     let Some(kind) = get::<Option<i16>>(row, "kind")? else { return Ok(None) };
-    let kind = TokenKind::from_code(kind).ok_or_else(|| unknown("kind of token", kind))?;
+    let (kind, _) = unknown::timer_kind(kind);
     Ok(Some(Token { kind, tick_at: get(row, "token_tick_at")?, due_at: get(row, "due_at")? }))
 }
 
@@ -187,7 +192,7 @@ pub(super) fn token(row: &Row) -> Result<Option<Token>, Fault> {
 pub(super) fn open_skip(row: &Row) -> Result<Option<SkipRange>, Fault> {
     let Some(reason) = get::<Option<i16>>(row, "skip_reason")? else { return Ok(None) };
     Ok(Some(SkipRange {
-        reason: skip_reason(reason)?,
+        reason: unknown::skip_reason(reason),
         from: get(row, "skip_from")?,
         to: get(row, "skip_to")?,
         count: get::<i64>(row, "skip_count")?.unsigned_abs(),
@@ -202,7 +207,7 @@ pub(super) fn status(row: &Row) -> Result<Status, Fault> {
         2 => Status::Disabled,
         3 => Status::Invalid { reason: reason.unwrap_or_default() },
         4 => Status::Exhausted,
-        other => return Err(unknown("status", other)),
+        other => unknown::status(other.into()),
     })
 }
 
@@ -221,7 +226,7 @@ pub(super) fn breaker_state(code: i16) -> Result<State, Fault> {
     [State::Closed, State::Open, State::HalfOpen]
         .into_iter()
         .find(|state| breaker_code(*state) == code)
-        .ok_or_else(|| unknown("state of a breaker", code))
+        .ok_or_else(|| not_known("state of a breaker", code))
 }
 
 pub(super) fn breaker_code(state: State) -> i16 {
@@ -241,7 +246,7 @@ const TRANSITIONS: [TransitionReason; 4] = [
 
 pub(super) fn transition_reason(code: i16) -> Result<TransitionReason, Fault> {
     let found = usize::try_from(code).ok().and_then(|at| TRANSITIONS.get(at));
-    found.copied().ok_or_else(|| unknown("reason of a breaker", code))
+    found.copied().ok_or_else(|| not_known("reason of a breaker", code))
 }
 
 pub(super) fn transition_code(reason: TransitionReason) -> i16 {
@@ -249,22 +254,10 @@ pub(super) fn transition_code(reason: TransitionReason) -> i16 {
 }
 
 pub(super) fn run_state(code: i16) -> Result<RunState, Fault> {
-    RunState::from_code(code).ok_or_else(|| unknown("state of a run", code))
+    RunState::from_code(code).ok_or_else(|| not_known("state of a run", code))
 }
 
-pub(super) fn reason(code: i16) -> Result<Reason, Fault> {
-    Reason::from_code(code).ok_or_else(|| unknown("reason", code))
-}
-
-pub(super) fn skip_reason(code: i16) -> Result<SkipReason, Fault> {
-    SkipReason::from_code(code).ok_or_else(|| unknown("reason of a skip", code))
-}
-
-pub(super) fn trigger(code: i16) -> Result<Trigger, Fault> {
-    Trigger::from_code(code).ok_or_else(|| unknown("trigger", code))
-}
-
-fn unknown(what: &str, code: i16) -> Fault {
+fn not_known(what: &str, code: i16) -> Fault {
     Error::unexpected(format!("{what} {code} is not known")).into()
 }
 

@@ -90,7 +90,7 @@ impl Postgres {
         let sql = "update sessions set at_once = $2, used_at = $3 where id = $1";
         tx.execute(sql, &[&kept.id, &at_once, &now]).await?;
         let line = line(tx, kept.id).await?;
-        let (took, moves) = session::send(&kept.session, &line, &new.policy, &new.message, now);
+        let (took, moves) = session::send(&kept.session, &line, &new.policy, &new.in_line(), now);
         let generation = kept.session.generation;
         let (run, sent) = match took {
             Took::Full => return Ok(Sent::Full),
@@ -280,7 +280,8 @@ async fn kept(
 
 /// The live runs of a session's present generation, in order.
 async fn line(tx: &mut Tx<'_>, id: i64) -> Result<Vec<Place>, Fault> {
-    let sql = "select r.run_id, r.seq, r.alone, l.state, l.parked_on, l.cancel_reason, l.epoch, l.not_before, l.created_at \
+    let sql = "select r.run_id, r.seq, r.alone, l.state, l.parked_on, l.cancel_reason, l.epoch, l.not_before, l.created_at, \
+               octet_length(l.payload) as bytes \
                from session_runs r join live l on l.id = r.run_id where r.session_id = $1 order by r.seq";
     let found = tx.query(sql, &[&id]).await?;
     let place = |row: &Row| {
@@ -298,6 +299,7 @@ async fn line(tx: &mut Tx<'_>, id: i64) -> Result<Vec<Place>, Fault> {
             opened_at: get(row, "created_at")?,
             not_before: get(row, "not_before")?,
             alone: get(row, "alone")?,
+            bytes: u64::from(get::<i32>(row, "bytes")?.unsigned_abs()),
             turn: state != 1 || get::<Option<i64>>(row, "parked_on")?.is_some(),
         })
     };
@@ -384,9 +386,9 @@ pub(super) async fn sessions(
 ) -> Result<Page<SessionRecord, i64>, Fault> {
     let sql = "select x.*, s.name, \
                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state = 2 \
-                      and l.payload::json ->> 'session' = x.key) as active, \
+                      and session_in(l.payload) = x.key) as active, \
                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state <> 2 \
-                      and l.payload::json ->> 'session' = x.key) as queued \
+                      and session_in(l.payload) = x.key) as queued \
                from sessions x join schedules s on s.id = x.schedule_id join agents a on a.id = s.agent_id \
                where x.id > $1 and ($2::text is null or a.name = $2) and ($3::text is null or s.name = $3) \
                    and ($4::text is null or x.key = $4) order by x.id limit $5";

@@ -17,7 +17,7 @@ use super::plan::schedule_definition;
 use super::rows::{self, get, status_columns};
 use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
 use crate::Error;
-use crate::memory::{compile, left_out, standing_of, unarmed_until};
+use crate::memory::{compile, heals, left_out, standing_of, unarmed_until};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -388,12 +388,14 @@ async fn change(
     }
     let old_timing = old.as_ref().map(ScheduleDefinition::timing_key);
     let new_timing = old_timing != Some(spec.definition.timing_key());
-    let revision = known.revision + i64::from(new_timing);
     if new_timing {
         // The token first, in the order of locks.
         clear_token(tx, known.id).await?;
     }
     let locked = lock_state(tx, known.id).await?.ok_or(Fault::Again)?;
+    // An invalid schedule has no token.
+    let new_timing = new_timing || heals(&locked.status, &spec.compiled);
+    let revision = known.revision + i64::from(new_timing);
     if new_timing || !spec.definition.options.enabled {
         give_up(tx, now, &[known.id]).await?;
     }

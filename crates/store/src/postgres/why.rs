@@ -8,11 +8,12 @@ use super::connection::{Fault, Tx};
 use super::list::{ended_query, live_query};
 use super::plan::{cold_of, schedule_definition};
 use super::rows::{self, Live, get};
+use crate::unknown;
 use crate::views::*;
 
 fn range(row: &Row) -> Result<SkipRange, Fault> {
     Ok(SkipRange {
-        reason: rows::skip_reason(get(row, "reason")?)?,
+        reason: unknown::skip_reason(get(row, "reason")?),
         from: get(row, "from_at")?,
         to: get(row, "to_at")?,
         count: get::<i64>(row, "count")?.unsigned_abs(),

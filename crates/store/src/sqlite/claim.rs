@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, admit};
-use belfry_core::{RunId, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::from_json;
-use super::{Done, Verb, bytes, micros, node_bytes, run_id};
+use super::{Done, Verb, bytes, lossy, micros, node_bytes, run_id};
+use crate::sessions::read_given;
 use crate::shapes::*;
 
 /// A ready run: its place in the order, its gates, and what its claim will say. The attempt is still the one before.
@@ -113,7 +114,8 @@ impl Verb<'_> {
         })?;
         let mut served = Vec::new();
         for (id, needs) in all {
-            let needs: Vec<String> = from_json(&needs)?;
+            // A queue that cannot be read is served by nobody.
+            let Ok(needs) = from_json::<Vec<String>>(&needs) else { continue };
             if needs.iter().all(|label| labels.contains(label)) {
                 served.push(id);
             }
@@ -244,7 +246,7 @@ impl Verb<'_> {
 
 fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
     let id: [u8; 16] = row.get(0)?;
-    let payload = row.get_ref(14)?.as_str()?;
+    let (trigger, payload, unreadable) = read_given(row.get(11)?, row.get_ref(14)?.as_bytes()?);
     let claimed = Claimed {
         run: run_id(id),
         epoch: row.get(5)?,
@@ -252,13 +254,14 @@ fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result
         max_attempts: row.get(7)?,
         agent: row.get(8)?,
         schedule: row.get(9)?,
-        command: row.get(10)?,
-        trigger: Trigger::from_code(row.get(11)?).unwrap_or(Trigger::Manual),
+        command: lossy(row, 10)?.unwrap_or_default(),
+        trigger,
         tick_at: row.get::<_, Option<i64>>(12)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()),
         lane: lane.to_owned(),
-        prompt: row.get(13)?,
-        payload: serde_json::from_str(payload).unwrap_or_default(),
+        prompt: lossy(row, 13)?,
+        payload,
         trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
+        unreadable,
     };
     let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
     Ok(Ready {

@@ -11,6 +11,7 @@ use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
 use super::{Done, Verb, bytes, micros, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
+use crate::unknown;
 
 /// A live run, as far as ending it needs to know it.
 struct Ending {
@@ -81,7 +82,7 @@ impl Verb<'_> {
                     run,
                     standing,
                     ours: row.get::<_, i64>(8)? == 2 && Some(row.get(7)?) == epoch,
-                    cancel: row.get::<_, Option<i16>>(9)?.and_then(Reason::from_code),
+                    cancel: row.get::<_, Option<i16>>(9)?.map(unknown::cancel_reason),
                     agent: row.get(10)?,
                     schedule: row.get(11)?,
                     tick_at: row.get(12)?,

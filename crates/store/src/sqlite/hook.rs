@@ -9,11 +9,12 @@ use rusqlite::params;
 use super::{Done, Sqlite, Verb, micros, run_id};
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;
+use crate::storable::storable;
 use crate::store::Answer;
 
 impl Hooks for Sqlite {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
-        let knock = knock.clone();
+        let knock = storable(knock).into_owned();
         let answer = self.write(move |verb| verb.knock(now, &knock)).await;
         self.shared.hint.after(answer, made)
     }

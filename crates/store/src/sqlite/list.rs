@@ -5,13 +5,15 @@ use std::borrow::Cow;
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::When;
-use belfry_core::{Reason, RunId, RunState, ScheduleDefinition, ScheduleId, Trigger};
+use belfry_core::{RunId, RunState, ScheduleDefinition, ScheduleId};
 use rusqlite::{Row, params};
 
 use super::plan::{open_skip_of, token_of};
 use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
+use super::{Done, Verb, bytes, instant, lossy, maybe_instant, micros, node_id, run_id};
+use crate::sessions::read_given;
 use crate::shapes::*;
+use crate::unknown;
 use crate::views::*;
 
 /// Ended runs with their names.
@@ -33,35 +35,38 @@ pub(super) fn live_query(condition: &str) -> String {
 /// A row of live or ended runs as a record.
 pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
     let not_before = instant(row, "not_before")?;
-    let payload = row.get_ref("payload")?.as_str_or_null()?;
-    Ok(RunRecord {
+    let payload = row.get_ref("payload")?.as_bytes_or_null()?.unwrap_or(b"{}");
+    let (trigger, payload, mut unreadable) = read_given(row.get("trigger")?, payload);
+    let (state, reason) = unknown::ending(row.get("state")?, row.get("reason")?, &mut unreadable);
+    let record = RunRecord {
         id: run_id(row.get("id")?),
         agent: row.get("agent_id")?,
         agent_name: row.get("agent_name")?,
         schedule: row.get("schedule_id")?,
         name: row.get("name")?,
-        command: row.get("command")?,
-        trigger: Trigger::from_code(row.get("trigger")?).unwrap_or(Trigger::Manual),
+        command: lossy(row, "command")?.unwrap_or_default(),
+        trigger,
         tick_at: maybe_instant(row, "tick_at")?,
         due_at: maybe_instant(row, "due_at")?.unwrap_or(not_before),
         not_before,
-        state: RunState::from_code(row.get("state")?).unwrap_or(RunState::Pending),
-        reason: row.get::<_, Option<i16>>("reason")?.and_then(Reason::from_code),
+        state,
+        reason,
         lane: row.get("lane")?,
         attempt: row.get("attempt")?,
         max_attempts: row.get("max_attempts")?,
         epoch: row.get("epoch")?,
         node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(node_id),
         exit_code: row.get("exit_code")?,
-        error: row.get("error")?,
-        summary: row.get("summary")?,
-        prompt: row.get("prompt")?,
-        payload: serde_json::from_str(payload.unwrap_or("{}")).unwrap_or_default(),
+        error: lossy(row, "error")?,
+        summary: lossy(row, "summary")?,
+        prompt: lossy(row, "prompt")?,
+        payload,
         trace_id: row.get::<_, Option<[u8; 16]>>("trace_id")?.map(uuid::Uuid::from_bytes),
         created_at: instant(row, "created_at")?,
         started_at: maybe_instant(row, "started_at")?,
         finished_at: maybe_instant(row, "finished_at")?,
-    })
+    };
+    Ok(record.noting(unreadable))
 }
 
 /// Schedules with all that a record says.
@@ -208,7 +213,7 @@ impl Verb<'_> {
         };
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
-               and (?8 is null or l.trigger = 4 and l.payload ->> 'session' = ?8)
+               and (?8 is null or l.trigger = 4 and case when json_valid(l.payload) then l.payload ->> 'session' end = ?8)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
         let live = if filter.wants_live() {
             scan("live", live_query(condition).into())?
@@ -218,7 +223,7 @@ impl Verb<'_> {
         let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
                join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
              where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
-               and (?8 is null or h.trigger = 4 and h.payload ->> 'session' = ?8)
+               and (?8 is null or h.trigger = 4 and case when json_valid(h.payload) then h.payload ->> 'session' end = ?8)
                and (?5 >> h.state) & 1 order by h.id desc limit ?6";
         let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))
@@ -306,7 +311,7 @@ impl Verb<'_> {
         )?;
         let mut entries = Vec::new();
         for (entry, text, moved) in found {
-            let breaker: Breaker = from_json(&text)?;
+            let breaker: Breaker = from_json(&text).unwrap_or_default();
             if moved || breaker != Breaker::default() {
                 entries.push(BreakerEntry { breaker, ..entry });
             }

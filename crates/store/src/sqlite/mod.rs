@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
+use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
     SkipRange,
@@ -51,6 +52,7 @@ use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
+use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
 use crate::views::*;
 use identity::{Identity, ServerLock};
@@ -462,6 +464,11 @@ fn maybe_instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Opti
     Ok(row.get::<_, Option<i64>>(column)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
 }
 
+/// A stored text, also where it is not UTF-8: then with replacement characters.
+fn lossy(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<Option<String>> {
+    Ok(row.get_ref(column)?.as_bytes_or_null()?.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
 /// A stored id of a run.
 fn run_id(bytes: [u8; 16]) -> RunId {
     RunId(uuid::Uuid::from_bytes(bytes))
@@ -487,6 +494,7 @@ impl Store for Sqlite {
         digest: &str,
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
+        check_names(agents)?;
         let (source, digest, agents) = (source.to_owned(), digest.to_owned(), agents.to_vec());
         let answer = self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await;
         self.shared.hint.after(answer, |_| true)
@@ -508,6 +516,7 @@ impl Store for Sqlite {
         definition: &ScheduleDefinition,
         expect: &Expect,
     ) -> Answer<Put> {
+        check_name(&format!("agent {agent}: schedule"), name)?;
         let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition, &expect)).await;
@@ -532,6 +541,7 @@ impl Store for Sqlite {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> Answer<PutAgent> {
+        check_names(std::slice::from_ref(agent))?;
         let agent = agent.clone();
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole, &expect)).await;
@@ -562,7 +572,7 @@ impl Store for Sqlite {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Answer<bool> {
-        let reason = reason.map(str::to_owned);
+        let reason = reason.map(|reason| clean(reason).into_owned());
         let answer = self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await;
         self.shared.hint.after(answer, |paused| *paused)
     }
@@ -590,20 +600,20 @@ impl Store for Sqlite {
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
-        let own = commits.to_vec();
+        let own = all_storable(commits).into_owned();
         let committed =
             self.write(move |verb| own.iter().map(|commit| verb.commit_and_arm(now, commit)).collect()).await;
         self.shared.hint.after(committed, |committed: &Vec<Committed>| hint::made_runs(commits, committed))
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        let request = request.clone();
+        let request = storable(request).into_owned();
         let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
         self.shared.hint.after(answer, hint::made)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
-        let message = message.clone();
+        let message = storable(message).into_owned();
         let answer = self.write(move |verb| verb.send(now, &message)).await;
         self.shared.hint.after(answer, hint::taken)
     }
@@ -615,7 +625,7 @@ impl Store for Sqlite {
         key: &str,
         verb: SessionVerb,
     ) -> Answer<Option<SessionDone>> {
-        let key = key.to_owned();
+        let key = clean(key).into_owned();
         let answer = self.write(move |at_work| at_work.session(now, schedule, &key, verb)).await;
         self.shared.hint.after(answer, Option::is_some)
     }
@@ -671,7 +681,7 @@ impl Store for Sqlite {
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
-        let finishes = finishes.to_vec();
+        let finishes = all_storable(finishes).into_owned();
         let answer =
             self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await;
         self.shared.hint.after(answer, |finished| hint::ended(finished))

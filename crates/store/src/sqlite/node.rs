@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::source::{from_json, to_json};
 use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
 use crate::shapes::*;
+use crate::unknown;
 
 impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
@@ -47,7 +48,7 @@ impl Verb<'_> {
                 Ok((
                     run_id(row.get(0)?),
                     row.get::<_, Epoch>(1)?,
-                    row.get::<_, Option<i16>>(2)?.and_then(Reason::from_code),
+                    row.get::<_, Option<i16>>(2)?.map(unknown::cancel_reason),
                 ))
             },
         )?;
@@ -61,7 +62,7 @@ impl Verb<'_> {
         let marked = self.rows(
             "select id, epoch, cancel_reason from live where node_id = ? and cancel_reason is not null and state = 2 order by id",
             [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get(1)?, Reason::from_code(row.get(2)?))),
+            |row| Ok((run_id(row.get(0)?), row.get(1)?, Some(unknown::cancel_reason(row.get(2)?)))),
         )?;
         let draining =
             self.row("select draining from nodes where id = ?", [node_bytes(id)], |row| row.get(0))?;
@@ -123,7 +124,7 @@ impl Verb<'_> {
             "select id, case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
                     then 27 else cancel_reason end, attempt >= max_attempts, trace_id from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.and_then(Reason::from_code), row.get::<_, bool>(2)?, row.get::<_, Option<[u8; 16]>>(3)?)),
+            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.map(unknown::cancel_reason), row.get::<_, bool>(2)?, row.get::<_, Option<[u8; 16]>>(3)?)),
         )?;
         let mut rescued = Rescued::default();
         for (run, cancel, last, trace) in runs {
@@ -154,7 +155,7 @@ impl Verb<'_> {
                 "select case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
                     then 27 else cancel_reason end from live where id = ? and state = 2 and node_id = ? and epoch = ?",
                 params![bytes(*run), node_bytes(node), epoch],
-                |row| Ok(row.get::<_, Option<i16>>(0)?.and_then(Reason::from_code)),
+                |row| Ok(row.get::<_, Option<i16>>(0)?.map(unknown::cancel_reason)),
             )?;
             let Some(cancel) = cancel else { continue };
             given_back += 1;

@@ -9,7 +9,7 @@ use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::plan::Standing;
 use belfry_core::{
-    AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
+    AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, TokenKind,
 };
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -18,6 +18,7 @@ use super::source::{GATE_AGENT, GATE_TURN, from_json, to_json};
 use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
+use crate::unknown;
 
 impl Verb<'_> {
     pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Done<Vec<Due>> {
@@ -28,6 +29,7 @@ impl Verb<'_> {
             definition: String,
             version: i64,
             standing: Standing,
+            unreadable: Option<String>,
         }
         let after = after.map_or((i64::MIN, i64::MIN), |(due_at, schedule)| (micros(due_at), schedule));
         let rows = self.rows(
@@ -45,13 +47,17 @@ impl Verb<'_> {
                     definition: row.get("definition")?,
                     version: row.get("version")?,
                     standing,
+                    unreadable: unknown::timer_kind(row.get("kind")?).1,
                 })
             },
         )?;
         let mut agents: HashMap<AgentId, (Arc<AgentDefinition>, Option<Budget>)> = HashMap::new();
         let mut due = Vec::with_capacity(rows.len());
         for row in rows {
-            let compiled = self.compile(row.id, &row.name, &row.definition);
+            let compiled = match row.unreadable {
+                None => self.compile(row.id, &row.name, &row.definition),
+                Some(words) => Err(Arc::from(words)),
+            };
             if let std::collections::hash_map::Entry::Vacant(place) = agents.entry(row.agent) {
                 let definition = self.agent_definition(row.agent)?.unwrap_or_default();
                 let budget = if definition.budget.is_some() { self.budget_of(row.agent)? } else { None };
@@ -185,7 +191,7 @@ impl Verb<'_> {
         for run in &commit.runs {
             self.insert_run(now, run)?;
         }
-        if commit.had_open_skip || commit.open_skip.is_some() {
+        if commit.open_skip_before.is_some() || commit.open_skip.is_some() {
             let open = commit.open_skip;
             self.execute(
                 "update schedule_state set skip_reason = ?, skip_from = ?, skip_to = ?, skip_count = ? where schedule_id = ?",
@@ -245,7 +251,8 @@ impl Verb<'_> {
             params![agent, command],
             |row| row.get::<_, String>(0),
         )?;
-        text.map_or(Ok(Breaker::default()), |text| from_json(&text))
+        // One that cannot be read counts from zero; the next end writes it anew.
+        Ok(text.and_then(|text| from_json(&text).ok()).unwrap_or_default())
     }
 
     pub(super) fn put_breaker(
@@ -426,13 +433,13 @@ impl Verb<'_> {
 }
 
 pub(super) fn token_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Token> {
-    let kind = TokenKind::from_code(row.get("kind")?).unwrap_or(TokenKind::Tick);
+    let (kind, _) = unknown::timer_kind(row.get("kind")?);
     Ok(Token { kind, tick_at: instant(row, "tick_at")?, due_at: instant(row, "due_at")? })
 }
 
 pub(super) fn open_skip_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<SkipRange>> {
     let reason: Option<i16> = row.get("skip_reason")?;
-    let Some(reason) = reason.and_then(SkipReason::from_code) else { return Ok(None) };
+    let Some(reason) = reason.map(unknown::skip_reason) else { return Ok(None) };
     let count: i64 = row.get("skip_count")?;
     Ok(Some(SkipRange {
         reason,

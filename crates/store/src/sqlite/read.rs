@@ -57,7 +57,7 @@ impl Verb<'_> {
             params![agent, command],
             |row| row.get::<_, String>(0),
         )?;
-        let history = log.iter().map(|text| from_json(text)).collect::<Done<Vec<_>>>()?;
+        let history = log.iter().filter_map(|text| from_json(text).ok()).collect();
         Ok(BreakerRecord { breaker: self.breaker_of(agent, command)?, history })
     }
 
@@ -119,7 +119,7 @@ impl Verb<'_> {
             "delete from sessions where id in
                (select id from sessions x where used_at < ? and not exists (select 1 from session_runs r where r.session_id = x.id)
                 and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.trigger = 4
-                    and l.payload ->> 'session' = x.key)
+                    and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key)
                 order by id limit ?)",
             params![micros(retention.runs_before), retention.batch],
         )?;

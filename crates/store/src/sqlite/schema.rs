@@ -138,6 +138,12 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> Error {
             | ErrorCode::ReadOnly
             | ErrorCode::SystemIoFailure,
         ) => Error::Unavailable { detail: format!("{place}: {error}"), ambiguous: false },
+        Some(ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::TooBig) => {
+            Error::Refused { detail: error.to_string() }
+        }
+        None if matches!(error, rusqlite::Error::ToSqlConversionFailure(_)) => {
+            Error::Refused { detail: error.to_string() }
+        }
         _ => Error::unexpected(format!("{place}: {error}")),
     }
 }

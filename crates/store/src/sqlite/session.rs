@@ -49,7 +49,7 @@ impl Verb<'_> {
             params![at_once, micros(now), kept.id],
         )?;
         let line = self.line(kept.id)?;
-        let (took, change) = session::send(&kept.session, &line, &new.policy, &new.message, now);
+        let (took, change) = session::send(&kept.session, &line, &new.policy, &new.in_line(), now);
         let generation = kept.session.generation;
         let (run, sent) = match took {
             Took::Full => return Ok(Sent::Full),
@@ -158,7 +158,8 @@ impl Verb<'_> {
     /// The live runs of a session's present generation, in order.
     fn line(&self, id: i64) -> Done<Vec<Place>> {
         self.rows(
-            "select r.run_id, r.seq, r.alone, l.state, l.parked_on, l.cancel_reason, l.epoch, l.not_before, l.created_at
+            "select r.run_id, r.seq, r.alone, l.state, l.parked_on, l.cancel_reason, l.epoch, l.not_before, l.created_at,
+                    octet_length(l.payload) as bytes
              from session_runs r join live l on l.id = r.run_id where r.session_id = ? order by r.seq",
             [id],
             |row| {
@@ -176,6 +177,7 @@ impl Verb<'_> {
                     opened_at: instant(row, "created_at")?,
                     not_before: instant(row, "not_before")?,
                     alone: row.get("alone")?,
+                    bytes: row.get::<_, i64>("bytes")?.unsigned_abs(),
                     turn: state != 1 || parked.is_some(),
                 })
             },
@@ -264,9 +266,9 @@ impl Verb<'_> {
         let items = self.rows(
             "select x.*, s.name,
                     (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state = 2
-                       and l.payload ->> 'session' = x.key) as active,
+                       and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key) as active,
                     (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state <> 2
-                       and l.payload ->> 'session' = x.key) as queued
+                       and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key) as queued
              from sessions x join schedules s on s.id = x.schedule_id join agents a on a.id = s.agent_id
              where x.id > ?1 and (?2 is null or a.name = ?2) and (?3 is null or s.name = ?3) and (?4 is null or x.key = ?4)
              order by x.id limit ?5",

@@ -10,7 +10,7 @@ use rusqlite::params;
 
 use super::{Compiled, Done, Verb, micros, run_id};
 use crate::error::Error;
-use crate::memory::{left_out, standing_of, unarmed_until};
+use crate::memory::{heals, left_out, standing_of, unarmed_until};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -142,7 +142,10 @@ impl Verb<'_> {
             params![definition.options.delete_after_run, id],
         )?;
         let compiled = self.compile(id, name, &text);
-        if old.timing_key() != definition.timing_key() {
+        let status = self
+            .row("select * from schedule_state where schedule_id = ?", [id], status_of)?
+            .unwrap_or(Status::Active);
+        if heals(&status, &compiled) || old.timing_key() != definition.timing_key() {
             self.start_revision(now, id, &text, &old_compiled, &compiled, definition)?;
         } else if old.options.enabled != definition.options.enabled {
             self.switch(now, id, definition.options.enabled, &compiled)?;
@@ -367,8 +370,9 @@ pub(super) fn status_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Status> {
         1 => Status::Paused { reason, until: super::maybe_instant(row, "status_until")? },
         2 => Status::Disabled,
         3 => Status::Invalid { reason: reason.unwrap_or_default() },
+        STATUS_ACTIVE => Status::Active,
         STATUS_EXHAUSTED => Status::Exhausted,
-        _ => Status::Active,
+        other => crate::unknown::status(other),
     })
 }
 

@@ -1,6 +1,6 @@
 //! What became of ticks, and what schedules were.
 
-use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, SkipReason};
+use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
@@ -8,11 +8,12 @@ use super::list::{ENDED, live_query, record};
 use super::plan::open_skip_of;
 use super::source::{from_json, status_of};
 use super::{Done, Verb, instant, micros};
+use crate::unknown;
 use crate::views::*;
 
 fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
     Ok(SkipRange {
-        reason: SkipReason::from_code(row.get("reason")?).unwrap_or(SkipReason::Disabled),
+        reason: unknown::skip_reason(row.get("reason")?),
         from: instant(row, "from_tick")?,
         to: instant(row, "to_tick")?,
         count: row.get::<_, i64>("count")? as u64,

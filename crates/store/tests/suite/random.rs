@@ -169,7 +169,7 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
 impl<'a, S: Store> Side<'a, S> {
     fn new(store: &'a S) -> Side<'a, S> {
         Side {
-            world: World::new(store),
+            world: World { odd: true, ..World::new(store) },
             names: BTreeMap::new(),
             claimed: Vec::new(),
             kept: Vec::new(),
@@ -258,7 +258,14 @@ impl<'a, S: Store> Side<'a, S> {
                     Outcome::Cancelled(Reason::Requested),
                     Outcome::Shutdown,
                 ][*outcome];
-                format!("{:?}", self.world.finish(&claimed, outcome).await)
+                let mut finish = self.world.outcome(&claimed, outcome);
+                if let Some(odd) = odd_text(*which) {
+                    finish.error = finish.error.map(|error| error + &odd);
+                    finish.summary = Some(odd);
+                } else if which % 100 == 99 {
+                    finish.error = finish.error.map(|_| "x".repeat(1 << 20));
+                }
+                format!("{:?}", self.world.store.finish(now, &[finish]).await.unwrap())
             }
             Operation::Cancel(which) => {
                 let Some(run) = self.runs.get(which % self.runs.len().max(1)).copied() else {
@@ -303,7 +310,8 @@ impl<'a, S: Store> Side<'a, S> {
             Operation::Pause(which, until) => match store.schedule(NAMES[*which]).await.unwrap() {
                 Some(record) => {
                     let until = until.map(|ms| now + SignedDuration::from_millis(ms));
-                    format!("{}", store.pause(now, record.id, Some("because"), until).await.unwrap())
+                    let reason = odd_text(*which).unwrap_or_else(|| "because".into());
+                    format!("{}", store.pause(now, record.id, Some(&reason), until).await.unwrap())
                 }
                 None => "none".into(),
             },
@@ -420,9 +428,10 @@ impl<'a, S: Store> Side<'a, S> {
     async fn send(&mut self, name: &str, session: &str, how: usize) -> String {
         let now = self.world.now;
         let Some(record) = self.world.store.schedule(name).await.unwrap() else { return "none".into() };
+        let text = odd_text(how).unwrap_or_else(|| format!("message {how}"));
         let sent = self
             .world
-            .send(name, session, &format!("message {how}"), |new| match how {
+            .send(name, session, &text, |new| match how {
                 0 => new.message.mode = Some(Mode::Interrupt),
                 1 => new.message.max_concurrent = Some(3),
                 2 => new.message.sent_at = Some(now - SignedDuration::from_secs(90)),

@@ -41,6 +41,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     super::nodes::all(&fresh).await;
     super::sessions::all(&fresh).await;
     super::pruning::all(&fresh).await;
+    super::refusing::all(&fresh).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {

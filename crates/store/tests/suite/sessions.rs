@@ -13,6 +13,7 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     sessions_are_serial_and_apart(&fresh().await).await;
     rapid_messages_are_one_run(&fresh().await).await;
+    a_run_holds_no_more_than_max_bytes(&fresh().await).await;
     a_full_queue_drops_by_its_policy(&fresh().await).await;
     stops_end_what_they_say(&fresh().await).await;
     a_reset_begins_a_new_generation(&fresh().await).await;
@@ -24,6 +25,31 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
 
 fn talkers(value: serde_json::Value) -> Vec<AgentSpec> {
     vec![agent("bot", unlimited(), &[("talk", chat(value))])]
+}
+
+async fn a_run_holds_no_more_than_max_bytes<S: Store>(store: &S) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let chat = serde_json::json!({"debounce": "10s", "max_bytes": "64KiB", "max_concurrent": 50, "cap": 50});
+    world.apply(&talkers(chat)).await;
+    // 20 KiB fit three times with what stands around them; control characters take six bytes each in JSON.
+    let texts: Vec<String> =
+        (0..12).map(|n| if n < 9 { "x".repeat(20 << 10) } else { "\u{1}".repeat(20 << 10) }).collect();
+    for text in &texts {
+        assert!(matches!(world.send("bot/talk", "k", text, |_| ()).await, Sent::Taken { .. }));
+    }
+    world.send("bot/talk", "k", "a small one", |_| ()).await;
+    world.advance(60_000);
+    let claimed = world.claim(node, 50).await;
+    let counts: Vec<usize> =
+        claimed.iter().map(|claimed| claimed.payload["messages"].as_array().unwrap().len()).collect();
+    assert_eq!(counts, [3, 3, 3, 1, 1, 1, 1], "what is larger alone has a run of its own");
+    assert_eq!(claimed[0].payload["text"], texts[..3].join("\n"), "given, not stored beside the messages");
+    let run = store.run(claimed[0].run).await.unwrap().unwrap();
+    assert_eq!(run.payload, claimed[0].payload);
+    world.complete(&claimed[0]).await;
+    assert_eq!(store.run(claimed[0].run).await.unwrap().unwrap().payload, claimed[0].payload);
+    world.assert_whole().await;
 }
 
 fn run_of(sent: &Sent) -> RunId {

@@ -11,7 +11,9 @@ use uuid::Uuid;
 pub struct World<'a, S> {
     pub store: &'a S,
     pub now: Timestamp,
-    ids: u128,
+    pub ids: u128,
+    /// Whether some of its texts are odd.
+    pub odd: bool,
 }
 
 pub fn start() -> Timestamp {
@@ -30,6 +32,17 @@ pub fn agent(name: &str, definition: AgentDefinition, schedules: &[(&str, Schedu
 
 pub fn schedule(when: When, options: Options) -> ScheduleDefinition {
     ScheduleDefinition { when, options }
+}
+
+/// Text that stores might keep differently; mostly none.
+pub fn odd_text(n: usize) -> Option<String> {
+    match n % 12 {
+        0 => Some("a\0b".into()),
+        1 => Some("\u{FFFF}\u{1}\u{FFFD}\r\n\u{2028}".into()),
+        2 => Some("ü\0".repeat(2_100)),
+        3 => Some("\\u0000 \\ud800".into()),
+        _ => None,
+    }
 }
 
 /// By age alone.
@@ -170,7 +183,9 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
                 ("hook", ScheduleDefinition::new(When::Webhook(serde_json::json!({})))),
                 (
                     "talk",
-                    chat(serde_json::json!({"cap": 2, "debounce": "5s", "max_concurrent": 1 + variant % 2})),
+                    chat(
+                        serde_json::json!({"cap": 2, "debounce": "5s", "max_concurrent": 1 + variant % 2, "max_bytes": "1KiB"}),
+                    ),
                 ),
                 ("broken", cron(if variant % 3 == 1 { "0 0 30 2 *" } else { "30 * * * *" })),
             ],
@@ -187,7 +202,7 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
 
 impl<'a, S: Store> World<'a, S> {
     pub fn new(store: &'a S) -> World<'a, S> {
-        World { store, now: start(), ids: 0 }
+        World { store, now: start(), ids: 0, odd: false }
     }
 
     /// Ids from another range, so that they do not repeat from one process to the next.
@@ -311,7 +326,11 @@ impl<'a, S: Store> World<'a, S> {
             .into_iter()
             .find(|spec| name.starts_with(&spec.name))
             .map_or_else(AgentDefinition::default, |spec| spec.definition);
-        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, self.now);
+        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &definition, self.now);
+        if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
+            run.payload = serde_json::json!({"odd": odd});
+            run.prompt = Some(odd);
+        }
         let key = key.map(|(key, body)| Key {
             key: key.into(),
             body_hash: vec![body],

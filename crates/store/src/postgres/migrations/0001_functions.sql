@@ -410,6 +410,14 @@ begin
     end if;
 end $$;
 
+-- The key of a message's session; none where its payload cannot be read.
+create function session_in(payload text) returns text language plpgsql immutable as $$
+begin
+    return payload::json ->> 'session';
+exception when others then
+    return null;
+end $$;
+
 -- How many runs wait in a lane.
 create function waiting_in(which text) returns bigint language plpgsql as $$
 declare

@@ -1,0 +1,89 @@
+//! The store's health, as this node sees it.
+//!
+//! The store is well until a call fails, and well again once each kind of write that has failed has succeeded, or has nothing
+//! left to write. Reads tell nothing good: a full disk still answers them. A failed read is followed by a renewal of the lease,
+//! which is a write.
+
+use super::*;
+
+/// Writes that are repeated until they succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Write {
+    Plans,
+    Claims,
+    Ends,
+    Lease,
+    Heartbeat,
+    Pruning,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    /// Kinds of writes that failed and have not succeeded since.
+    failing: BTreeSet<Write>,
+    /// Calls that failed since the store was well.
+    failures: u32,
+}
+
+impl Health {
+    pub(super) fn is_well(&self) -> bool {
+        self.failing.is_empty()
+    }
+}
+
+impl Driver {
+    /// The answer to a read, or nothing where it failed.
+    pub(super) fn read<T>(&mut self, now: Now, answer: Result<T, Error>) -> Option<T> {
+        answer.map_err(|error| self.store_failed(now, Write::Lease, &error)).ok()
+    }
+
+    /// The answer to a write, or nothing where it failed.
+    pub(super) fn written<T>(&mut self, now: Now, kind: Write, answer: Result<T, Error>) -> Option<T> {
+        match answer {
+            Ok(answer) => {
+                self.store_took(now, kind);
+                Some(answer)
+            }
+            Err(error) => {
+                self.store_failed(now, kind, &error);
+                None
+            }
+        }
+    }
+
+    fn store_took(&mut self, now: Now, kind: Write) {
+        if self.health.failing.remove(&kind) && self.health.is_well() {
+            self.health.failures = 0;
+            self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
+        }
+    }
+
+    fn store_failed(&mut self, now: Now, kind: Write, error: &Error) {
+        if self.health.is_well() {
+            let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
+            self.note(Event { detail: Some(error.to_string()), ..event });
+        }
+        if error.is_replaced() {
+            // Another node may be at work in its place: nothing may run on here, as after the end of the lease.
+            self.lease_good = now.mono;
+        }
+        self.health.failing.insert(kind);
+        self.health.failures = self.health.failures.saturating_add(1);
+        // The renewal is what finds out that a store can be written again.
+        self.renewer.at = self.renewer.at.min(now.mono + self.backoff());
+    }
+
+    /// Nothing of these kinds is left to write. Where one of them has failed, the renewal finds out when the store is well.
+    pub(super) fn nothing_left(&mut self, kinds: &[Write]) {
+        let before = self.health.failing.len();
+        self.health.failing.retain(|kind| !kinds.contains(kind));
+        if self.health.failing.len() < before {
+            self.health.failing.insert(Write::Lease);
+        }
+    }
+
+    /// How long to wait before asking again.
+    pub(super) fn backoff(&self) -> Duration {
+        Duration::from_millis(100 << self.health.failures.min(5)).min(self.options.lease / 10)
+    }
+}

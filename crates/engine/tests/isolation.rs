@@ -1,0 +1,192 @@
+//! One thing that cannot be stored disturbs nothing else, and the store is well only when it can be written.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::time::Duration;
+
+use belfry::driver::{Driver, Effect, Input, Now};
+use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
+use belfry_core::definition::IfRunning;
+use belfry_core::{NodeId, RunState, Trigger};
+use belfry_store::{Enqueue, NewRun, Renewed, Store};
+use support::{Does, World, on_each, start, stop};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test]
+async fn a_tick_that_lives_already_stops_no_other_schedule() {
+    let allow = ScheduleOptions { if_running: IfRunning::Allow, ..ScheduleOptions::default() };
+    let agents = [
+        AgentBuilder::new("a").schedule_with("planted", cron("* * * * *").unwrap(), allow).build(),
+        AgentBuilder::new("b").schedule("other", every("3s").unwrap()).build(),
+    ];
+    on_each(async |world: World| {
+        world.tell("a/planted", Does::Wait);
+        let engine = world.engine(&agents).await;
+        let mut events = engine.events();
+        let record = engine.schedule_state("a/planted").await.unwrap();
+        let compiled = record.definition.compile("a/planted").unwrap();
+        let run = NewRun {
+            tick_at: Some(record.token.unwrap().tick_at),
+            trigger: Trigger::Schedule,
+            ..NewRun::of(
+                belfry::new_run_id(engine.now()),
+                record.agent,
+                record.id,
+                &compiled,
+                &agents[0].definition,
+                engine.now(),
+            )
+        };
+        let planted = run.id;
+        world.store.enqueue(engine.now(), &Enqueue { run, key: None }).await.unwrap();
+        engine.hint().await;
+        world.pass(&engine, 90 * SECOND, SECOND).await;
+        assert_eq!(world.starts("b/other").len(), 31, "every 3 s for 90 s, the first at once");
+        let first: Vec<_> = world.starts("a/planted").into_iter().filter_map(|seen| seen.tick_at).collect();
+        assert_eq!(first, [record.token.unwrap().tick_at], "the tick has one run");
+        world.pass(&engine, 60 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/planted").len(), 2, "the next tick has its own");
+        let live = world.store.live_runs().await.unwrap();
+        assert!(
+            live.iter().any(|run| run.id == planted) && live.len() == 2,
+            "the next tick has made its run"
+        );
+        while let Ok(event) = events.try_recv() {
+            assert_ne!(event.event, belfry::event::Name::StoreUnavailable, "{event:?}");
+        }
+        world.let_go.notify_waiters();
+        world.does.lock().clear();
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_error_that_no_store_keeps_as_it_is_ends_its_run_and_no_other_waits() {
+    let agents = [
+        AgentBuilder::new("nul").schedule("s", cron("* * * * *").unwrap()).build(),
+        AgentBuilder::new("fine").schedule("s", cron("* * * * *").unwrap()).build(),
+    ];
+    on_each(async |world: World| {
+        let engine = Engine::builder()
+            .store(world.store.clone())
+            .clock(world.clock.clone())
+            .options(Options { lease: 86_400 * SECOND, ..Options::default() })
+            .agents(agents.to_vec())
+            .handler("nul", |_| async { Err(format!("a\0b{}", "\0".repeat(1 << 20)).into()) })
+            .handler("fine", |_| async { Ok(()) })
+            .build();
+        engine.start().await.unwrap();
+        world.pass(&engine, 150 * SECOND, 5 * SECOND).await;
+        let runs = world.runs().await;
+        let fine = runs.iter().filter(|run| run.agent_name == "fine" && run.state == RunState::Completed);
+        assert_eq!(fine.count(), 2);
+        let failed: Vec<_> = runs.iter().filter(|run| run.agent_name == "nul").collect();
+        assert!(failed.iter().any(|run| run.state == RunState::Failed), "{}", failed.len());
+        let error = failed.iter().find_map(|run| run.error.as_ref()).unwrap();
+        assert!(error.starts_with("a\u{FFFD}b") && error.chars().count() == 4_000, "{}", error.len());
+        stop(&engine).await;
+    })
+    .await;
+}
+
+fn full<T>() -> Result<T, belfry_store::Error> {
+    Err(belfry_store::Error::Full { place: "the disk".into() })
+}
+
+/// Names of the events among effects that tell of the store.
+fn told(effects: &[Effect]) -> Vec<&'static str> {
+    let name = |effect: &Effect| match effect {
+        Effect::Note(event) => Some(event.event.as_str()),
+        _ => None,
+    };
+    effects.iter().filter_map(name).filter(|name| name.starts_with("store_")).collect()
+}
+
+#[test]
+fn only_writes_make_the_store_well_and_each_change_is_told_once() {
+    let node = NodeId(uuid::Uuid::from_u128(1));
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(30);
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+    let mut driver = Driver::new(Options::default(), node, now, lease, new_id);
+    let renewed = || Input::Renewed {
+        asked: now.mono,
+        renewed: Ok(Renewed::Held { cancels: Vec::new(), live: Vec::new() }),
+    };
+    let due = || Input::Due { due: Ok(Vec::new()), next: None };
+    let claimed = |claimed| Input::Claimed { claimed, next: None };
+    driver.step(now, Input::Woken);
+    assert!(driver.store_is_well());
+    // A claim cannot be written. Reads and the lease say nothing about claims.
+    assert_eq!(told(&driver.step(now, claimed(full()))), ["store_unavailable"]);
+    for input in [due(), renewed(), Input::Beaten(Ok(true)), Input::Nodes(Ok(Vec::new())), claimed(full())] {
+        let effects = driver.step(now, input);
+        assert!(told(&effects).is_empty() && !driver.store_is_well(), "{effects:?}");
+    }
+    assert_eq!(told(&driver.step(now, claimed(Ok(Vec::new())))), ["store_available"]);
+    assert!(driver.store_is_well());
+    // After a failed read the lease is renewed soon, and that tells.
+    let effects = driver.step(now, Input::Due { due: full(), next: None });
+    assert_eq!(told(&effects), ["store_unavailable"]);
+    assert!(driver.wait(now) <= SECOND, "it finds out soon");
+    assert!(told(&driver.step(now, due())).is_empty() && !driver.store_is_well());
+    let later = Now { mono: now.mono + SECOND, ..now };
+    let effects = driver.step(later, Input::Woken);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
+    assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
+    let store = belfry_store::memory::Memory::new();
+    let agent = AgentBuilder::new("a").schedule("s", cron("* * * * *").unwrap()).build();
+    store.apply(start(), "files", "digest", &[agent]).await.unwrap();
+    let record = store.schedule("a/s").await.unwrap().unwrap();
+    let definitions = store.definitions(&[record.id]).await.unwrap().remove(0);
+    let run = belfry::new_run_id(start());
+    let claimed = belfry_store::Claimed {
+        run,
+        epoch: 1,
+        attempt: 1,
+        max_attempts: 4,
+        agent: record.agent,
+        schedule: record.id,
+        command: "poll".into(),
+        trigger: Trigger::Schedule,
+        tick_at: Some(start()),
+        lane: "cron".into(),
+        prompt: None,
+        payload: serde_json::json!({}),
+        trace_id: None,
+        unreadable: Some("its stored payload cannot be read".into()),
+    };
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(30);
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+    let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start(_))), "{effects:?}");
+    let ends = effects.iter().find_map(|effect| match effect {
+        Effect::Finish(finishes) => Some(finishes.clone()),
+        _ => None,
+    });
+    let ends = ends.unwrap();
+    assert_eq!((ends[0].run, ends[0].error.as_deref()), (run, Some("its stored payload cannot be read")));
+    let written = belfry_store::Written {
+        answers: vec![Some(belfry_store::Finished::Ended(RunState::Failed))],
+        changed: Vec::new(),
+        error: None,
+    };
+    let effects = driver.step(now, Input::Finished(written));
+    let says = |effect: &Effect| {
+        matches!(effect, Effect::Note(event) if event.event == belfry::event::Name::RunFinished
+            && event.schedule.as_deref() == Some("s") && event.detail.is_some())
+    };
+    assert!(effects.iter().any(says), "{effects:?}");
+}

@@ -1,0 +1,166 @@
+//! Batches of plans and ends, written although a store refuses one of them for its content.
+//!
+//! A batch that is refused is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
+//! its schedule invalid, an end is stored without its texts. A store that is away, busy or full refuses nothing: what was
+//! not answered is asked again by the caller.
+
+use std::future::Future;
+
+use belfry_core::RunState;
+use belfry_core::text::bounded;
+use belfry_time::Timestamp;
+
+use crate::error::Error;
+use crate::shapes::{Arm, Commit, Committed, Finish, Finished};
+use crate::store::{Answer, Store};
+use crate::views::TickFate;
+
+/// What became of a batch.
+#[derive(Debug)]
+pub struct Written<T, A> {
+    /// The answer to each part, in order; none where it was not written.
+    pub answers: Vec<Option<A>>,
+    /// Parts that were written in a lesser form, with their places.
+    pub changed: Vec<(usize, T)>,
+    /// Why parts were not written, where some were not.
+    pub error: Option<Error>,
+}
+
+/// Commits plans. A plan that the store refuses is committed without the runs that live already, else it makes its schedule
+/// invalid. After a crash each plan is committed as a whole or not at all.
+pub async fn commit_apart<S: Store>(
+    store: &S,
+    now: Timestamp,
+    commits: &[Commit],
+) -> Written<Commit, Committed> {
+    write_apart(store, now, commits).await
+}
+
+/// Stores the ends of attempts. An end that the store refuses is stored without its texts and figures, so that the run ends.
+/// After a crash each end is stored as a whole or not at all.
+pub async fn finish_apart<S: Store>(
+    store: &S,
+    now: Timestamp,
+    finishes: &[Finish],
+) -> Written<Finish, Finished> {
+    write_apart(store, now, finishes).await
+}
+
+/// A part of a batch.
+trait Part: Clone + Send + Sync {
+    type Answer: Clone + Send;
+
+    fn write<S: Store>(
+        store: &S,
+        now: Timestamp,
+        parts: &[Self],
+    ) -> impl Future<Output = Answer<Vec<Self::Answer>>> + Send;
+
+    /// What can be written in its place, the most of it first.
+    fn lesser<S: Store>(&self, store: &S, error: &Error) -> impl Future<Output = Vec<Self>> + Send;
+}
+
+async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
+    let mut written = Written { answers: Vec::with_capacity(parts.len()), changed: Vec::new(), error: None };
+    // Lengths of what is left to write, the next one last.
+    let mut lengths = vec![parts.len()];
+    while let Some(length) = lengths.pop() {
+        let from = written.answers.len();
+        match T::write(store, now, &parts[from..from + length]).await {
+            Ok(answers) => written.answers.extend(answers.into_iter().map(Some)),
+            Err(error) if !error.is_refused() => {
+                written.error = Some(error);
+                break;
+            }
+            Err(_) if length > 1 => lengths.extend([length - length / 2, length / 2]),
+            Err(error) => match write_lesser(store, now, &parts[from], error).await {
+                Ok((part, answer)) => {
+                    written.changed.push((from, part));
+                    written.answers.push(Some(answer));
+                }
+                Err(error) => {
+                    let refused = error.is_refused();
+                    written.error = Some(error);
+                    if !refused {
+                        break;
+                    }
+                    written.answers.push(None);
+                }
+            },
+        }
+    }
+    written.answers.resize(parts.len(), None);
+    written
+}
+
+/// Writes the most of a part that the store takes.
+async fn write_lesser<T: Part, S: Store>(
+    store: &S,
+    now: Timestamp,
+    part: &T,
+    mut error: Error,
+) -> Answer<(T, T::Answer)> {
+    for lesser in part.lesser(store, &error).await {
+        match T::write(store, now, std::slice::from_ref(&lesser)).await {
+            Ok(mut answers) => {
+                let answer = answers.pop().ok_or_else(|| Error::unexpected("no answer to a write"))?;
+                return Ok((lesser, answer));
+            }
+            Err(again) if again.is_refused() => error = again,
+            Err(again) => return Err(again),
+        }
+    }
+    Err(error)
+}
+
+impl Part for Commit {
+    type Answer = Committed;
+
+    async fn write<S: Store>(store: &S, now: Timestamp, parts: &[Commit]) -> Answer<Vec<Committed>> {
+        store.commit(now, parts).await
+    }
+
+    async fn lesser<S: Store>(&self, store: &S, error: &Error) -> Vec<Commit> {
+        let mut lesser: Vec<Commit> = self.without_live_ticks(store).await.into_iter().collect();
+        lesser.push(
+            self.made_invalid(&format!("its tick could not be stored: {}", bounded(&error.to_string(), 500))),
+        );
+        lesser
+    }
+}
+
+impl Commit {
+    /// The plan without the runs of ticks that have a live run already; none where there are no such.
+    async fn without_live_ticks<S: Store>(&self, store: &S) -> Option<Commit> {
+        let mut plan = self.clone();
+        for run in &self.runs {
+            let Some(tick_at) = run.tick_at else { continue };
+            let Ok(TickFate::Run(known)) = store.tick(self.schedule, tick_at).await else { continue };
+            if !matches!(known.state, RunState::Pending | RunState::Running) {
+                continue;
+            }
+            plan.runs.retain(|other| other.id != run.id);
+            // The tick has its run: that one is not to be cancelled, and is the one to wait for.
+            plan.cancel_live = false;
+            if plan.next == Arm::Wait(run.id) {
+                plan.next = Arm::Wait(known.id);
+            }
+        }
+        (plan.runs.len() < self.runs.len()).then_some(plan)
+    }
+}
+
+impl Part for Finish {
+    type Answer = Finished;
+
+    async fn write<S: Store>(store: &S, now: Timestamp, parts: &[Finish]) -> Answer<Vec<Finished>> {
+        store.finish(now, parts).await
+    }
+
+    async fn lesser<S: Store>(&self, _store: &S, error: &Error) -> Vec<Finish> {
+        let error = format!("could not be stored: {}", bounded(&error.to_string(), 500));
+        let without_text = Finish { error: Some(error), summary: None, usage: None, ..self.clone() };
+        let bare = Finish { exit_code: None, arm: None, ..without_text.clone() };
+        vec![without_text, bare]
+    }
+}

@@ -1,0 +1,319 @@
+//! Sentences about what a store cannot keep: it disturbs nothing else.
+
+use belfry_core::check::Status;
+use belfry_core::definition::{Options, When};
+use belfry_core::{AgentDefinition, Reason, RunState, Trigger};
+use belfry_store::*;
+
+use super::world::*;
+
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    a_tick_whose_run_lives_is_not_made_again_and_planning_goes_on(&fresh().await).await;
+    a_schedule_waits_for_the_run_that_its_tick_has_already(&fresh().await).await;
+    a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited(&fresh().await).await;
+    text_is_kept_without_nul_and_within_bounds(&fresh().await).await;
+    a_name_that_cannot_be_kept_is_refused_by_name(&fresh().await).await;
+}
+
+/// Plans what is due as a node does: all in one batch, apart where that is refused.
+async fn plan<S: Store>(world: &mut World<'_, S>) -> (Vec<Commit>, Written<Commit, Committed>) {
+    let due = world.store.due(world.now, None, 100).await.unwrap();
+    let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let refused = world.store.commit(world.now, &commits).await.unwrap_err();
+    assert!(refused.is_refused() && !refused.is_retryable(), "{refused}");
+    let written = commit_apart(world.store, world.now, &commits).await;
+    assert!(written.error.is_none(), "{:?}", written.error);
+    assert!(written.answers.iter().all(|answer| *answer == Some(Committed::Held)), "{:?}", written.answers);
+    (commits, written)
+}
+
+/// Makes a run of a schedule's next tick before the planner does.
+async fn plant<S: Store>(world: &mut World<'_, S>, name: &str) -> RunRecord {
+    let record = world.schedule(name).await;
+    let compiled = record.definition.compile(name).unwrap();
+    let id = world.run_id();
+    let run = NewRun {
+        tick_at: Some(record.token.unwrap().tick_at),
+        trigger: Trigger::Schedule,
+        ..NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now)
+    };
+    let made = world.store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
+    assert_eq!(made, Enqueued::Made);
+    world.store.run(id).await.unwrap().unwrap()
+}
+
+fn allow(when: &str) -> belfry_core::ScheduleDefinition {
+    let if_running = belfry_core::definition::IfRunning::Allow;
+    schedule(When::Cron(when.into()), Options { if_running, ..Options::default() })
+}
+
+async fn a_tick_whose_run_lives_is_not_made_again_and_planning_goes_on(store: &impl Store) {
+    let mut world = World::new(store);
+    let others: Vec<String> = (0..20).map(|n| format!("other{n}")).collect();
+    let mut schedules: Vec<_> = others.iter().map(|name| (name.as_str(), allow("* * * * *"))).collect();
+    schedules.insert(7, ("planted", allow("* * * * *")));
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    let planted = plant(&mut world, "a/planted").await;
+    world.advance(60_000);
+    let (_, written) = plan(&mut world).await;
+    assert_eq!(written.changed.len(), 1);
+    let (_, instead) = &written.changed[0];
+    assert!(instead.runs.is_empty() && instead.invalid.is_none(), "{instead:?}");
+    let live = store.live_runs().await.unwrap();
+    assert_eq!(live.len(), 21, "one of each tick");
+    let record = world.schedule("a/planted").await;
+    assert_eq!(record.status, Status::Active);
+    assert!(
+        record.token.unwrap().tick_at > planted.tick_at.unwrap(),
+        "the tick has its run; the next is armed"
+    );
+    world.advance(60_000);
+    assert_eq!(world.plan_all().await, 21, "all go on");
+    world.assert_whole().await;
+}
+
+async fn a_schedule_waits_for_the_run_that_its_tick_has_already(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("5m"))])]).await;
+    let mut due = store.due(world.now, None, 1).await.unwrap();
+    let mut commit = world.decide(&due[0]);
+    while commit.runs.is_empty() {
+        store.commit(world.now, &[commit]).await.unwrap();
+        due = store.due(world.now, None, 1).await.unwrap();
+        commit = world.decide(&due[0]);
+    }
+    // It lives already: somebody has planned the tick and the token is there all the same.
+    let record = world.schedule("a/s").await;
+    let run = NewRun { id: world.run_id(), ..commit.runs[0].clone() };
+    let planted = run.id;
+    store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
+    commit.version = store.due(world.now, None, 1).await.unwrap()[0].version;
+    let written = commit_apart(store, world.now, &[commit]).await;
+    assert_eq!(written.answers, [Some(Committed::Held)], "{:?}", written.error);
+    assert_eq!(world.schedule("a/s").await.waits_for, Some(planted));
+    assert_eq!(store.live_runs().await.unwrap().len(), 1);
+    let claimed = world.claim(node, 5).await;
+    world.complete(&claimed[0]).await;
+    assert!(world.schedule("a/s").await.token.is_some(), "its end arms the schedule");
+    assert_eq!(world.schedule("a/s").await.revision, record.revision);
+    world.assert_whole().await;
+}
+
+async fn a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited(store: &impl Store) {
+    let mut world = World::new(store);
+    let schedules = [("bad", cron("* * * * *")), ("good", cron("* * * * *")), ("fine", cron("* * * * *"))];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    let (taken, _) = world.enqueue("a/fine", None).await;
+    world.advance(60_000);
+    let due = store.due(world.now, None, 100).await.unwrap();
+    let mut commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let culprit = due.iter().position(|due| &*due.name == "a/bad").unwrap();
+    // A run whose id is taken cannot be stored.
+    commits[culprit].runs[0].id = taken;
+    let refused = store.commit(world.now, &commits).await.unwrap_err();
+    assert!(refused.is_refused(), "{refused}");
+    let written = commit_apart(store, world.now, &commits).await;
+    assert!(written.error.is_none() && written.answers.iter().all(Option::is_some), "{written:?}");
+    assert_eq!(written.changed.len(), 1);
+    assert_eq!(written.changed[0].0, culprit);
+    let record = world.schedule("a/bad").await;
+    let Status::Invalid { reason } = &record.status else { panic!("{:?}", record.status) };
+    assert!(reason.starts_with("its tick could not be stored: "), "{reason}");
+    assert!(record.token.is_none() && record.deferred.is_none());
+    assert!(world.schedule("a/good").await.token.is_some());
+    assert_eq!(
+        store.due(world.now, None, 100).await.unwrap().len(),
+        0,
+        "nothing is asked for again and again"
+    );
+    // An edit heals it, also one that keeps the timing.
+    let edited = schedule(
+        When::Cron("* * * * *".into()),
+        Options { prompt: Some("again".into()), ..Options::default() },
+    );
+    world
+        .apply(&[agent("a", unlimited(), &[("bad", edited), schedules[1].clone(), schedules[2].clone()])])
+        .await;
+    let healed = world.schedule("a/bad").await;
+    assert_eq!((healed.status, healed.revision), (Status::Active, record.revision + 1));
+    world.plan_all().await;
+    world.advance(60_000);
+    assert!(world.plan_all().await >= 1);
+    let made = store.live_runs().await.unwrap().into_iter().filter(|run| run.name == "a/bad").count();
+    assert_eq!(made, 1);
+    world.assert_whole().await;
+}
+
+async fn text_is_kept_without_nul_and_within_bounds(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let talk = chat(serde_json::json!({"debounce": "0s"}));
+    world.apply(&[agent("a", unlimited(), &[("s", every("5m")), ("talk", talk)])]).await;
+    world.plan_all().await;
+    let claimed = world.claim(node, 5).await;
+    let outcome = belfry_core::retry::Outcome::Failed { reason: Reason::Error, retryable: false };
+    let finish = Finish {
+        error: Some("no\0way".into()),
+        summary: Some("\0".repeat(1 << 20)),
+        ..world.outcome(&claimed[0], outcome)
+    };
+    assert_eq!(store.finish(world.now, &[finish]).await.unwrap(), [Finished::Ended(RunState::Failed)]);
+    let run = store.run(claimed[0].run).await.unwrap().unwrap();
+    assert_eq!(run.error.as_deref(), Some("no\u{FFFD}way"));
+    let summary = run.summary.unwrap();
+    assert!(summary.ends_with('…') && summary.chars().count() == 4_000, "{}", summary.len());
+    let record = world.schedule("a/s").await;
+    assert_eq!(record.last_error.as_deref(), Some("no\u{FFFD}way"));
+    assert!(store.pause(world.now, record.id, Some("for\0now"), None).await.unwrap());
+    let status = world.schedule("a/s").await.status;
+    assert_eq!(status, Status::Paused { reason: Some("for\u{FFFD}now".into()), until: None });
+    world.send("a/talk", "k\0ey", "he\0llo", |new| new.run.payload = serde_json::json!({"x\0": "\0"})).await;
+    let sessions = store.sessions(&SessionFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!((sessions[0].key.as_str(), sessions[0].queued), ("k\u{FFFD}ey", 1));
+    world.session("a/talk", "k\0ey", SessionVerb::StopAll).await;
+    let sessions = store.sessions(&SessionFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!((sessions.len(), sessions[0].queued), (1, 0));
+    world.assert_whole().await;
+}
+
+async fn a_name_that_cannot_be_kept_is_refused_by_name(store: &impl Store) {
+    let world = World::new(store);
+    let long = "x".repeat(5_000);
+    for (specs, name) in [
+        (vec![agent("good", unlimited(), &[]), agent("b\0d", unlimited(), &[])], "\"b\u{FFFD}d\""),
+        (vec![agent("a", unlimited(), &[("fine", every("1m")), ("s\0", every("1m"))])], "agent a: schedule"),
+        (vec![agent(&long, AgentDefinition::default(), &[])], "1000 bytes"),
+    ] {
+        let error = store.apply(world.now, "files", "digest", &specs).await.unwrap_err();
+        assert!(error.is_refused() && error.to_string().contains(name), "{error}");
+    }
+    assert!(store.agents().await.unwrap().is_empty(), "files are all or nothing");
+}
+
+/// For a store that refuses ends whose error or summary is `bad`.
+pub async fn ends_that_are_refused(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let schedules: Vec<_> = ["s1", "s2", "s3", "s4", "s5", "s6"].map(|name| (name, every("1h"))).to_vec();
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    assert_eq!(world.plan_all().await, 6);
+    let claimed = world.claim(node, 10).await;
+    let done = belfry_core::retry::Outcome::Completed;
+    let mut finishes: Vec<Finish> = claimed.iter().map(|claimed| world.outcome(claimed, done)).collect();
+    finishes[1].error = Some("bad".into());
+    finishes[4].summary = Some("bad".into());
+    let refused = store.finish(world.now, &finishes).await.unwrap_err();
+    assert!(refused.is_refused(), "{refused}");
+    assert_eq!(store.live_runs().await.unwrap().len(), 6, "a verb that fails changes nothing");
+    let written = finish_apart(store, world.now, &finishes).await;
+    assert!(written.error.is_none(), "{:?}", written.error);
+    assert!(written.answers.iter().all(|answer| *answer == Some(Finished::Ended(RunState::Completed))));
+    assert_eq!(written.changed.iter().map(|(place, _)| *place).collect::<Vec<_>>(), [1, 4]);
+    for (place, claimed) in claimed.iter().enumerate() {
+        let run = store.run(claimed.run).await.unwrap().unwrap();
+        assert_eq!(run.state, RunState::Completed);
+        let told = run.error.is_some_and(|error| error.starts_with("could not be stored: "));
+        assert_eq!(told, place == 1 || place == 4);
+        assert_eq!(run.summary, None);
+    }
+    world.assert_whole().await;
+}
+
+/// For a store whose rows can be spoiled by statements of its own language.
+pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(String)) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let talk = chat(serde_json::json!({"debounce": "0s"}));
+    let schedules = [("s1", every("1h")), ("s2", every("1h")), ("s3", cron("* * * * *")), ("talk", talk)];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    assert_eq!(world.plan_all().await, 2);
+    for key in ["x", "y"] {
+        world.send("a/talk", key, "hello", |_| ()).await;
+    }
+    let id = async |name: &str| world.schedule(name).await.id;
+    let (s1, s3, talk) = (id("a/s1").await, id("a/s3").await, id("a/talk").await);
+    // A payload that is no JSON: it is claimed, and its node is told not to start it; all else goes on.
+    spoil(format!("update live set payload = '{{\"broken' where schedule_id in ({s1}, {talk})")).await;
+    let runs = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
+    let of_session = RunFilter { session: Some("x".into()), ..RunFilter::default() };
+    assert_eq!((runs.len(), store.live_runs().await.unwrap().len()), (4, 4));
+    assert_eq!(store.runs(&of_session, None, 10).await.unwrap().items.len(), 0);
+    let said =
+        |run: &&RunRecord| run.error.as_ref().is_some_and(|error| error.contains("payload cannot be read"));
+    assert_eq!(runs.iter().filter(said).count(), 3);
+    let sessions = store.sessions(&SessionFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!(sessions.iter().map(|session| session.queued).collect::<Vec<_>>(), [0, 0], "nobody can tell");
+    world.send("a/talk", "x", "again", |_| ()).await;
+    let claimed = world.claim(node, 10).await;
+    let unreadable: Vec<bool> = claimed.iter().map(|claimed| claimed.unreadable.is_some()).collect();
+    assert_eq!((unreadable.len(), unreadable.iter().filter(|unreadable| **unreadable).count()), (4, 3));
+    for claimed in &claimed {
+        assert_eq!(world.complete(claimed).await, Finished::Ended(RunState::Completed));
+    }
+    // Numbers that nobody knows.
+    spoil("update history set reason = 99, trigger = 99".into()).await;
+    assert_eq!(store.runs(&RunFilter::default(), None, 10).await.unwrap().items.len(), 5);
+    assert!(store.run(claimed[0].run).await.unwrap().unwrap().error.is_some());
+    assert_eq!(store.ended_runs(s1, 10).await.unwrap().len(), 1);
+    // A timer of an unknown kind: the schedule says so, and all others are planned.
+    world.advance(60 * 60_000);
+    spoil(format!("update timers set kind = 99 where schedule_id = {s3}")).await;
+    world.plan_all().await;
+    let Status::Invalid { reason } = world.schedule("a/s3").await.status else { panic!("it is not invalid") };
+    assert!(reason.contains("kind 99"), "{reason}");
+    assert_eq!(world.claim(node, 10).await.len(), 3, "s1, s2 and the second message of x");
+    spoil(format!("update schedule_state set status = 99 where schedule_id = {s3}")).await;
+    let all = store.schedules(&ScheduleFilter::default(), None, 10).await.unwrap().items;
+    assert!(all.len() >= 3, "{}", all.len());
+    // What is to be cancelled is, whatever the reason.
+    spoil("update live set cancel_reason = 99".into()).await;
+    assert_eq!(store.marks(node).await.unwrap().cancels.len(), 3);
+    let until = world.now + belfry_time::SignedDuration::from_secs(30);
+    assert!(
+        matches!(store.renew(node, until).await.unwrap(), Renewed::Held { cancels, .. } if cancels.len() == 3)
+    );
+}
+
+/// Verbs that arrive together, some of which are refused.
+pub async fn many_at_once(store: &impl Store) {
+    let mut world = World::new(store);
+    let names: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
+    let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), allow("* * * * *"))).collect();
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    for n in [3, 4, 20] {
+        plant(&mut world, &format!("a/s{n}")).await;
+    }
+    world.advance(60_000);
+    let due = store.due(world.now, None, 100).await.unwrap();
+    let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let refused = |due: &Due| ["a/s3", "a/s4", "a/s20"].contains(&&*due.name);
+    let now = world.now;
+    let work = commits.iter().map(|commit| store.commit(now, std::slice::from_ref(commit)));
+    for (due, answer) in due.iter().zip(join_all(work).await) {
+        match answer {
+            Ok(committed) => assert!(committed == [Committed::Held] && !refused(due), "{}", due.name),
+            Err(error) => assert!(error.is_refused() && refused(due), "{}: {error}", due.name),
+        }
+    }
+    world.assert_whole().await;
+}
+
+/// Polls all of them until all are done, so that they reach the store together.
+async fn join_all<T>(work: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut work: Vec<_> = work.map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = work.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (work, done) in work.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if let std::task::Poll::Ready(answer) = work.as_mut().poll(context) {
+                *done = Some(answer);
+            }
+        }
+        if done.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    done.into_iter().map(Option::unwrap).collect()
+}
