@@ -47,6 +47,13 @@ impl Context<'_> {
                 _ => self.check(key, node, shape),
             },
             Shape::Argv => self.check_argv(key, node),
+            Shape::Secrets => {
+                let secrets =
+                    if let Data::List(items) = &node.data { items } else { std::slice::from_ref(node) };
+                for (secret, text) in secrets.iter().filter_map(|secret| Some((secret, secret.text()?))) {
+                    self.check_reference(key, secret, text);
+                }
+            }
             Shape::NotYet => self.check_not_yet(key, node),
             _ => self.check_scalar(key, node, shape),
         }
@@ -106,7 +113,6 @@ impl Context<'_> {
                 }
             }
             Shape::EnvName => self.check_env_pass(node.span, text),
-            Shape::Reference => self.check_reference(key, node, text),
             Shape::Prompt => self.check_no_reference(key, node, text),
             _ => {}
         }
@@ -423,7 +429,7 @@ fn article(what: &str) -> String {
 /// A shape in words, as in "must be …".
 fn words(shape: &Shape) -> String {
     match shape {
-        Shape::Text | Shape::Reference | Shape::Prompt => "text".into(),
+        Shape::Text | Shape::Prompt => "text".into(),
         Shape::Timing(what) => (*what).into(),
         Shape::Words(allowed) => match allowed.split_last() {
             Some((last, rest)) => {
@@ -452,6 +458,7 @@ fn words(shape: &Shape) -> String {
         Shape::List(shape) | Shape::OneOrMore(shape) => format!("a list of {}", words(shape)),
         Shape::MapOr(_, other) => format!("{} or a map", words(other)),
         Shape::Argv => "a list: a program and its arguments".into(),
+        Shape::Secrets => "text, or a list of texts".into(),
         Shape::Map(_) | Shape::Named(..) | Shape::Env | Shape::Hosts(_) | Shape::Object | Shape::NotYet => {
             "a map".into()
         }

@@ -47,8 +47,9 @@ pub(crate) enum Shape {
     /// A name of ours: of a lane, a command, a label.
     Name,
     EnvName,
-    /// Text that may hold references.
-    Reference,
+    /// Secrets of a webhook: text that may hold references, or a list. Whether they are text is judged by
+    /// `core::hook::proof`, together with the rest of the webhook.
+    Secrets,
     /// Text that must not hold references.
     Prompt,
     Argv,
@@ -407,9 +408,14 @@ pub(crate) static SCHEDULE: &[Key] = &[
 ];
 
 static WEBHOOK: &[Key] = &[
-    key("secret", OneOrMore(&Reference), "", "What requests are signed with, as `${NAME}`; or a list."),
-    key("secrets", List(&Reference), "[]", "The same, several: for changing it."),
-    key("github", Flag, "false", "Also takes GitHub's signature, `X-Hub-Signature-256`."),
+    key(
+        "secret",
+        Secrets,
+        "",
+        "The secret that requests are signed with, as `${NAME}`; a list while it changes; or `none`: then a request needs a token.",
+    ),
+    key("secrets", Secrets, "[]", "More secrets, as a list."),
+    key("github", Flag, "false", "Also accepts requests that GitHub has signed (`X-Hub-Signature-256`)."),
 ];
 
 static CHAT: &[Key] = &[

@@ -47,7 +47,7 @@ fn property(key: &Key) -> Value {
 
 fn shape(shape_: &Shape) -> Value {
     match shape_ {
-        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Reference | Shape::Prompt => {
+        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Prompt => {
             json!({"type": "string"})
         }
         Shape::Timing(_) => json!({"type": ["string", "integer"]}),
@@ -65,6 +65,10 @@ fn shape(shape_: &Shape) -> Value {
         Shape::Argv => {
             json!({"type": "array", "minItems": 1, "items": {"type": ["string", "number", "boolean"]}})
         }
+        Shape::Secrets => json!({"anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string", "minLength": 1}},
+        ]}),
         Shape::Or(word, inner) => json!({"anyOf": [{"enum": [word, null]}, shape(inner)]}),
         Shape::MapOr(map, other) => json!({"anyOf": [shape(map), shape(other)]}),
         Shape::List(inner) => json!({"type": ["array", "null"], "items": shape(inner)}),
