@@ -1,5 +1,5 @@
-//! The memory that request bodies may take, over all requests. A body takes its share as its bytes arrive, whatever length
-//! it announced, and gives it back when the request is answered.
+//! The memory that request bodies may take, over all requests. A body takes its share as its bytes arrive, whatever
+//! length it announced, and gives it back when the request is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::problem::Problem;
 
-/// The first bytes of a body need no share: small requests pass also while large ones have taken everything. What they take
-/// is bounded by the number of connections.
+/// The first bytes of a body need no share: small requests pass also while large ones have taken everything. What they
+/// take is bounded by the number of connections.
 const FREE_BYTES: usize = 16 << 10;
 /// Permits count units of this size.
 const UNIT_BYTES: usize = 1 << 10;

@@ -8,7 +8,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use belfry_store::Access;
 use belfry_time::SignedDuration;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -24,6 +24,8 @@ use crate::state::Shared;
 const NAME_MAX: usize = 256;
 /// Longer keys are refused.
 const KEY_MAX: usize = 256;
+/// A body's memory grows in steps of so many bytes.
+const STEP_BYTES: usize = 64 << 10;
 /// How long a key is kept.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
@@ -163,8 +165,8 @@ impl FromRequestParts<Arc<Shared>> for RunPath {
     }
 }
 
-/// Reads a body: no more of it and no longer than is allowed, within the memory for all bodies. What it takes of that memory
-/// it keeps until the request is answered.
+/// Reads a body: no more of it and no longer than is allowed, within the memory for all bodies. What it takes of that
+/// memory it keeps until the request is answered.
 pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     let headers = &parts.headers;
     let max = shared.api().max_body_bytes;
@@ -190,17 +192,29 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
     let share = parts.extensions.get::<Share>().cloned().unwrap_or_default();
     let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
     let reading = async {
-        let mut all = BytesMut::new();
-        while let Some(frame) = limited.frame().await {
+        let mut all = Vec::new();
+        loop {
+            // Room is found before more is read: what waits for it stays with the sender.
+            let next = match length.and_then(|length| usize::try_from(length).ok()) {
+                Some(length) => length.min(all.len() + STEP_BYTES),
+                None if all.is_empty() => 0,
+                None => all.len() + STEP_BYTES,
+            };
+            shared.bodies.grow(&share, next).await?;
+            let Some(frame) = limited.frame().await else { break };
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => too_large(),
                 false => Problem::bad("bad_body", format!("the body ended early: {error}")),
             })?;
             let Ok(data) = frame.into_data() else { continue };
             shared.bodies.grow(&share, all.len() + data.len()).await?;
+            // Growing by halves would take twice what has arrived.
+            if all.capacity() - all.len() < data.len() {
+                all.reserve_exact(data.len().max(STEP_BYTES));
+            }
             all.extend_from_slice(&data);
         }
-        Ok(all.freeze())
+        Ok(Bytes::from(all))
     };
     match tokio::time::timeout(shared.limits.body_within, reading).await {
         Ok(all) => all,

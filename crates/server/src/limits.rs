@@ -25,7 +25,7 @@ impl Default for Limits {
             connections_max: 8192,
             head_within: Duration::from_secs(15),
             body_within: Duration::from_secs(15),
-            bodies_bytes_max: 32 << 20,
+            bodies_bytes_max: 16 << 20,
             write_within: Duration::from_secs(30),
             take_within: Duration::from_secs(10),
         }

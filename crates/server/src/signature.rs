@@ -6,9 +6,10 @@
 //! | Standard Webhooks | `webhook-id`, `webhook-timestamp`, `webhook-signature` | `ID.TIMESTAMP.BODY` |
 //! | GitHub | `X-Hub-Signature-256`, `X-GitHub-Event`, `X-GitHub-Delivery` | `BODY` |
 //!
-//! [`Claim::of`] judges the headers, before any byte of the body is read; [`Claim::verify`] compares the signature with the
-//! body. All three are HMAC-SHA256 with the same secret, so the forms must not be mistaken for each other: the content of the
-//! first two begins with a timestamp or an id, and GitHub's with `{` or `payload=`, which neither of them can.
+//! [`Claim::of`] judges the headers, before any byte of the body is read; [`Claim::verify`] compares the signature with
+//! the body. All three are HMAC-SHA256 with the same secret, so the forms must not be mistaken for each other: the
+//! content of the first two begins with a timestamp or an id, and GitHub's with `{` or `payload=`, which neither of
+//! them can.
 
 use axum::http::{HeaderMap, StatusCode};
 use base64::Engine;

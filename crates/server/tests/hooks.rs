@@ -1,4 +1,5 @@
-//! Webhooks as a stranger meets them: what is refused before a byte of the body is read, and how much memory bodies take.
+//! Webhooks as a stranger meets them: what is refused before a byte of the body is read, and how much memory bodies
+//! take.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,8 +27,8 @@ struct Site {
     address: SocketAddr,
 }
 
-/// A server with one webhook for each of these settings: `a/h0`, `a/h1` and so on. They do not come from a file, so nothing
-/// has checked them.
+/// A server with one webhook for each of these settings: `a/h0`, `a/h1` and so on. They do not come from a file, so
+/// nothing has checked them.
 fn site(hooks: &[Value]) -> Site {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let nothing = |_: &str| None;

@@ -46,8 +46,9 @@ pub trait Hooks: Send + Sync + 'static {
     /// Makes a run if the rules of its schedule allow one now: what they look at cannot change in between. Crash: a run that
     /// was answered for exists, with the probe of a breaker if it is one, and with all keys of the request.
     ///
-    /// A repeat that only a key tells also stores its signed content, for the first run: that content then makes no run of
-    /// its own when it is sent without the key. A repeat by its signed content stores no key, because keys are not signed.
+    /// A repeat that only a key tells also stores its signed content, for the first run: that content then makes no run
+    /// of its own when it is sent without the key. A repeat by its signed content stores no key, because keys are not
+    /// signed.
     fn knock(&self, now: Timestamp, knock: &Knock) -> impl Future<Output = Answer<Knocked>> + Send;
 }
 

@@ -1,5 +1,5 @@
-//! Webhooks: a request that is signed with a schedule's secret makes a run of it. The hook is looked up and the headers are
-//! judged before a byte of the body is read, and nothing is parsed before the signature holds.
+//! Webhooks: a request that is signed with a schedule's secret makes a run of it. The hook is looked up and the headers
+//! are judged before a byte of the body is read, and nothing is parsed before the signature holds.
 
 use std::sync::Arc;
 
@@ -43,14 +43,14 @@ struct Accepted {
 
 /// Make a run of a webhook schedule
 ///
-/// The request is signed with the schedule's secret, in one of three forms. Belfry's: `X-Belfry-Signature` is `sha256=` and
-/// the hex of the HMAC-SHA256 of `TIMESTAMP.BODY`, where `X-Belfry-Timestamp` is that timestamp, in seconds since 1970,
-/// within five minutes of now; two signatures, with a comma between them, are for changing the secret. Standard Webhooks:
-/// `webhook-id`, `webhook-timestamp` and `webhook-signature`. GitHub's, with `github: true`: `X-Hub-Signature-256`. A webhook
-/// with `secret: none` takes a token with scope trigger instead.
+/// The request is signed with the schedule's secret, in one of three forms. Belfry's: `X-Belfry-Signature` is `sha256=`
+/// and the hex of the HMAC-SHA256 of `TIMESTAMP.BODY`, where `X-Belfry-Timestamp` is that timestamp, in seconds since
+/// 1970, within five minutes of now; two signatures, with a comma between them, are for changing the secret. Standard
+/// Webhooks: `webhook-id`, `webhook-timestamp` and `webhook-signature`. GitHub's, with `github: true`:
+/// `X-Hub-Signature-256`. A webhook with `secret: none` takes a token with scope trigger instead.
 ///
-/// A body that is a JSON object is the run's payload; any other is its `body`. Signed content makes one run within 24 hours:
-/// a repeat, also one with the same `Idempotency-Key` or `webhook-id` and body, is answered with the first run.
+/// A body that is a JSON object is the run's payload; any other is its `body`. Signed content makes one run within 24
+/// hours: a repeat, also one with the same `Idempotency-Key` or `webhook-id` and body, is answered with the first run.
 #[utoipa::path(post, path = "/hooks/{agent}/{schedule}", operation_id = "hook", tag = "hooks", security(()),
     params(("agent" = String, Path, description = "Agent name"), ("schedule" = String, Path, description = "Schedule name"),
         ("X-Belfry-Timestamp" = Option<String>, Header, description = "Seconds since 1970", nullable = false),
@@ -148,8 +148,8 @@ async fn asked(
     Ok(Asked::Signature { claim: Claim::of(&parts.headers, github, now)?, secrets })
 }
 
-/// The secrets behind references, from the environment of this moment. Those that are not set or empty are left out while
-/// there is another.
+/// The secrets behind references, from the environment of this moment. Those that are not set or empty are left out
+/// while there is another.
 fn resolved(references: &[&str], env: fn(&str) -> Option<String>) -> Result<Vec<String>, String> {
     let (mut found, mut missing) = (Vec::new(), String::new());
     for reference in references {
