@@ -31,9 +31,6 @@ impl Context<'_> {
             }
             Shape::Map(keys) => self.check_map(key, node, keys),
             Shape::Named(what, shape) => self.check_named(what, node, shape),
-            Shape::Hosts(shape) => self.each_entry(key, node, |context, key, node| {
-                context.check(key, node, shape);
-            }),
             Shape::Env => self.check_env(key, node),
             Shape::Object => self.check_object(key, node),
             Shape::List(shape) => match &node.data {
@@ -54,7 +51,8 @@ impl Context<'_> {
                     self.check_reference(key, secret, text);
                 }
             }
-            Shape::NotYet => self.check_not_yet(key, node),
+            // Its default decides, which `check_map` knows.
+            Shape::NotYet => {}
             _ => self.check_scalar(key, node, shape),
         }
     }
@@ -143,6 +141,7 @@ impl Context<'_> {
         };
         for (written, value) in entries {
             match keys.iter().find(|key| key.name == written.text) {
+                Some(key @ Key { shape: Shape::NotYet, .. }) => self.check_not_yet(key, value),
                 Some(key) => self.check(key.name, value, &key.shape),
                 None => self.unknown_key(what, &written.text, written.span, keys),
             }
@@ -340,14 +339,19 @@ impl Context<'_> {
         }
     }
 
-    fn check_not_yet(&mut self, key: &str, node: &Node) {
-        let default = node.is_null()
-            || node.is_word("none")
-            || node.is_word("false")
-            || matches!(&node.data, Data::Map(entries) if entries.is_empty());
-        if !default {
-            self.error(node.span, format!("`{key}` is not available in this version"))
-                .help(format!("remove `{key}`"));
+    fn check_not_yet(&mut self, key: &Key, node: &Node) {
+        let is_default = match key.default {
+            "" => node.is_word("none"),
+            "{}" => matches!(&node.data, Data::Map(entries) if entries.is_empty()),
+            default => node.is_word(default),
+        };
+        if !is_default && !node.is_null() {
+            let name = key.name;
+            let help = match key.default {
+                "" => format!("remove `{name}`"),
+                default => format!("remove `{name}`; its default is `{default}`"),
+            };
+            self.error(node.span, format!("`{name}` is not available in this version")).help(help);
         }
     }
 
@@ -459,8 +463,6 @@ fn words(shape: &Shape) -> String {
         Shape::MapOr(_, other) => format!("{} or a map", words(other)),
         Shape::Argv => "a list: a program and its arguments".into(),
         Shape::Secrets => "text, or a list of texts".into(),
-        Shape::Map(_) | Shape::Named(..) | Shape::Env | Shape::Hosts(_) | Shape::Object | Shape::NotYet => {
-            "a map".into()
-        }
+        Shape::Map(_) | Shape::Named(..) | Shape::Env | Shape::Object | Shape::NotYet => "a map".into(),
     }
 }

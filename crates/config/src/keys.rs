@@ -65,11 +65,9 @@ pub(crate) enum Shape {
     Named(&'static str, &'static Shape),
     /// Names of environment variables.
     Env,
-    /// Hosts.
-    Hosts(&'static Shape),
     /// Any JSON object.
     Object,
-    /// A key whose feature is not built: only its default may be written.
+    /// A key whose feature is not available in this version: only its default may be written.
     NotYet,
 }
 
@@ -121,7 +119,7 @@ pub(crate) static TOP: &[Key] = &[
     key("retention", Map(RETENTION), "{}", "How long history is kept; `none` is for ever."),
     key("log", Map(LOG), "{}", "What is logged, and how."),
     key("api", Map(API), "{}", "The HTTP API."),
-    key("rate_limits", Hosts(&Map(RATE_LIMIT)), "{}", "How many requests a host may get, by its name."),
+    key("rate_limits", NotYet, "{}", "How many requests a host may get, by its name."),
     key(
         "defaults",
         Map(AGENT),
@@ -192,7 +190,7 @@ static RETENTION: &[Key] = &[
     key("failures", Or("none", &Age), "90d", "Failed runs."),
     key("output", Or("none", &Age), "7d", "The output of runs."),
     key("skips", Or("none", &Age), "30d", "Skipped and missed ticks."),
-    key("keys", Or("none", &Age), "24h", "Idempotency keys."),
+    key("keys", NotYet, "24h", "Idempotency keys."),
     key("heartbeats", Or("none", &Age), "7d", "Heartbeats."),
     key("snapshots", Or("none", &Age), "30d", "Snapshots of nodes."),
     key("audit", Or("none", &Age), "1y", "Who changed what."),
@@ -211,7 +209,7 @@ static LOG: &[Key] = &[
         "info",
         "The least important lines that are written.",
     ),
-    key("file", Or("none", &Path), "none", "A file instead of standard error."),
+    key("file", NotYet, "none", "A file instead of standard output."),
 ];
 
 static API: &[Key] = &[
@@ -233,9 +231,6 @@ static API: &[Key] = &[
     key("rate", Rate, "100/s", "How many requests a client may send: a number per `s`, `m` or `h`."),
     key("max_body", Size, "1MiB", "The largest request body."),
 ];
-
-static RATE_LIMIT: &[Key] =
-    &[required("max", AT_LEAST_ONE, "How many requests."), required("per", POSITIVE, "In which time.")];
 
 /// What says which program an attempt starts. Exactly one.
 pub(crate) const ACTIONS: &[&str] = &["run", "shell", "http", "fetch"];

@@ -32,14 +32,14 @@ fn map(keys: &[Key]) -> Value {
 
 fn property(key: &Key) -> Value {
     let mut schema = shape(&key.shape);
-    schema["description"] = json!(if matches!(key.shape, Shape::NotYet) {
-        format!("{} Not available in this version.", key.doc)
-    } else {
-        key.doc.to_owned()
-    });
-    if !key.default.is_empty()
-        && let Some(default) = tree::parse(0, key.default).0.and_then(|node| node.json().ok())
-    {
+    let default =
+        tree::parse(0, key.default).0.and_then(|node| node.json().ok()).filter(|_| !key.default.is_empty());
+    schema["description"] = json!(key.doc);
+    if matches!(key.shape, Shape::NotYet) {
+        schema["description"] = json!(format!("{} Not available in this version.", key.doc));
+        schema["enum"] = json!([null, default.as_ref().unwrap_or(&json!("none"))]);
+    }
+    if let Some(default) = default {
         schema["default"] = default;
     }
     schema
@@ -87,9 +87,9 @@ fn shape(shape_: &Shape) -> Value {
             "type": ["object", "null"],
             "additionalProperties": {"type": ["string", "number", "boolean"]},
         }),
-        Shape::Hosts(inner) => json!({"type": ["object", "null"], "additionalProperties": shape(inner)}),
         Shape::Object => json!({"type": ["object", "null"]}),
-        Shape::NotYet => json!({"enum": [null, "none", false, {}]}),
+        // `property` says which value that is.
+        Shape::NotYet => json!({}),
     }
 }
 

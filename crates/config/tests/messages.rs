@@ -179,6 +179,8 @@ fn wrong_keys_and_values_say_what_is_wrong() {
         ("variables of Belfry's own", agent("shell: date\nenv: {BELFRY_RUN_ID: x, BELFRY_X: y, A: \"${BELFRY_STORE}\"}\nenv_pass: [BELFRY_TOKEN]")),
         ("variables for a `belfry` that a job calls", agent("shell: date\nenv: {BELFRY_SERVER: \"http://h:1\", BELFRY_TOKEN: \"${JOB_TOKEN}\"}")),
         ("features to come", agent("fetch: {url: x}\npreset: claude\nhooks: {before: x}\nresume_session: true")),
+        ("settings to come", "log: {file: belfry.log}\nretention: {keys: none}\nrate_limits: {api.example.com: {max: 300, per: 1m}}\n".into()),
+        ("defaults of what is to come", "log: {file: none}\nretention: {keys: 24h}\nrate_limits: {}\nagents: {a: {shell: x, hooks: {}, spend: none, resume_session: false}}\n".into()),
         ("half a breaker", agent("shell: date\nbreaker: {threshold: 3}")),
         ("a breaker of nothing", agent("shell: date\nbreaker: {threshold: 0, reset_after: 0s}")),
         ("exit codes", agent("shell: date\nretry: {ok_codes: [256], no_retry_codes: 78}")),
@@ -200,6 +202,10 @@ fn policies_that_never_act_are_pointed_at() {
         ("a grid that is none", schedule("every: 5m, phase: 30s")),
         ("clock changes without a clock", schedule("every: 5m, dst_gap: skip, dst_fold: both")),
         ("an anchor without a distance", schedule("cron: \"0 9 * * *\", anchor: slot")),
+        (
+            "secrets in the environment",
+            "agents:\n  a:\n    shell: date\n    env: {API_KEY: hunter2, MODE: quiet, DB_PASSWORD: \"${P}\", MAX_TOKENS: 5, EMPTY_TOKEN: \"\"}\n".into(),
+        ),
         ("a webhook has no ticks", schedule("webhook: {secret: \"${S}\"}, jitter: 5s, catch_up: skip")),
         ("a webhook without a secret", schedule("webhook: {}")),
         ("a webhook without anything", schedule("webhook:")),
@@ -215,9 +221,7 @@ fn policies_that_never_act_are_pointed_at() {
         ("a secret that is text in quotes", schedule("webhook: {secret: \"${S}12345678\"}")),
         (
             "two webhooks with one secret",
-            format!(
-                "agents:\n  a:\n    shell: date\n    schedules:\n      one: {{webhook: {{secret: \"${{S}}\"}}}}\n      two: {{webhook: {{secret: [\"${{T}}\", \"${{S}}\"]}}}}\n      three: {{webhook: {{secret: \"${{U}}\"}}}}\n",
-            ),
+            "agents:\n  a:\n    shell: date\n    schedules:\n      one: {webhook: {secret: \"${S}\"}}\n      two: {webhook: {secret: [\"${T}\", \"${S}\"]}}\n      three: {webhook: {secret: \"${U}\"}}\n".into(),
         ),
         ("a secret that is none", schedule("webhook: {secret: hunter2}")),
         ("what never ends is not removed", schedule("every: 5m, delete_after_run: true")),
