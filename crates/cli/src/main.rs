@@ -45,6 +45,7 @@ mod show;
 mod snapshots;
 mod stop;
 mod tame;
+mod terminal;
 mod timing;
 mod token;
 mod up;

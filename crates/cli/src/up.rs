@@ -1,6 +1,5 @@
 //! `belfry up`: from files to work done on time.
 
-use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
 use crate::reach;
 use crate::serving::{Scene, Serving};
+use crate::terminal;
 use crate::words;
 
 /// Run the scheduler: plan, run, and keep a reason for everything that did not run
@@ -128,7 +128,7 @@ impl Up {
         if !lines.is_json() {
             lines.say(&format!("API at http://{}", serving.address()))?;
             // The link is for the person who looks at the terminal, not for a file or a log.
-            if std::io::stdout().is_terminal() {
+            if terminal::is_terminal() {
                 lines.say(
                     "log in with this link, once and within ten minutes (`belfry open` prints another):",
                 )?;
@@ -177,7 +177,7 @@ impl Up {
             (Some(choice), _) => choice == LogChoice::Json,
             (None, LogFormat::Json) => true,
             (None, LogFormat::Text) => false,
-            (None, LogFormat::Auto) => !std::io::stdout().is_terminal(),
+            (None, LogFormat::Auto) => !terminal::is_terminal(),
         }
     }
 }
@@ -365,7 +365,6 @@ async fn stop(
     while let Ok(event) = events.try_recv() {
         lines.event(&event)?;
     }
-    std::io::stdout().flush()?;
     match result {
         Ok(result) => Ok(result?),
         Err(error) => Err(Failure::Usage(error.to_string())),
@@ -378,13 +377,40 @@ fn within(room: Room, options: Options) -> Options {
     Options { max_concurrent: Some(max), ..options }
 }
 
-/// How the engine works, from the settings.
+/// How the engine works, from the settings. Every field is named, so that the compiler points at one that nothing
+/// reads.
 pub fn options(settings: &Settings, store: &AnyStore) -> Options {
     let ms = Duration::from_millis;
-    let engine = &settings.engine;
+    let belfry_config::Engine {
+        check_interval_ms,
+        poll_interval_ms,
+        heartbeat_ms,
+        orphan_check_ms,
+        dead_after,
+        lease_ms,
+        // It stands in each schedule.
+        late_after_ms: _,
+        jitter_threshold,
+        max_catch_up_jitter_ms,
+        // `Up` reads it when it is asked to end.
+        shutdown_timeout_ms: _,
+        max_concurrent,
+        labels,
+    } = &settings.engine;
+    let belfry_config::Retention {
+        runs_ms,
+        runs_per_schedule,
+        failures_ms,
+        output_ms,
+        skips_ms,
+        heartbeats_ms,
+        snapshots_ms,
+        // The server prunes its audit.
+        audit_ms: _,
+    } = &settings.retention;
     let poll = match store {
-        AnyStore::Postgres(_) => engine.poll_interval_ms,
-        AnyStore::Memory(_) | AnyStore::Sqlite(_) => engine.check_interval_ms,
+        AnyStore::Postgres(_) => poll_interval_ms,
+        AnyStore::Memory(_) | AnyStore::Sqlite(_) => check_interval_ms,
     };
     let mut lanes = belfry::default_lanes();
     lanes.extend(settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)));
@@ -392,26 +418,26 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
     Options {
         lanes,
         own_lanes: own.collect(),
-        max_concurrent: engine.max_concurrent,
-        labels: engine.labels.clone(),
-        check_interval: ms(engine.check_interval_ms),
-        poll_interval: ms(poll),
-        lease: ms(engine.lease_ms),
-        orphan_check: ms(engine.orphan_check_ms),
-        heartbeat: ms(engine.heartbeat_ms),
-        dead_after: engine.dead_after,
+        max_concurrent: *max_concurrent,
+        labels: labels.clone(),
+        check_interval: ms(*check_interval_ms),
+        poll_interval: ms(*poll),
+        lease: ms(*lease_ms),
+        orphan_check: ms(*orphan_check_ms),
+        heartbeat: ms(*heartbeat_ms),
+        dead_after: *dead_after,
         spread: Spread {
-            threshold: engine.jitter_threshold as usize,
-            longest: SignedDuration::from_millis(engine.max_catch_up_jitter_ms as i64),
+            threshold: *jitter_threshold as usize,
+            longest: SignedDuration::from_millis(*max_catch_up_jitter_ms as i64),
         },
         keep: Keep {
-            runs: settings.retention.runs_ms.map(ms),
-            failures: settings.retention.failures_ms.map(ms),
-            runs_per_schedule: settings.retention.runs_per_schedule,
-            output: settings.retention.output_ms.map(ms),
-            skips: settings.retention.skips_ms.map(ms),
-            heartbeats: settings.retention.heartbeats_ms.map(ms),
-            snapshots: settings.retention.snapshots_ms.map(ms),
+            runs: runs_ms.map(ms),
+            failures: failures_ms.map(ms),
+            runs_per_schedule: *runs_per_schedule,
+            output: output_ms.map(ms),
+            skips: skips_ms.map(ms),
+            heartbeats: heartbeats_ms.map(ms),
+            snapshots: snapshots_ms.map(ms),
         },
         ..Options::default()
     }

@@ -24,7 +24,7 @@ agents:
       rest: {every: 1h}
   b:
     shell: "true"
-    schedules: {hook: {webhook: {}}, never: {cron: "0 0 1 1 *"}}
+    schedules: {hook: {webhook: {secret: none}}, never: {cron: "0 0 1 1 *"}}
 "#;
 
 fn site() -> Site {

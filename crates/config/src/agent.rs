@@ -4,7 +4,7 @@ use std::path::Path;
 
 use belfry_core::AgentDefinition;
 use belfry_core::definition::{Breaker, Budget};
-use belfry_core::work::{Action, Stdin};
+use belfry_core::work::{Action, Stdin, is_secret_name};
 use serde_json::{Map, Value};
 
 use crate::context::Context;
@@ -167,8 +167,21 @@ fn codes(node: &Node) -> Vec<i32> {
     node.items().iter().filter_map(number).collect()
 }
 
-/// Points at policies that can never act.
+/// Points at policies that can never act, and at secrets that are written out.
 pub(crate) fn warn(context: &mut Context<'_>, node: &Node, name: &str, agent: &AgentDefinition) {
+    for (key, value) in node.get("env").map(Node::entries).unwrap_or_default() {
+        let is_written = value.text().is_some_and(|text| !text.is_empty() && !reference::has_reference(text));
+        if is_written && is_secret_name(&key.text) {
+            let message = format!("`{}` looks like a secret, and is stored as it is written here", key.text);
+            let problem = context.report(Severity::Warning, Some(key.span), message);
+            problem.help(format!(
+                "use a reference: `{0}: \"${{{0}}}\"`; it is filled in when an attempt starts",
+                key.text
+            ));
+            // The line is the secret.
+            problem.hide();
+        }
+    }
     let Some(retry) = node.get("retry") else { return };
     let mut idle = |node: &Node, why: &str| {
         context.report(Severity::Warning, Some(node.span), format!("{name}: {why}"));

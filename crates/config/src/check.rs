@@ -31,9 +31,6 @@ impl Context<'_> {
             }
             Shape::Map(keys) => self.check_map(key, node, keys),
             Shape::Named(what, shape) => self.check_named(what, node, shape),
-            Shape::Hosts(shape) => self.each_entry(key, node, |context, key, node| {
-                context.check(key, node, shape);
-            }),
             Shape::Env => self.check_env(key, node),
             Shape::Object => self.check_object(key, node),
             Shape::List(shape) => match &node.data {
@@ -47,7 +44,15 @@ impl Context<'_> {
                 _ => self.check(key, node, shape),
             },
             Shape::Argv => self.check_argv(key, node),
-            Shape::NotYet => self.check_not_yet(key, node),
+            Shape::Secrets => {
+                let secrets =
+                    if let Data::List(items) = &node.data { items } else { std::slice::from_ref(node) };
+                for (secret, text) in secrets.iter().filter_map(|secret| Some((secret, secret.text()?))) {
+                    self.check_reference(key, secret, text);
+                }
+            }
+            // Its default decides, which `check_map` knows.
+            Shape::NotYet => {}
             _ => self.check_scalar(key, node, shape),
         }
     }
@@ -106,7 +111,6 @@ impl Context<'_> {
                 }
             }
             Shape::EnvName => self.check_env_pass(node.span, text),
-            Shape::Reference => self.check_reference(key, node, text),
             Shape::Prompt => self.check_no_reference(key, node, text),
             _ => {}
         }
@@ -137,6 +141,7 @@ impl Context<'_> {
         };
         for (written, value) in entries {
             match keys.iter().find(|key| key.name == written.text) {
+                Some(key @ Key { shape: Shape::NotYet, .. }) => self.check_not_yet(key, value),
                 Some(key) => self.check(key.name, value, &key.shape),
                 None => self.unknown_key(what, &written.text, written.span, keys),
             }
@@ -334,14 +339,19 @@ impl Context<'_> {
         }
     }
 
-    fn check_not_yet(&mut self, key: &str, node: &Node) {
-        let default = node.is_null()
-            || node.is_word("none")
-            || node.is_word("false")
-            || matches!(&node.data, Data::Map(entries) if entries.is_empty());
-        if !default {
-            self.error(node.span, format!("`{key}` is not available in this version"))
-                .help(format!("remove `{key}`"));
+    fn check_not_yet(&mut self, key: &Key, node: &Node) {
+        let is_default = match key.default {
+            "" => node.is_word("none"),
+            "{}" => matches!(&node.data, Data::Map(entries) if entries.is_empty()),
+            default => node.is_word(default),
+        };
+        if !is_default && !node.is_null() {
+            let name = key.name;
+            let help = match key.default {
+                "" => format!("remove `{name}`"),
+                default => format!("remove `{name}`; its default is `{default}`"),
+            };
+            self.error(node.span, format!("`{name}` is not available in this version")).help(help);
         }
     }
 
@@ -423,7 +433,7 @@ fn article(what: &str) -> String {
 /// A shape in words, as in "must be …".
 fn words(shape: &Shape) -> String {
     match shape {
-        Shape::Text | Shape::Reference | Shape::Prompt => "text".into(),
+        Shape::Text | Shape::Prompt => "text".into(),
         Shape::Timing(what) => (*what).into(),
         Shape::Words(allowed) => match allowed.split_last() {
             Some((last, rest)) => {
@@ -452,8 +462,7 @@ fn words(shape: &Shape) -> String {
         Shape::List(shape) | Shape::OneOrMore(shape) => format!("a list of {}", words(shape)),
         Shape::MapOr(_, other) => format!("{} or a map", words(other)),
         Shape::Argv => "a list: a program and its arguments".into(),
-        Shape::Map(_) | Shape::Named(..) | Shape::Env | Shape::Hosts(_) | Shape::Object | Shape::NotYet => {
-            "a map".into()
-        }
+        Shape::Secrets => "text, or a list of texts".into(),
+        Shape::Map(_) | Shape::Named(..) | Shape::Env | Shape::Object | Shape::NotYet => "a map".into(),
     }
 }

@@ -1,5 +1,6 @@
 //! What has been read and what was found wrong with it, on the way through one load.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -15,6 +16,8 @@ pub(crate) struct Context<'a> {
     pub sources: Vec<Source>,
     /// The folder of each source, for relative paths.
     pub folders: Vec<PathBuf>,
+    /// The first webhook with each secret, by the secret as it is written.
+    pub secrets: HashMap<String, String>,
     problems: Vec<Problem>,
     counts: [usize; 3],
     /// Values that could not be filled in: what else is wrong with them is not worth saying.
@@ -34,6 +37,7 @@ impl<'a> Context<'a> {
             handlers: &[],
             sources: Vec::new(),
             folders: Vec::new(),
+            secrets: HashMap::new(),
             problems: Vec::new(),
             counts: [0; 3],
             quiet: Vec::new(),

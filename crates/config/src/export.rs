@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
+use belfry_core::display::is_unsafe;
 use belfry_core::size::format_size;
 use belfry_core::work::{Action, Stdin, Work};
 use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
@@ -287,7 +288,7 @@ fn is_block(text: &str) -> bool {
 }
 
 fn is_printable(c: char) -> bool {
-    !(c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'))
+    !(is_unsafe(c) || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }
 
 /// Writes a text so that it is read as that text: plain where nobody could mistake it, else in double quotes.
@@ -323,6 +324,7 @@ fn quote(text: &str, out: &mut String) {
             '\n' => write!(out, "\\n"),
             '\t' => write!(out, "\\t"),
             '\r' => write!(out, "\\r"),
+            c if !is_printable(c) && c > '\u{ffff}' => write!(out, "\\U{:08X}", u32::from(c)),
             c if !is_printable(c) => write!(out, "\\u{:04X}", u32::from(c)),
             c => write!(out, "{c}"),
         };

@@ -47,8 +47,9 @@ pub(crate) enum Shape {
     /// A name of ours: of a lane, a command, a label.
     Name,
     EnvName,
-    /// Text that may hold references.
-    Reference,
+    /// Secrets of a webhook: text that may hold references, or a list. Whether they are text is judged by
+    /// `core::hook::proof`, together with the rest of the webhook.
+    Secrets,
     /// Text that must not hold references.
     Prompt,
     Argv,
@@ -64,11 +65,9 @@ pub(crate) enum Shape {
     Named(&'static str, &'static Shape),
     /// Names of environment variables.
     Env,
-    /// Hosts.
-    Hosts(&'static Shape),
     /// Any JSON object.
     Object,
-    /// A key whose feature is not built: only its default may be written.
+    /// A key whose feature is not available in this version: only its default may be written.
     NotYet,
 }
 
@@ -120,7 +119,7 @@ pub(crate) static TOP: &[Key] = &[
     key("retention", Map(RETENTION), "{}", "How long history is kept; `none` is for ever."),
     key("log", Map(LOG), "{}", "What is logged, and how."),
     key("api", Map(API), "{}", "The HTTP API."),
-    key("rate_limits", Hosts(&Map(RATE_LIMIT)), "{}", "How many requests a host may get, by its name."),
+    key("rate_limits", NotYet, "{}", "How many requests a host may get, by its name."),
     key(
         "defaults",
         Map(AGENT),
@@ -191,7 +190,7 @@ static RETENTION: &[Key] = &[
     key("failures", Or("none", &Age), "90d", "Failed runs."),
     key("output", Or("none", &Age), "7d", "The output of runs."),
     key("skips", Or("none", &Age), "30d", "Skipped and missed ticks."),
-    key("keys", Or("none", &Age), "24h", "Idempotency keys."),
+    key("keys", NotYet, "24h", "Idempotency keys."),
     key("heartbeats", Or("none", &Age), "7d", "Heartbeats."),
     key("snapshots", Or("none", &Age), "30d", "Snapshots of nodes."),
     key("audit", Or("none", &Age), "1y", "Who changed what."),
@@ -210,7 +209,7 @@ static LOG: &[Key] = &[
         "info",
         "The least important lines that are written.",
     ),
-    key("file", Or("none", &Path), "none", "A file instead of standard error."),
+    key("file", NotYet, "none", "A file instead of standard output."),
 ];
 
 static API: &[Key] = &[
@@ -232,9 +231,6 @@ static API: &[Key] = &[
     key("rate", Rate, "100/s", "How many requests a client may send: a number per `s`, `m` or `h`."),
     key("max_body", Size, "1MiB", "The largest request body."),
 ];
-
-static RATE_LIMIT: &[Key] =
-    &[required("max", AT_LEAST_ONE, "How many requests."), required("per", POSITIVE, "In which time.")];
 
 /// What says which program an attempt starts. Exactly one.
 pub(crate) const ACTIONS: &[&str] = &["run", "shell", "http", "fetch"];
@@ -407,9 +403,14 @@ pub(crate) static SCHEDULE: &[Key] = &[
 ];
 
 static WEBHOOK: &[Key] = &[
-    key("secret", OneOrMore(&Reference), "", "What requests are signed with, as `${NAME}`; or a list."),
-    key("secrets", List(&Reference), "[]", "The same, several: for changing it."),
-    key("github", Flag, "false", "Also takes GitHub's signature, `X-Hub-Signature-256`."),
+    key(
+        "secret",
+        Secrets,
+        "",
+        "The secret that requests are signed with, as `${NAME}`; a list while it changes; or `none`: then a request needs a token.",
+    ),
+    key("secrets", Secrets, "[]", "More secrets, as a list."),
+    key("github", Flag, "false", "Also accepts requests that GitHub has signed (`X-Hub-Signature-256`)."),
 ];
 
 static CHAT: &[Key] = &[

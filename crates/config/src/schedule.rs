@@ -2,8 +2,9 @@
 
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
+use belfry_core::hook::{self, Proof};
 use belfry_time::{Cron, ErrorKind, Every, Jitter, Window, Zone, parse_duration, parse_instant};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::agent::{object, prompt};
 use crate::context::Context;
@@ -75,10 +76,34 @@ fn kind(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> Opti
         "cron" => text().map(When::Cron),
         "at" => text().map(When::At),
         "after" => text().map(When::After),
-        "webhook" => Some(When::Webhook(Value::Object(object(Some(value))))),
+        "webhook" => webhook(context, value, name, key.span),
         _ => Some(When::Chat(Value::Object(object(Some(value))))),
     }
 }
+
+/// A webhook whose secrets are text. What is wrong with a secret is said without showing it.
+fn webhook(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> Option<When> {
+    let settings = match node.json() {
+        Ok(Value::Object(map)) => Value::Object(map),
+        Ok(_) => Value::Object(Map::new()),
+        Err(_) => {
+            let message = format!("{name}: the webhook holds a number that is out of range");
+            context.error(place, message).help(QUOTE_SECRET).hide();
+            return None;
+        }
+    };
+    if let Err(flaw) = hook::proof(&settings) {
+        let written = flaw.key.and_then(|key| node.entry(key)).map(|(key, _)| key.span);
+        let help = if written.is_some() { QUOTE_SECRET } else { ADD_SECRET };
+        context.error(written.unwrap_or(place), format!("{name}: {}", flaw.message)).help(help).hide();
+        return None;
+    }
+    Some(When::Webhook(settings))
+}
+
+const QUOTE_SECRET: &str = "write a reference, `secret: \"${NAME}\"`, or put the text into quotes; `secret: none` asks for a token instead";
+const ADD_SECRET: &str =
+    "add `secret: \"${NAME}\"`; or `secret: none`, then a request needs a token with scope trigger";
 
 fn list(keys: &[&str]) -> String {
     let keys: Vec<_> = keys.iter().map(|key| format!("`{key}`")).collect();
@@ -284,29 +309,32 @@ pub(crate) fn warn(
         let problem = context.report(Severity::Warning, Some(command.span), message);
         problem.help(help).schedule = Some(name.to_owned());
     }
-    if let When::Webhook(_) = when {
-        warn_secrets(context, node, name);
+    if let When::Webhook(settings) = when {
+        warn_secrets(context, node, name, settings);
     }
 }
 
-fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str) {
-    let Some((key, webhook)) = node.entry("webhook") else { return };
-    let several = |key: &str| webhook.get(key).map(Node::items).unwrap_or_default();
-    let one = webhook.get("secret").filter(|secret| secret.text().is_some());
-    let mut none = true;
-    for secret in one.into_iter().chain(several("secret")).chain(several("secrets")) {
-        none = false;
-        if secret.text().is_some_and(|text| !reference::has_reference(text)) {
-            // Not shown: the line is the secret.
+/// Points at secrets that are stored as they are, and at secrets that two webhooks share.
+fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str, settings: &Value) {
+    let (Some((key, _)), Ok(Proof::Secrets(secrets))) = (node.entry("webhook"), hook::proof(settings)) else {
+        return;
+    };
+    let place = key.span;
+    for secret in secrets {
+        if !reference::has_reference(secret) {
             let message = format!("{name}: a secret is written out, and will be stored as it is");
-            let problem = context.report(Severity::Warning, Some(key.span), message);
+            let problem = context.report(Severity::Warning, Some(place), message);
             problem.help("use a reference: `secret: \"${NAME}\"`").schedule = Some(name.to_owned());
+            // The line is the secret.
             problem.hide();
         }
-    }
-    if none {
-        let message = format!("{name}: without a secret, whoever reaches this address can start it");
-        let problem = context.report(Severity::Warning, Some(key.span), message);
-        problem.help("add `secret: \"${NAME}\"`").schedule = Some(name.to_owned());
+        let first = context.secrets.entry(secret.to_owned()).or_insert_with(|| name.to_owned());
+        if first != name {
+            let message =
+                format!("{name} and {first} have the same secret: a request to one is good for the other");
+            let problem = context.report(Severity::Warning, Some(place), message);
+            problem.help("give each webhook a secret of its own").schedule = Some(name.to_owned());
+            problem.hide();
+        }
     }
 }

@@ -32,14 +32,14 @@ fn map(keys: &[Key]) -> Value {
 
 fn property(key: &Key) -> Value {
     let mut schema = shape(&key.shape);
-    schema["description"] = json!(if matches!(key.shape, Shape::NotYet) {
-        format!("{} Not available in this version.", key.doc)
-    } else {
-        key.doc.to_owned()
-    });
-    if !key.default.is_empty()
-        && let Some(default) = tree::parse(0, key.default).0.and_then(|node| node.json().ok())
-    {
+    let default =
+        tree::parse(0, key.default).0.and_then(|node| node.json().ok()).filter(|_| !key.default.is_empty());
+    schema["description"] = json!(key.doc);
+    if matches!(key.shape, Shape::NotYet) {
+        schema["description"] = json!(format!("{} Not available in this version.", key.doc));
+        schema["enum"] = json!([null, default.as_ref().unwrap_or(&json!("none"))]);
+    }
+    if let Some(default) = default {
         schema["default"] = default;
     }
     schema
@@ -47,7 +47,7 @@ fn property(key: &Key) -> Value {
 
 fn shape(shape_: &Shape) -> Value {
     match shape_ {
-        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Reference | Shape::Prompt => {
+        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Prompt => {
             json!({"type": "string"})
         }
         Shape::Timing(_) => json!({"type": ["string", "integer"]}),
@@ -65,6 +65,10 @@ fn shape(shape_: &Shape) -> Value {
         Shape::Argv => {
             json!({"type": "array", "minItems": 1, "items": {"type": ["string", "number", "boolean"]}})
         }
+        Shape::Secrets => json!({"anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string", "minLength": 1}},
+        ]}),
         Shape::Or(word, inner) => json!({"anyOf": [{"enum": [word, null]}, shape(inner)]}),
         Shape::MapOr(map, other) => json!({"anyOf": [shape(map), shape(other)]}),
         Shape::List(inner) => json!({"type": ["array", "null"], "items": shape(inner)}),
@@ -83,9 +87,9 @@ fn shape(shape_: &Shape) -> Value {
             "type": ["object", "null"],
             "additionalProperties": {"type": ["string", "number", "boolean"]},
         }),
-        Shape::Hosts(inner) => json!({"type": ["object", "null"], "additionalProperties": shape(inner)}),
         Shape::Object => json!({"type": ["object", "null"]}),
-        Shape::NotYet => json!({"enum": [null, "none", false, {}]}),
+        // `property` says which value that is.
+        Shape::NotYet => json!({}),
     }
 }
 

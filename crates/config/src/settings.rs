@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::context::Context;
 use crate::file;
@@ -34,8 +34,6 @@ pub struct Settings {
     pub log: Log,
     /// `api`.
     pub api: Api,
-    /// Requests per host.
-    pub rate_limits: BTreeMap<String, Rate>,
 }
 
 /// The URL of a store. It may hold a password, so it is only shown without it.
@@ -133,8 +131,6 @@ pub struct Retention {
     pub output_ms: Option<u64>,
     /// Skipped and missed ticks.
     pub skips_ms: Option<u64>,
-    /// Idempotency keys.
-    pub keys_ms: Option<u64>,
     /// Heartbeats.
     pub heartbeats_ms: Option<u64>,
     /// Snapshots of nodes.
@@ -150,8 +146,6 @@ pub struct Log {
     pub format: LogFormat,
     /// `error`, `warn`, `info`, `debug` or `trace`.
     pub level: String,
-    /// Absolute; none is standard error.
-    pub file: Option<PathBuf>,
 }
 
 /// `log.format`.
@@ -225,12 +219,11 @@ impl Default for Settings {
                 failures_ms: Some(90 * DAY),
                 output_ms: Some(7 * DAY),
                 skips_ms: Some(30 * DAY),
-                keys_ms: Some(DAY),
                 heartbeats_ms: Some(7 * DAY),
                 snapshots_ms: Some(30 * DAY),
                 audit_ms: Some(365 * DAY),
             },
-            log: Log { format: LogFormat::Auto, level: "info".into(), file: None },
+            log: Log { format: LogFormat::Auto, level: "info".into() },
             api: Api {
                 allow_agents: false,
                 open: false,
@@ -240,7 +233,6 @@ impl Default for Settings {
                 rate: Rate { max: 100, per_ms: 1_000 },
                 max_body_bytes: 1 << 20,
             },
-            rate_limits: BTreeMap::new(),
         }
     }
 }
@@ -279,15 +271,10 @@ pub(crate) fn read(root: &Node, base: &Path) -> Settings {
         read_retention(&mut settings.retention, retention);
     }
     if let Some(log) = root.get("log") {
-        read_log(&mut settings.log, log, base);
+        read_log(&mut settings.log, log);
     }
     if let Some(api) = root.get("api") {
         read_api(&mut settings.api, api);
-    }
-    for (host, limit) in root.get("rate_limits").map(Node::entries).unwrap_or_default() {
-        let max = limit.get("max").and_then(number).unwrap_or(1);
-        let per_ms = limit.get("per").and_then(duration).unwrap_or(1_000);
-        settings.rate_limits.insert(host.text.clone(), Rate { max, per_ms });
     }
     settings
 }
@@ -319,24 +306,18 @@ fn read_retention(retention: &mut Retention, node: &Node) {
     set(&mut retention.failures_ms, age("failures"));
     set(&mut retention.output_ms, age("output"));
     set(&mut retention.skips_ms, age("skips"));
-    set(&mut retention.keys_ms, age("keys"));
     set(&mut retention.heartbeats_ms, age("heartbeats"));
     set(&mut retention.snapshots_ms, age("snapshots"));
     set(&mut retention.audit_ms, age("audit"));
 }
 
-fn read_log(log: &mut Log, node: &Node, base: &Path) {
+fn read_log(log: &mut Log, node: &Node) {
     log.format = match node.get("format").and_then(Node::text) {
         Some("text") => LogFormat::Text,
         Some("json") => LogFormat::Json,
         _ => LogFormat::Auto,
     };
     set(&mut log.level, node.get("level").and_then(Node::text).map(str::to_owned));
-    log.file = node
-        .get("file")
-        .filter(|node| !node.is_word("none"))
-        .and_then(Node::text)
-        .map(|path| file::absolute(base, Path::new(path)));
 }
 
 fn read_api(api: &mut Api, node: &Node) {

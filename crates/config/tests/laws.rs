@@ -24,7 +24,6 @@ timezone: Europe/London
 lanes: {main: 3, night: {slots: 2, limit: none}}
 engine: {lease: 30s, late_after: auto, labels: [gpu]}
 retention: {runs: 30d, audit: 1y}
-rate_limits: {api.example.com: {max: 300, per: 1m}}
 defaults: &d {timeout: 1h, retry: {max: 3, ok_codes: [0]}, env: {A: "${B:-c}"}}
 agents:
   reporter:
@@ -207,7 +206,7 @@ fn work() -> impl Strategy<Value = Work> {
 }
 
 fn when() -> impl Strategy<Value = When> {
-    let secret = json!({"secret": "${A}", "secrets": ["${B}", "none"]});
+    let secret = json!({"secret": "${A}", "secrets": ["${B}", "12345"]});
     prop_oneof![
         prop::sample::select(vec!["5m", "1h30m", "daily", " 90s ", "broken $", "5"])
             .prop_map(|t| When::Every(t.into())),
@@ -217,6 +216,7 @@ fn when() -> impl Strategy<Value = When> {
             .prop_map(|t| When::At(t.into())),
         Just(When::After("90s".into())),
         Just(When::Webhook(secret)),
+        Just(When::Webhook(json!({"secret": "none"}))),
         Just(When::Chat(json!({"mode": "followup", "cap": 3, "debounce": "1s"}))),
         Just(When::Chat(json!({}))),
     ]

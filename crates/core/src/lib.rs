@@ -7,6 +7,7 @@ pub mod breaker;
 pub mod budget;
 pub mod check;
 pub mod definition;
+pub mod display;
 pub mod gate;
 pub mod hook;
 pub mod model;

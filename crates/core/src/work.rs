@@ -38,6 +38,30 @@ pub struct Work {
     pub no_retry_codes: Vec<i32>,
 }
 
+/// Last parts of names that say "secret". `TOKENS` is not among them: those are counted.
+const SECRET_WORDS: [&str; 11] = [
+    "TOKEN",
+    "SECRET",
+    "SECRETS",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "KEY",
+    "KEYS",
+    "AUTHORIZATION",
+];
+
+/// Whether an environment variable holds a secret, by its name: one of its parts between `_` ends in such a word, as in
+/// `API_TOKEN`, `APIKEY_2` and `DB_PASSWORD_OLD`; or it ends in `AUTH`.
+pub fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let mut parts =
+        name.split(['_', '-', '.']).map(|part| part.trim_end_matches(|c: char| c.is_ascii_digit()));
+    name.ends_with("AUTH") || parts.any(|part| SECRET_WORDS.iter().any(|word| part.ends_with(word)))
+}
+
 impl Default for Work {
     fn default() -> Work {
         Work {
@@ -97,4 +121,28 @@ pub enum Stdin {
     Prompt,
     /// The payload, as JSON.
     Payload,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_known_by_their_names() {
+        for name in [
+            "TOKEN",
+            "GITHUB_TOKEN",
+            "api_key",
+            "APIKEY",
+            "AWS_SECRET_ACCESS_KEY",
+            "DB_PASSWORD_OLD",
+            "KEY2",
+            "NPM_AUTH",
+        ] {
+            assert!(is_secret_name(name), "{name}");
+        }
+        for name in ["MODE", "MAX_TOKENS", "KEYBOARD", "AUTHOR", "SSH_AUTH_SOCK", "PATH", "TOKENIZER", ""] {
+            assert!(!is_secret_name(name), "{name}");
+        }
+    }
 }

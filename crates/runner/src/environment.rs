@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable};
+use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable, is_secret_name};
 
 use crate::error::Error;
 
@@ -13,8 +13,6 @@ use crate::error::Error;
 const ALLOWED: [&str; 9] = ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TERM", "SHELL", "LC_*"];
 /// Where the node has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-/// A passed name with one of these in it holds a secret.
-const SECRET_WORDS: [&str; 7] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH"];
 
 /// Variables by name.
 pub(crate) type Variables = BTreeMap<OsString, OsString>;
@@ -41,8 +39,7 @@ pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> 
     for name in &work.env_pass {
         check_name("env_pass", name, is_of_belfry)?;
         if let Some(value) = node.get(OsStr::new(name)) {
-            let upper = name.to_ascii_uppercase();
-            if SECRET_WORDS.iter().any(|word| upper.contains(word)) {
+            if is_secret_name(name) {
                 secrets.push(value.as_bytes().to_vec());
             }
             variables.insert(name.into(), value.clone());

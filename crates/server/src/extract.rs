@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::bodies::Share;
 use crate::json;
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -23,6 +24,8 @@ use crate::state::Shared;
 const NAME_MAX: usize = 256;
 /// Longer keys are refused.
 const KEY_MAX: usize = 256;
+/// A body's memory grows in steps of so many bytes.
+const STEP_BYTES: usize = 64 << 10;
 /// How long a key is kept.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
@@ -162,8 +165,10 @@ impl FromRequestParts<Arc<Shared>> for RunPath {
     }
 }
 
-/// Reads a body, but no more of it and no longer than is allowed.
-pub async fn body(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+/// Reads a body: no more of it and no longer than is allowed, within the memory for all bodies. What it takes of that
+/// memory it keeps until the request is answered.
+pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, Problem> {
+    let headers = &parts.headers;
     let max = shared.api().max_body_bytes;
     let too_large = || {
         Problem::new(
@@ -183,11 +188,36 @@ pub async fn body(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<By
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "encoded_body", detail)
             .field("Content-Encoding"));
     }
-    let limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
-    match tokio::time::timeout(shared.limits.body_within, limited.collect()).await {
-        Ok(Ok(all)) => Ok(all.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(Problem::bad("bad_body", format!("the body ended early: {error}"))),
+    // Without a guard there is nobody to keep it: then it is given back once the body is read.
+    let share = parts.extensions.get::<Share>().cloned().unwrap_or_default();
+    let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
+    let reading = async {
+        let mut all = Vec::new();
+        loop {
+            // Room is found before more is read: what waits for it stays with the sender.
+            let next = match length.and_then(|length| usize::try_from(length).ok()) {
+                Some(length) => length.min(all.len() + STEP_BYTES),
+                None if all.is_empty() => 0,
+                None => all.len() + STEP_BYTES,
+            };
+            shared.bodies.grow(&share, next).await?;
+            let Some(frame) = limited.frame().await else { break };
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => too_large(),
+                false => Problem::bad("bad_body", format!("the body ended early: {error}")),
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            shared.bodies.grow(&share, all.len() + data.len()).await?;
+            // Growing by halves would take twice what has arrived.
+            if all.capacity() - all.len() < data.len() {
+                all.reserve_exact(data.len().max(STEP_BYTES));
+            }
+            all.extend_from_slice(&data);
+        }
+        Ok(Bytes::from(all))
+    };
+    match tokio::time::timeout(shared.limits.body_within, reading).await {
+        Ok(all) => all,
         Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the body did not come in time")),
     }
 }
@@ -200,7 +230,7 @@ impl FromRequest<Arc<Shared>> for Object {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Object, Problem> {
         let (parts, stream) = request.into_parts();
-        let bytes = body(shared, &parts.headers, stream).await?;
+        let bytes = body(shared, &parts, stream).await?;
         if bytes.is_empty() {
             return Err(Problem::bad("bad_json", "the body is empty; it must be a JSON object"));
         }
@@ -216,7 +246,7 @@ impl FromRequest<Arc<Shared>> for MaybeObject {
 
     async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<MaybeObject, Problem> {
         let (parts, stream) = request.into_parts();
-        let bytes = body(shared, &parts.headers, stream).await?;
+        let bytes = body(shared, &parts, stream).await?;
         if bytes.is_empty() {
             return Ok(MaybeObject(Map::new()));
         }

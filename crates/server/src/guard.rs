@@ -19,6 +19,7 @@ use serde_json::Value;
 use utoipa::openapi::OpenApi;
 
 use crate::audit::Row;
+use crate::bodies::Share;
 use crate::client::Client;
 use crate::lasting::while_good;
 use crate::listen::Peer;
@@ -134,6 +135,9 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     let operation = guard.table.operation(&request).cloned();
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
+    // Kept here until the request is answered, whatever becomes of its body.
+    let share = Share::default();
+    request.extensions_mut().insert(share.clone());
     let began = std::time::Instant::now();
     let (mut parts, body) = request.into_parts();
     parts.extensions.insert(client.clone());
@@ -148,6 +152,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
             }
             Err(problem) => problem.into_response(),
         };
+    drop(share);
     let status = response.status();
     shared.meters.request(
         operation.as_ref().map_or("none", |operation| &operation.id),

@@ -5,6 +5,7 @@
 //! Nothing is decided here that the engine, the store or the parser of files can decide. Start reading at `routes/mod.rs`.
 
 mod audit;
+mod bodies;
 mod client;
 mod codes;
 mod crowd;
@@ -26,6 +27,7 @@ mod ready;
 mod ring;
 mod routes;
 mod secret;
+mod signature;
 mod state;
 mod stream;
 mod tokens;

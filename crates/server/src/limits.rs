@@ -11,6 +11,8 @@ pub struct Limits {
     pub head_within: Duration,
     /// A body that has not come by then will not come.
     pub body_within: Duration,
+    /// Memory for the bodies of all requests together, in bytes.
+    pub bodies_bytes_max: usize,
     /// A peer that takes nothing of an answer for so long is gone.
     pub write_within: Duration,
     /// A reader of events that takes nothing for so long has left.
@@ -23,6 +25,7 @@ impl Default for Limits {
             connections_max: 8192,
             head_within: Duration::from_secs(15),
             body_within: Duration::from_secs(15),
+            bodies_bytes_max: 16 << 20,
             write_within: Duration::from_secs(30),
             take_within: Duration::from_secs(10),
         }

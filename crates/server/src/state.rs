@@ -12,6 +12,7 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::audit;
+use crate::bodies::Bodies;
 use crate::codes::Codes;
 use crate::limiter::Limiter;
 use crate::limits::Limits;
@@ -71,6 +72,7 @@ pub struct Shared {
     /// Codes for browser logins.
     pub codes: Codes,
     pub limiter: Limiter,
+    pub bodies: Bodies,
     /// Wrong codes of each peer.
     pub wrong_codes: Limiter,
     /// Who follows what runs write; each looks four times a second.
@@ -109,6 +111,7 @@ impl Shared {
             tokens: Tokens::default(),
             codes: Codes::default(),
             limiter: Limiter::default(),
+            bodies: Bodies::new(told.limits.bodies_bytes_max),
             wrong_codes: Limiter::default(),
             followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
             listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),

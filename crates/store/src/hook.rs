@@ -7,14 +7,18 @@ use belfry_core::{RunId, SkipReason};
 use belfry_time::Timestamp;
 
 use crate::any::AnyStore;
-use crate::shapes::Enqueue;
+use crate::shapes::{Key, NewRun};
 use crate::store::Answer;
 
 /// A request from outside.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Knock {
-    /// The run it is to make; whether it is a probe is found out here.
-    pub enqueue: Enqueue,
+    /// The run that it asks for. The store decides whether the run is a probe.
+    pub run: NewRun,
+    /// The content that was signed: it makes one run, whatever keys the request carries. None where nothing is signed.
+    pub signed: Option<Key>,
+    /// Keys that the sender chose. A repeat of any of them answers with the first run.
+    pub keys: Vec<Key>,
     /// The rules of its schedule.
     pub options: Options,
 }
@@ -27,8 +31,10 @@ pub enum Knocked {
         /// Runs that are to be cancelled for it; it waits until they are gone.
         cancel: Vec<RunId>,
     },
-    /// It has made this run before.
+    /// It has made this run before: by the signed content, or by a key with the same body.
     Repeat(RunId),
+    /// One of its keys was used with another body, for this run.
+    KeyReused(RunId),
     /// It makes none, for this reason; it may be sent again.
     Refused(SkipReason),
     /// There is no such schedule.
@@ -38,7 +44,11 @@ pub enum Knocked {
 /// Requests from outside.
 pub trait Hooks: Send + Sync + 'static {
     /// Makes a run if the rules of its schedule allow one now: what they look at cannot change in between. Crash: a run that
-    /// was answered for exists, with the probe of a breaker if it is one.
+    /// was answered for exists, with the probe of a breaker if it is one, and with all keys of the request.
+    ///
+    /// A repeat that only a key tells also stores its signed content, for the first run: that content then makes no run
+    /// of its own when it is sent without the key. A repeat by its signed content stores no key, because keys are not
+    /// signed.
     fn knock(&self, now: Timestamp, knock: &Knock) -> impl Future<Output = Answer<Knocked>> + Send;
 }
 

@@ -147,11 +147,12 @@ impl Storable for Enqueue {
 
 impl Storable for Knock {
     fn is_storable(&self) -> bool {
-        self.enqueue.is_storable()
+        self.run.is_storable() && self.signed.iter().chain(&self.keys).all(Key::is_storable)
     }
 
     fn make_storable(&mut self) {
-        self.enqueue.make_storable();
+        self.run.make_storable();
+        self.signed.iter_mut().chain(&mut self.keys).for_each(Key::make_storable);
     }
 }
 

@@ -10,7 +10,7 @@
 //! - 57, 58 heads, lengths and encodings: `requests_that_are_none`
 //! - 60, 61 queries and ids: `queries_and_ids_that_are_none`
 //! - 62 another site, another host: `security::another_site_and_another_name_are_refused`
-//! - 63 webhooks: `hooks::what_is_late_wrong_or_sent_again_is_refused_also_after_a_restart`,
+//! - 63 webhooks: `hooks::what_is_late_or_wrong_is_refused_and_a_repeat_makes_no_second_run_also_after_a_restart`,
 //!   `hooks::signatures_that_are_none`, `hooks::a_secret_that_the_server_lacks_opens_nothing`
 //! - 64 tokens: `security::nothing_goes_without_a_token`, `requests_that_are_none`
 //! - 65 those who say nothing, drip, or never read: `connections_that_say_nothing_are_borne`,
@@ -235,7 +235,7 @@ fn bodies_without_end() {
     }
     read(&mut reader).refused(413, "too_large");
     let big = vec![b'x'; 3 << 20];
-    api.send("POST", "/hooks/hello/pushed", &[], &big).refused(413, "too_large");
+    api.send("POST", "/hooks/hello/pushed", &[], &big).refused(503, "secret_missing");
     unharmed(&api);
 }
 

@@ -11,6 +11,7 @@ use belfry::event::{Event, Level, Name};
 use belfry_config::{About, is_reference, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
+use belfry_core::work::is_secret_name;
 use belfry_store::{API, AgentRecord, Expect, PutAgent, Removed, Scope, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -286,7 +287,7 @@ fn read(shared: &Shared, name: &str, keys: &Map<String, Value>) -> Result<AgentS
         return Err(Problem::meaningless("invalid", "the name of an agent has no `/`").field("agent"));
     }
     for (key, value) in &spec.definition.work.env {
-        if is_secret(key) && !value.is_empty() && !is_reference(value) {
+        if is_secret_name(key) && !value.is_empty() && !is_reference(value) {
             return Err(Problem::meaningless(
                 "secret_written_out",
                 format!("{key} is written out, and would be stored as it is"),
@@ -302,13 +303,6 @@ fn read(shared: &Shared, name: &str, keys: &Map<String, Value>) -> Result<AgentS
         refuse_past(shared, &format!("{name}/{schedule}"), definition)?;
     }
     Ok(spec)
-}
-
-/// Whether a variable holds a secret, by its name.
-fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_uppercase();
-    let parts = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "KEY"];
-    name.split('_').any(|part| parts.contains(&part) || part == "APIKEY")
 }
 
 /// Two names that differ only by case are one to many who read them.

@@ -9,6 +9,7 @@ use belfry::event::{Event, Level, Name};
 use belfry_config::{About, Errors, Inherited, Input, Parsed, is_reference, parse_schedule};
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
+use belfry_core::hook::{self, Proof};
 use belfry_store::{API, Expect, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -79,11 +80,11 @@ pub struct ScheduleKeys {
 #[allow(dead_code, reason = "the parser of files reads it; this describes it")]
 #[serde(deny_unknown_fields)]
 struct Webhook {
-    /// A reference, `${NAME}`.
+    /// A reference, `${NAME}`; or `none`: then a request needs a token with scope trigger.
     secret: Option<String>,
-    /// The same, several: for changing it.
+    /// More secrets, while one changes.
     secrets: Option<Vec<String>>,
-    /// Also takes GitHub's signature.
+    /// Also accepts GitHub's signature.
     github: Option<bool>,
 }
 
@@ -351,12 +352,8 @@ pub fn refuse_past(shared: &Shared, name: &str, definition: &ScheduleDefinition)
 /// A store holds references to secrets, never secrets.
 pub fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
     let When::Webhook(webhook) = &definition.when else { return Ok(()) };
-    let secrets = ["secret", "secrets"].into_iter().filter_map(|key| webhook.get(key));
-    let written = secrets.flat_map(|secret| match secret {
-        Value::Array(several) => several.iter().collect::<Vec<_>>(),
-        one => vec![one],
-    });
-    match written.filter_map(Value::as_str).all(is_reference) {
+    let Ok(Proof::Secrets(secrets)) = hook::proof(webhook) else { return Ok(()) };
+    match secrets.into_iter().all(is_reference) {
         true => Ok(()),
         false => Err(Problem::meaningless(
             "secret_written_out",

@@ -21,15 +21,13 @@ impl Hooks for Memory {
 
 impl State {
     fn knock(&mut self, now: Timestamp, knock: &Knock) -> Knocked {
-        let (run, options) = (&knock.enqueue.run, &knock.options);
+        let (run, options) = (&knock.run, &knock.options);
         let Some(row) = self.schedules.get(&run.schedule).filter(|row| !row.retired) else {
             return Knocked::NotFound;
         };
-        if let Some(key) = &knock.enqueue.key
-            && let Some((first, kept)) = self.keys.get(&(run.schedule, key.key.clone()))
-            && kept.expires_at > now
-        {
-            return Knocked::Repeat(*first);
+        let status = row.record.status.clone();
+        if let Some(answer) = self.repeat(now, knock) {
+            return answer;
         }
         let scope: Vec<(RunId, bool)> = self
             .in_scope(options.overlap, run.agent, run.schedule, &options.command)
@@ -49,14 +47,17 @@ impl State {
                 .as_ref()
                 .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
         };
-        if let Some(reason) = hook::refusal(options, &row.record.status, &facts) {
+        if let Some(reason) = hook::refusal(options, &status, &facts) {
             return Knocked::Refused(reason);
         }
         let probe = facts.breaker == Admits::Probe;
-        let mut request = knock.enqueue.clone();
-        request.run.probe = probe;
+        let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
         match self.enqueue(now, &request) {
-            Enqueued::Made => {}
+            Enqueued::Made => {
+                for key in knock.signed.iter().chain(&knock.keys) {
+                    self.keys.insert((run.schedule, key.key.clone()), (run.id, key.clone()));
+                }
+            }
             Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Knocked::Repeat(first),
             Enqueued::NotFound => return Knocked::NotFound,
         }
@@ -68,5 +69,24 @@ impl State {
         }
         let cancels = options.if_running == IfRunning::Cancel;
         Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() }
+    }
+    /// The answer to a request whose signed content or key is known.
+    fn repeat(&mut self, now: Timestamp, knock: &Knock) -> Option<Knocked> {
+        let schedule = knock.run.schedule;
+        let first_with = |key: &Key| {
+            let (first, kept) = self.keys.get(&(schedule, key.key.clone()))?;
+            (kept.expires_at > now).then_some((*first, kept.body_hash == key.body_hash))
+        };
+        if let Some((first, _)) = knock.signed.as_ref().and_then(first_with) {
+            return Some(Knocked::Repeat(first));
+        }
+        let (first, is_same) = knock.keys.iter().find_map(first_with)?;
+        if !is_same {
+            return Some(Knocked::KeyReused(first));
+        }
+        if let Some(signed) = &knock.signed {
+            self.keys.insert((schedule, signed.key.clone()), (first, signed.clone()));
+        }
+        Some(Knocked::Repeat(first))
     }
 }

@@ -12,6 +12,7 @@ use super::books::Books;
 use super::connection::{Fault, Tx};
 use super::enqueue::{Places, enqueue};
 use super::rows::{self, get};
+use super::session::{first_with, take_key};
 use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::hook::{Hooks, Knock, Knocked, made};
@@ -22,24 +23,21 @@ use crate::store::Answer;
 impl Hooks for Postgres {
     async fn knock(&self, now: Timestamp, request: &Knock) -> Answer<Knocked> {
         let request = &*storable(request);
-        let places = look!(self, |tx| self.places(&mut tx, &[&request.enqueue.run]).await)?;
+        let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
         let answer = transact!(self, |tx| knock(&mut tx, now, request, &places).await);
         self.tell(answer, made).await
     }
 }
 
 async fn knock(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock, places: &Places) -> Result<Knocked, Fault> {
-    let (run, options) = (&knock.enqueue.run, &knock.options);
+    let (run, options) = (&knock.run, &knock.options);
     let mut books = Books::of_agents(tx, &[run.agent]).await?;
-    if let Some(key) = &knock.enqueue.key {
-        let sql = "select run_id from idempotency where schedule_id = $1 and key = $2 and expires_at > $3";
-        if let Some(row) = tx.query(sql, &[&run.schedule, &key.key, &now]).await?.first() {
-            return Ok(Knocked::Repeat(RunId(get(row, "run_id")?)));
-        }
-    }
     let sql = "select * from schedule_state where schedule_id = $1 and not retired";
     let found = tx.query(sql, &[&run.schedule]).await?;
     let Some(status) = found.first().map(rows::status).transpose()? else { return Ok(Knocked::NotFound) };
+    if let Some(answer) = repeat(tx, now, knock).await? {
+        return Ok(answer);
+    }
     let scope = live_in_scope(tx, knock).await?;
     let facts = Facts {
         live: scope.len() as u32,
@@ -50,14 +48,18 @@ async fn knock(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock, places: &Places) 
     if let Some(reason) = hook::refusal(options, &status, &facts) {
         return Ok(Knocked::Refused(reason));
     }
-    let mut request = knock.enqueue.clone();
-    request.run.probe = facts.breaker == Admits::Probe;
+    let probe = facts.breaker == Admits::Probe;
+    let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
     match enqueue(tx, now, &request, places).await? {
-        Enqueued::Made => {}
+        Enqueued::Made => {
+            for key in knock.signed.iter().chain(&knock.keys) {
+                take_key(tx, now, run.schedule, key, run.id).await?;
+            }
+        }
         Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Ok(Knocked::Repeat(first)),
         Enqueued::NotFound => return Ok(Knocked::NotFound),
     }
-    if request.run.probe && !books.probe(now, &request.run) {
+    if probe && !books.probe(now, &request.run) {
         return Err(Fault::Again);
     }
     books.close(tx).await?;
@@ -65,9 +67,32 @@ async fn knock(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock, places: &Places) 
     Ok(Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() })
 }
 
+/// The answer to a request whose signed content or key is known. The agent's lock keeps other requests out meanwhile.
+async fn repeat(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock) -> Result<Option<Knocked>, Fault> {
+    let schedule = knock.run.schedule;
+    if let Some(signed) = &knock.signed
+        && let Some((first, _)) = first_with(tx, now, schedule, signed).await?
+    {
+        return Ok(Some(Knocked::Repeat(first)));
+    }
+    for key in &knock.keys {
+        match first_with(tx, now, schedule, key).await? {
+            Some((first, true)) => {
+                if let Some(signed) = &knock.signed {
+                    take_key(tx, now, schedule, signed, first).await?;
+                }
+                return Ok(Some(Knocked::Repeat(first)));
+            }
+            Some((first, false)) => return Ok(Some(Knocked::KeyReused(first))),
+            None => {}
+        }
+    }
+    Ok(None)
+}
+
 /// Live runs that the overlap policy looks at, and whether each is running.
 async fn live_in_scope(tx: &mut Tx<'_>, knock: &Knock) -> Result<Vec<(RunId, bool)>, Fault> {
-    let (run, options) = (&knock.enqueue.run, &knock.options);
+    let (run, options) = (&knock.run, &knock.options);
     let found = match options.overlap {
         Scope::Schedule => {
             let sql = "select id, state from live where schedule_id = $1 order by id";

@@ -346,7 +346,7 @@ async fn open_run(
 }
 
 /// The run that has an idempotency key, and whether it was asked for with the same body.
-async fn first_with(
+pub(super) async fn first_with(
     tx: &mut Tx<'_>,
     now: Timestamp,
     schedule: ScheduleId,
@@ -359,7 +359,8 @@ async fn first_with(
     Ok(Some((RunId(get(row, "run_id")?), get::<&[u8]>(row, "body_hash")? == key.body_hash)))
 }
 
-async fn take_key(
+/// Stores a key for a run. A key that another transaction has stored meanwhile makes this one start again.
+pub(super) async fn take_key(
     tx: &mut Tx<'_>,
     now: Timestamp,
     schedule: ScheduleId,
@@ -372,7 +373,7 @@ async fn take_key(
                where idempotency.expires_at <= $6";
     let params: &[Param<'_>] = &[&schedule, &key.key, &key.body_hash, &run.0, &key.expires_at, &now];
     match tx.execute(sql, params).await? {
-        // Somebody else has used it meanwhile, in another session.
+        // Another session has used it meanwhile.
         0 => Err(Fault::Again),
         _ => Ok(()),
     }

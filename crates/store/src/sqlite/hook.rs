@@ -6,7 +6,7 @@ use belfry_core::{Facts, RunId, budget, hook};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Sqlite, Verb, micros, run_id};
+use super::{Done, Sqlite, Verb, run_id};
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;
 use crate::storable::storable;
@@ -22,22 +22,15 @@ impl Hooks for Sqlite {
 
 impl Verb<'_> {
     fn knock(&self, now: Timestamp, knock: &Knock) -> Done<Knocked> {
-        let (run, options) = (&knock.enqueue.run, &knock.options);
-        if let Some(key) = &knock.enqueue.key {
-            let first = self.row(
-                "select run_id from idempotency where schedule_id = ? and key = ? and expires_at > ?",
-                params![run.schedule, key.key, micros(now)],
-                |row| row.get(0).map(run_id),
-            )?;
-            if let Some(first) = first {
-                return Ok(Knocked::Repeat(first));
-            }
-        }
+        let (run, options) = (&knock.run, &knock.options);
         let (Some((status, _)), Some(definition)) =
             (self.status(run.schedule)?, self.agent_definition(run.agent)?)
         else {
             return Ok(Knocked::NotFound);
         };
+        if let Some(answer) = self.repeat(now, knock)? {
+            return Ok(answer);
+        }
         let scope = self.live_in_scope(knock)?;
         let breaker = self.breaker_of(run.agent, &run.command)?;
         let used = self.budget_of(run.agent)?;
@@ -53,14 +46,18 @@ impl Verb<'_> {
         if let Some(reason) = hook::refusal(options, &status, &facts) {
             return Ok(Knocked::Refused(reason));
         }
-        let mut request = knock.enqueue.clone();
-        request.run.probe = facts.breaker == Admits::Probe;
+        let probe = facts.breaker == Admits::Probe;
+        let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
         match self.enqueue(now, &request)? {
-            Enqueued::Made => {}
+            Enqueued::Made => {
+                for key in knock.signed.iter().chain(&knock.keys) {
+                    self.take_key(run.schedule, key, run.id)?;
+                }
+            }
             Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Ok(Knocked::Repeat(first)),
             Enqueued::NotFound => return Ok(Knocked::NotFound),
         }
-        if request.run.probe {
+        if probe {
             let (next, transition) = breaker.probing(run.id, now);
             self.put_breaker(run.agent, &run.command, &next, transition)?;
         }
@@ -68,9 +65,30 @@ impl Verb<'_> {
         Ok(Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() })
     }
 
+    /// The answer to a request whose signed content or key is known.
+    fn repeat(&self, now: Timestamp, knock: &Knock) -> Done<Option<Knocked>> {
+        let schedule = knock.run.schedule;
+        if let Some((first, _)) = self.first_with(now, schedule, knock.signed.as_ref())? {
+            return Ok(Some(Knocked::Repeat(first)));
+        }
+        for key in &knock.keys {
+            match self.first_with(now, schedule, Some(key))? {
+                Some((first, true)) => {
+                    if let Some(signed) = &knock.signed {
+                        self.take_key(schedule, signed, first)?;
+                    }
+                    return Ok(Some(Knocked::Repeat(first)));
+                }
+                Some((first, false)) => return Ok(Some(Knocked::KeyReused(first))),
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
     /// Live runs that the overlap policy looks at, and whether each is running.
     fn live_in_scope(&self, knock: &Knock) -> Done<Vec<(RunId, bool)>> {
-        let (run, options) = (&knock.enqueue.run, &knock.options);
+        let (run, options) = (&knock.run, &knock.options);
         let map = |row: &rusqlite::Row<'_>| Ok((run_id(row.get(0)?), row.get::<_, i64>(1)? == 2));
         match options.overlap {
             Scope::Schedule => {

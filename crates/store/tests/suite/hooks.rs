@@ -19,6 +19,10 @@ pub async fn all<S: Store + Hooks>(fresh: impl AsyncFn() -> S) {
     an_open_breaker_lets_one_probe_through(&fresh().await).await;
     a_budget_that_is_used_up_refuses(&fresh().await).await;
     many_at_once_make_one_run(&fresh().await).await;
+    a_key_collapses_what_was_signed_anew(&fresh().await).await;
+    what_was_signed_makes_one_run_whatever_its_keys(&fresh().await).await;
+    a_key_with_another_body_is_refused(&fresh().await).await;
+    repeats_at_once_make_one_run(&fresh().await).await;
 }
 
 fn hook(if_running: IfRunning, overlap: Scope) -> ScheduleDefinition {
@@ -34,10 +38,8 @@ async fn knock_of<S: Store>(world: &mut World<'_, S>, name: &str, key: Option<&s
     let run = NewRun::of(world.run_id(), record.agent, record.id, &compiled, agent, world.now);
     let expires_at = world.now + SignedDuration::from_hours(1);
     let key = key.map(|key| Key { key: key.into(), body_hash: vec![1], expires_at });
-    Knock {
-        enqueue: Enqueue { run: NewRun { trigger: Trigger::Webhook, ..run }, key },
-        options: record.definition.options,
-    }
+    let run = NewRun { trigger: Trigger::Webhook, ..run };
+    Knock { run, signed: key, keys: Vec::new(), options: record.definition.options }
 }
 
 async fn knock<S: Store + Hooks>(
@@ -46,7 +48,24 @@ async fn knock<S: Store + Hooks>(
     key: Option<&str>,
 ) -> (RunId, Knocked) {
     let knock = knock_of(world, name, key).await;
-    (knock.enqueue.run.id, world.store.knock(world.now, &knock).await.unwrap())
+    (knock.run.id, world.store.knock(world.now, &knock).await.unwrap())
+}
+
+/// A request with this signed content and these keys, each with the hash of a body.
+async fn request<S: Store + Hooks>(
+    world: &mut World<'_, S>,
+    signed: Option<&str>,
+    keys: &[(&str, u8)],
+) -> (RunId, Knocked) {
+    let knock = request_of(world, signed, keys).await;
+    (knock.run.id, world.store.knock(world.now, &knock).await.unwrap())
+}
+
+async fn request_of<S: Store>(world: &mut World<'_, S>, signed: Option<&str>, keys: &[(&str, u8)]) -> Knock {
+    let knock = knock_of(world, "a/h", signed).await;
+    let expires_at = world.now + SignedDuration::from_hours(1);
+    let key = |(key, body): &(&str, u8)| Key { key: (*key).into(), body_hash: vec![*body], expires_at };
+    Knock { keys: keys.iter().map(key).collect(), ..knock }
 }
 
 fn made() -> Knocked {
@@ -126,7 +145,7 @@ async fn who_was_refused_may_come_again<S: Store + Hooks>(store: &S) {
     let record = store.definitions(&[id]).await.unwrap().remove(0).unwrap();
     let compiled = record.compiled.unwrap();
     let run = NewRun::of(world.run_id(), record.agent, id, &compiled, &record.agent_definition, world.now);
-    let late = Knock { enqueue: Enqueue { run, key: None }, options: compiled.options().clone() };
+    let late = Knock { run, signed: None, keys: Vec::new(), options: compiled.options().clone() };
     assert_eq!(store.knock(world.now, &late).await.unwrap(), Knocked::NotFound, "what is gone is gone");
 }
 
@@ -197,4 +216,76 @@ async fn many_at_once_make_one_run<S: Store + Hooks>(store: &S) {
     let answers = answers.map(Result::unwrap);
     assert_eq!(answers.iter().filter(|answer| **answer == made()).count(), 1, "{answers:?}");
     assert_eq!(store.live_runs().await.unwrap().len(), 1);
+}
+
+async fn a_key_collapses_what_was_signed_anew<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Allow, Scope::Schedule))])]).await;
+    let (first, answer) = request(&mut world, Some("s1"), &[("k", 1), ("id", 1)]).await;
+    assert_eq!(answer, made());
+    let again = Knocked::Repeat(first);
+    assert_eq!(request(&mut world, Some("s2"), &[("k", 1)]).await.1, again, "one key");
+    assert_eq!(request(&mut world, Some("s3"), &[("other", 1), ("id", 1)]).await.1, again, "the other key");
+    assert_eq!(request(&mut world, None, &[("k", 1)]).await.1, again, "not signed");
+    assert_eq!(request(&mut world, Some("s2"), &[]).await.1, again, "signed anew, and sent without its key");
+    assert_eq!(request(&mut world, Some("s3"), &[("new", 1)]).await.1, again);
+    assert_eq!(
+        request(&mut world, Some("s4"), &[("new", 1)]).await.1,
+        made(),
+        "a key of a repeat is not kept"
+    );
+    assert_eq!(store.live_runs().await.unwrap().len(), 2);
+}
+
+async fn what_was_signed_makes_one_run_whatever_its_keys<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let hooks =
+        [("h", hook(IfRunning::Allow, Scope::Schedule)), ("other", hook(IfRunning::Allow, Scope::Schedule))];
+    world.apply(&[agent("a", unlimited(), &hooks)]).await;
+    let (first, answer) = request(&mut world, Some("s"), &[("k", 1)]).await;
+    assert_eq!(answer, made());
+    for keys in [&[][..], &[("k", 1)], &[("k", 2)], &[("new", 1)], &[("new", 2), ("newer", 3)]] {
+        assert_eq!(request(&mut world, Some("s"), keys).await.1, Knocked::Repeat(first), "{keys:?}");
+    }
+    assert_eq!(knock(&mut world, "a/other", Some("s")).await.1, made(), "each hook for itself");
+    world.advance(2 * 3_600_000);
+    assert_eq!(request(&mut world, Some("s"), &[("k", 2)]).await.1, made(), "until the keys have expired");
+}
+
+async fn a_key_with_another_body_is_refused<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Allow, Scope::Schedule))])]).await;
+    let (first, answer) = request(&mut world, Some("s1"), &[("k", 1)]).await;
+    assert_eq!(answer, made());
+    let reused = Knocked::KeyReused(first);
+    assert_eq!(request(&mut world, Some("s2"), &[("k", 2)]).await.1, reused);
+    assert_eq!(request(&mut world, None, &[("k", 2)]).await.1, reused);
+    assert_eq!(request(&mut world, Some("s2"), &[]).await.1, made(), "it was refused, so it may come again");
+    assert_eq!(store.live_runs().await.unwrap().len(), 2);
+}
+
+async fn repeats_at_once_make_one_run<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Allow, Scope::Schedule))])]).await;
+    let a = request_of(&mut world, Some("s1"), &[("k", 1)]).await;
+    let b = request_of(&mut world, Some("s1"), &[]).await;
+    let c = request_of(&mut world, Some("s2"), &[("k", 1)]).await;
+    let d = request_of(&mut world, None, &[("k", 1)]).await;
+    let e = request_of(&mut world, Some("s1"), &[("k", 1)]).await;
+    let now = world.now;
+    // The first makes the run that ties the content to the key; then all come at once.
+    let first = a.run.id;
+    assert_eq!(store.knock(now, &a).await.unwrap(), made());
+    let answers =
+        tokio::join!(store.knock(now, &b), store.knock(now, &c), store.knock(now, &d), store.knock(now, &e));
+    let answers: [_; 4] = answers.into();
+    assert_eq!(answers.map(Result::unwrap), [(); 4].map(|()| Knocked::Repeat(first)));
+    let f = request_of(&mut world, Some("t"), &[("l", 1)]).await;
+    let g = request_of(&mut world, Some("t"), &[("l", 1)]).await;
+    let h = request_of(&mut world, Some("u"), &[("l", 1)]).await;
+    let answers = tokio::join!(store.knock(now, &f), store.knock(now, &g), store.knock(now, &h));
+    let answers: [_; 3] = answers.into();
+    let answers = answers.map(Result::unwrap);
+    assert_eq!(answers.iter().filter(|answer| **answer == made()).count(), 1, "{answers:?}");
+    assert_eq!(store.live_runs().await.unwrap().len(), 2);
 }

@@ -1,0 +1,185 @@
+//! Webhooks as a stranger meets them: what is refused before a byte of the body is read, and how much memory bodies
+//! take.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use belfry::{AgentBuilder, Engine, When};
+use belfry_config::{Host, load_text};
+use belfry_server::{Limits, Server, Told};
+use hmac::{Hmac, KeyInit, Mac};
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::runtime::Runtime;
+
+/// Far more than anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Memory for bodies.
+const BODIES: usize = 256 << 10;
+
+struct Site {
+    _runtime: Runtime,
+    _server: Server,
+    address: SocketAddr,
+}
+
+/// A server with one webhook for each of these settings: `a/h0`, `a/h1` and so on. They do not come from a file, so
+/// nothing has checked them.
+fn site(hooks: &[Value]) -> Site {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let nothing = |_: &str| None;
+    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s}\n";
+    let settings = load_text(text, Path::new("belfry.yaml"), &Host::new(&nothing, "UTC")).unwrap().settings;
+    let mut agent = AgentBuilder::new("a");
+    for (number, hook) in hooks.iter().enumerate() {
+        agent = agent.schedule(format!("h{number}"), When::Webhook(hook.clone()));
+    }
+    let engine = Engine::builder().agents([agent.build()]).handler("a", async |_| Ok(())).build();
+    let (reload, _) = tokio::sync::mpsc::channel(1);
+    let told = Told {
+        engine: engine.clone(),
+        settings,
+        options: belfry::Options::default(),
+        file: "belfry.yaml".into(),
+        reload,
+        env: |name| (name == "SET").then(|| "a secret of sixteen".to_owned()),
+        version: "0",
+        limits: Limits { body_within: PATIENCE, bodies_bytes_max: BODIES, ..Limits::default() },
+    };
+    let server = runtime.block_on(async {
+        engine.start().await.unwrap();
+        Server::start(told).await.unwrap()
+    });
+    Site { _runtime: runtime, address: server.address(), _server: server }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// Headers that look right, over a signature that is not.
+fn wrong_signature() -> String {
+    format!("x-belfry-timestamp: {}\r\nx-belfry-signature: sha256={}\r\n", now(), "0".repeat(64))
+}
+
+impl Site {
+    /// Sends the head of a request and so much of its body.
+    fn begin(&self, path: &str, headers: &str, length: usize, body: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let host = self.address;
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        // The server may have refused by now.
+        let _ = stream.write_all(body);
+        stream
+    }
+
+    fn send(&self, path: &str, headers: &str, body: &[u8]) -> String {
+        answer(self.begin(path, headers, body.len(), body))
+    }
+}
+
+/// The status line, the head and the body of an answer.
+fn answer(mut stream: TcpStream) -> String {
+    let mut all = Vec::new();
+    // A peer that is refused early may be cut off once it was answered.
+    let _ = stream.read_to_end(&mut all);
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+#[track_caller]
+fn is(answer: &str, status: u16, code: &str) {
+    assert!(
+        answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(code),
+        "{status} {code}: {answer}"
+    );
+}
+
+#[test]
+fn a_stored_secret_that_is_not_text_lets_nobody_in() {
+    let hooks = [
+        json!({"secret": 12345}),
+        json!({"secret": true}),
+        json!({"secret": null}),
+        json!({"secret": ""}),
+        json!({"secret": [1, 2]}),
+        json!({"secret": ["${SET}", 5]}),
+        json!({"secret": []}),
+        json!({"secrets": []}),
+        json!({"secret": "none", "secrets": ["${SET}"]}),
+        json!({}),
+        json!(null),
+    ];
+    let site = site(&hooks);
+    for (number, hook) in hooks.iter().enumerate() {
+        let path = format!("/hooks/a/h{number}");
+        let at = now().to_string();
+        let signed = |secret: &[u8]| {
+            let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
+            mac.update(format!("{at}.{{}}").as_bytes());
+            let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("x-belfry-timestamp: {at}\r\nx-belfry-signature: sha256={hex}\r\n")
+        };
+        for headers in [String::new(), signed(b""), signed(b"12345"), signed(b"a secret of sixteen")] {
+            let answer = site.send(&path, &headers, b"{}");
+            assert!(answer.contains("503") && answer.contains("secret_wrong"), "{hook} {headers}: {answer}");
+        }
+    }
+}
+
+#[test]
+fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
+    let site = site(&[json!({"secret": "${SET}"}), json!({"secret": "${NOT}"}), json!({"secret": "none"})]);
+    let late =
+        format!("x-belfry-timestamp: {}\r\nx-belfry-signature: sha256={}\r\n", now() - 400, "0".repeat(64));
+    let short = format!("x-belfry-timestamp: {}\r\nx-belfry-signature: sha256=00\r\n", now());
+    let token = format!("authorization: Bearer bf_0_{}\r\n", "0".repeat(64));
+    for (path, headers, length, status, code) in [
+        ("/hooks/a/nobody", wrong_signature(), 100_000, 404, "not_found"),
+        ("/hooks/nobody/h0", wrong_signature(), 100_000, 404, "not_found"),
+        ("/hooks/a/h0", String::new(), 100_000, 401, "signature_missing"),
+        ("/hooks/a/h0", late, 100_000, 401, "timestamp_late"),
+        ("/hooks/a/h0", short, 100_000, 401, "signature_wrong"),
+        ("/hooks/a/h0", wrong_signature(), 2 << 20, 413, "too_large"),
+        ("/hooks/a/h1", wrong_signature(), 100_000, 503, "secret_missing"),
+        ("/hooks/a/h2", token, 100_000, 401, "token_wrong"),
+    ] {
+        // Nothing of the body is sent: an answer that waited for it would be that it is too slow.
+        is(&answer(site.begin(path, &headers, length, b"")), status, code);
+    }
+}
+
+#[test]
+fn bodies_share_a_bounded_memory_that_comes_back() {
+    let site = site(&[json!({"secret": "${SET}"})]);
+    let large = vec![b'x'; 200 << 10];
+    let begin = || site.begin("/hooks/a/h0", &wrong_signature(), 300 << 10, &large);
+    // Four of them announce 300 KiB and send 200 KiB: there is room for one.
+    let open: Vec<TcpStream> = (0..4).map(|_| begin()).collect();
+    let refused = open.iter().filter(|stream| {
+        let mut first = [0; 12];
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut stream = *stream;
+        stream.read_exact(&mut first).is_ok() && &first == b"HTTP/1.1 503"
+    });
+    assert_eq!(refused.count(), 3);
+    is(&site.send("/hooks/a/h0", &wrong_signature(), &large), 503, "too_many_bodies");
+    is(&site.send("/hooks/a/h0", &wrong_signature(), b"{}"), 401, "signature_wrong");
+    drop(open);
+    // The server notices that they have left; then there is room again.
+    let began = std::time::Instant::now();
+    loop {
+        let answer = site.send("/hooks/a/h0", &wrong_signature(), &large);
+        if answer.starts_with("HTTP/1.1 401") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{answer}");
+    }
+}
