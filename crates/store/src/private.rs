@@ -8,7 +8,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::unistd::Uid;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 
 use crate::error::Error;
 
@@ -68,7 +69,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Error> {
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
         .open(path)
         .map_err(unavailable)?;
     // It may have been made, or put there, since it was looked at.
@@ -94,7 +95,7 @@ fn refuse_open_folder(folder: &Path) -> Result<(), Error> {
 }
 
 fn own(path: &Path, metadata: &Metadata) -> Result<(), Error> {
-    let (owner, ours) = (metadata.uid(), Uid::effective().as_raw());
+    let (owner, ours) = (metadata.uid(), geteuid().as_raw());
     if owner == ours {
         return Ok(());
     }

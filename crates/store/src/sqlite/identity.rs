@@ -56,7 +56,7 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(target_os = "linux")]
 pub(super) fn network_file_system(path: &Path) -> Option<&'static str> {
     // Numbers of `statfs(2)`; its type differs between machines.
-    let number = nix::sys::statfs::statfs(path).ok()?.filesystem_type().0 as u32;
+    let number = rustix::fs::statfs(path).ok()?.f_type as u32;
     match number {
         0x6969 => Some("NFS"),
         0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),

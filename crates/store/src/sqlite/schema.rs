@@ -1,10 +1,14 @@
 //! Opening a file: is it ours, is it whole, is it of a version we know? Then its migrations.
 
+use std::fs::File;
 use std::path::Path;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 
+use super::identity::beside;
 use crate::error::Error;
 use crate::private;
 
@@ -22,14 +26,49 @@ const CHECKED_BYTES_MAX: u64 = 64 << 20;
 
 /// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched.
 pub(super) fn open(path: &Path) -> Result<Connection, Error> {
-    if path.exists() {
-        inspect(path)?;
-    } else {
-        create_private(path)?;
+    if !path.exists() {
+        create(path)?;
     }
+    inspect(path)?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     migrate(&mut connection).map_err(|error| failure(path, &error))?;
     Ok(connection)
+}
+
+/// Makes a store that only its owner may read: under another name, which becomes its own once it is whole. A process that is
+/// killed meanwhile leaves no store, and where another process was first its store stays.
+fn create(path: &Path) -> Result<(), Error> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    private::secure_folder(folder)?;
+    let fresh = beside(path, &format!(".new-{}", uuid::Uuid::new_v4().simple()));
+    let make = || -> Result<(), Error> {
+        private::open(&fresh)?;
+        let mut connection = connect(&fresh, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        migrate(&mut connection).map_err(|error| failure(path, &error))?;
+        connection.close().map_err(|(_, error)| failure(path, &error))
+    };
+    let name = || -> std::io::Result<()> {
+        match rustix::fs::renameat_with(CWD, &fresh, CWD, path, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => std::fs::remove_file(&fresh),
+            // A file system that cannot look and rename in one step.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => std::fs::rename(&fresh, path),
+            named => Ok(named?),
+        }?;
+        File::open(folder)?.sync_all()
+    };
+    let made = make().and_then(|()| {
+        name().map_err(|error| Error::Unavailable {
+            detail: format!("{}: {error}", path.display()),
+            ambiguous: false,
+        })
+    });
+    if made.is_err() {
+        for suffix in ["", "-wal", "-shm"] {
+            // It may never have been there.
+            let _ = std::fs::remove_file(beside(&fresh, suffix));
+        }
+    }
+    made
 }
 
 /// One more connection to a file that is open already.
@@ -57,9 +96,8 @@ pub(super) fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, Error
 /// per 40 MB rather than once per 4; less where the disk has little room, so that the log does not fill it.
 fn log_pages(path: &Path) -> i64 {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let free = nix::sys::statvfs::statvfs(folder).map_or(u128::MAX, |volume| {
-        u128::from(volume.blocks_available()) * u128::from(volume.fragment_size())
-    });
+    let free =
+        rustix::fs::statvfs(folder).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
     i64::try_from(free / 8).unwrap_or(i64::MAX).div_euclid(PAGE_BYTES).clamp(50, 10_000)
 }
 
@@ -102,14 +140,6 @@ fn inspect(path: &Path) -> Result<(), Error> {
         return Err(Error::Newer { place, found: version, known: VERSION });
     }
     Ok(())
-}
-
-/// Makes an empty file that only its owner may read.
-fn create_private(path: &Path) -> Result<(), Error> {
-    if let Some(folder) = path.parent() {
-        private::secure_folder(folder)?;
-    }
-    private::open(path).map(drop)
 }
 
 /// Brings the schema up to date; harmless when it is, and when another process does the same.
