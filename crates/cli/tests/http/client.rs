@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -171,6 +172,16 @@ impl Stream {
     /// The events of a response whose head is still to come.
     pub fn of(reader: BufReader<TcpStream>) -> Stream {
         Stream(reader)
+    }
+
+    /// How long it goes on from now, up to ten seconds.
+    pub fn ends(mut self) -> Duration {
+        const LONG: Duration = Duration::from_secs(10);
+        let began = Instant::now();
+        // Less than the time between two breaths of a stream that goes on.
+        self.0.get_ref().set_read_timeout(Some(LONG / 2)).unwrap();
+        while began.elapsed() < LONG && self.next().is_some() {}
+        began.elapsed()
     }
 
     /// Reads to the end of a response in chunks.

@@ -38,13 +38,6 @@ fn log_in(site: &Site, api: &Api) -> Browser {
     }
 }
 
-/// How long a stream goes on from now.
-fn ends(mut stream: Stream) -> Duration {
-    let began = Instant::now();
-    while stream.next().is_some() {}
-    began.elapsed()
-}
-
 #[test]
 fn a_code_logs_one_browser_in_once() {
     for site in Site::each() {
@@ -208,7 +201,7 @@ fn a_stream_ends_within_a_second_when_its_token_does() {
         let place = format!("/api/v1/tokens/{}", token["id"].as_str().unwrap());
         assert_eq!(api.send("DELETE", &place, &[], b"").status, 204);
         for stream in open {
-            let took = ends(stream);
+            let took = stream.ends();
             assert!(took < Duration::from_secs(1), "revoked here: {took:?}");
         }
         let token = made("read", None);
@@ -217,12 +210,12 @@ fn a_stream_ends_within_a_second_when_its_token_does() {
         assert!(site.belfry(&["token", "revoke", token["id"].as_str().unwrap()]).status.success());
         std::fs::rename(site.path("aside.json"), site.state_file("server.json")).unwrap();
         for stream in open {
-            let took = ends(stream);
+            let took = stream.ends();
             assert!(took < Duration::from_millis(1500), "revoked in the store: {took:?}");
         }
         let token = made("read", Some(1500));
         let open = streams(&auth(&token));
-        let took = open.map(ends);
+        let took = open.map(Stream::ends);
         assert!(
             took[0] > Duration::from_millis(500) && took[0] < Duration::from_millis(2500),
             "expired: {took:?}"
@@ -232,7 +225,7 @@ fn a_stream_ends_within_a_second_when_its_token_does() {
         let open = streams(&browser.cookie);
         assert!(site.belfry(&["token", "revoke", &browser.id]).status.success());
         for stream in open {
-            let took = ends(stream);
+            let took = stream.ends();
             assert!(took < Duration::from_secs(1), "logged out: {took:?}");
         }
         // Nobody else notices.
