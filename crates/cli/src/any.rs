@@ -40,6 +40,7 @@ pub struct Api {
 
 impl Api {
     /// Sends the request, and prints the response.
+    #[allow(clippy::disallowed_methods, reason = "a response is bytes in a pipe, and filtered on a terminal")]
     pub fn run(&self, place: &Place) -> Result<(), Failure> {
         let (method, path) = self.target()?;
         let body = self.data.as_deref().map(body).transpose()?;

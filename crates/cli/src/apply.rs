@@ -45,7 +45,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         return Err(Failure::Config(Errors { problems: loaded.invalid.clone() }));
     }
     for warning in &loaded.warnings {
-        reach::say(&warning.render(true));
+        crate::reading::show_problem(warning);
     }
     let (now, lanes) = (reach.now().await?, crate::up::lanes_of(loaded));
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);

@@ -20,7 +20,6 @@ use crate::events::Stream;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
-use crate::words;
 
 /// A server answers sooner; nothing here asks it to wait.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -268,13 +267,13 @@ async fn collect(body: Body) -> Result<Bytes, Failure> {
 /// A problem as a failure.
 fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
     let problem: Value = serde_json::from_slice(bytes).unwrap_or_default();
-    let part = |key: &str| problem[key].as_str().map(words::harmless);
+    let part = |key: &str| problem[key].as_str().map(str::to_owned);
     if let Some(report) = part("report") {
         return Failure::Report(report);
     }
     let detail = part("detail").unwrap_or_else(|| status.to_string());
     let words = match way_out(&problem) {
-        Some(way_out) => format!("{detail}; {}", words::harmless(way_out)),
+        Some(way_out) => format!("{detail}; {way_out}"),
         None => detail,
     };
     match (status, problem["code"].as_str()) {

@@ -126,7 +126,8 @@ impl Check {
         let warnings: Vec<&Problem> =
             problems.iter().filter(|problem| problem.severity() == Severity::Warning).collect();
         for warning in &warnings {
-            reading::remark(&format!("{}\n", warning.render(true)));
+            reading::show_problem(warning);
+            reading::remark("");
         }
         if checked.ok {
             let also = match warnings.len() {

@@ -225,7 +225,7 @@ fn print(changes: &[Change]) -> Result<(), Failure> {
             Kind::LeftAlone => ('=', "  left alone: one of that name was added by hand", Color::Blue),
         };
         let style = style(colour);
-        text.push_str(&format!("{style}{sign} {}{style:#}{words}\n", change.name));
+        text.push_str(&format!("{style}{sign} {}{style:#}{words}\n", words::harmless(&change.name)));
         // What is new or gone is known by its name.
         if change.change == Kind::Changed {
             text.extend(change.lines.iter().map(|line| format!("    {}\n", words::one_line(line, 200))));

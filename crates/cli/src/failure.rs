@@ -3,6 +3,9 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::terminal;
+use crate::words::harmless;
+
 /// Why a command stopped.
 #[derive(Debug)]
 pub enum Failure {
@@ -47,15 +50,15 @@ impl Failure {
                 (format!("{option}{error}{}", underlined.unwrap_or_default()), 2)
             }
             Failure::Config(errors) => {
-                let _ = writeln!(anstream::stderr(), "{}", errors.render(true));
+                let _ = writeln!(terminal::stderr(), "{}", errors.render(true));
                 return ExitCode::from(2);
             }
             Failure::Report(report) => {
                 let style = anstyle::AnsiColor::Red.on_default().bold();
-                for line in report.lines() {
+                for line in harmless(report).lines() {
                     let _ = match line.strip_prefix("error") {
-                        Some(rest) => writeln!(anstream::stderr(), "{style}error{style:#}{rest}"),
-                        None => writeln!(anstream::stderr(), "{line}"),
+                        Some(rest) => writeln!(terminal::stderr(), "{style}error{style:#}{rest}"),
+                        None => writeln!(terminal::stderr(), "{line}"),
                     };
                 }
                 return ExitCode::from(2);
@@ -75,7 +78,7 @@ impl Failure {
         };
         let style = anstyle::AnsiColor::Red.on_default().bold();
         // Where standard error is closed there is nobody left to tell.
-        let _ = writeln!(anstream::stderr(), "{style}error:{style:#} {message}");
+        let _ = writeln!(terminal::stderr(), "{style}error:{style:#} {}", harmless(&message));
         ExitCode::from(code)
     }
 }

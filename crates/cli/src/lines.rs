@@ -8,6 +8,12 @@ use belfry::event::{Level, Name};
 use belfry_config::{Errors, Problem};
 use belfry_time::Zone;
 
+use crate::terminal::{self, Layout};
+use crate::words::{harmless, one_line};
+
+/// Characters of a text from outside in one line.
+const DETAIL_MAX: usize = 200;
+
 /// Writes what happens to standard output.
 pub struct Lines {
     json: bool,
@@ -35,41 +41,40 @@ impl Lines {
         if event.level > self.level {
             return Ok(());
         }
-        let mut out = anstream::stdout().lock();
         if self.json {
-            serde_json::to_writer(&mut out, event)?;
-            return writeln!(out);
+            return terminal::json(Layout::Line, [event]);
         }
         let time = self.zone.local(event.timestamp).strftime("%H:%M:%S%.3f");
         let style = style(event);
         let name = match (&event.agent, &event.schedule) {
             (Some(agent), Some(schedule)) => match &event.session {
-                Some(session) => format!("{agent}/{schedule}:{}", one_line(session)),
+                Some(session) => format!("{agent}/{schedule}:{}", one_line(session, DETAIL_MAX)),
                 None => format!("{agent}/{schedule}"),
             },
             (Some(agent), None) => agent.clone(),
             _ => String::new(),
         };
-        writeln!(out, "{time}  {style}{:<12}{style:#} {name:<24} {}", words(event), details(event))
+        let (words, name, details) = (harmless(&words(event)), harmless(&name), harmless(&details(event)));
+        writeln!(terminal::stdout(), "{time}  {style}{words:<12}{style:#} {name:<24} {details}")
     }
 
     /// A sentence that is no event.
     pub fn say(&mut self, text: &str) -> io::Result<()> {
         if self.json {
-            writeln!(anstream::stderr(), "{text}")
+            writeln!(terminal::stderr(), "{}", harmless(text))
         } else {
-            writeln!(anstream::stdout(), "{text}")
+            writeln!(terminal::stdout(), "{}", harmless(text))
         }
     }
 
     /// Something that is wrong with one schedule.
     pub fn problem(&mut self, problem: &Problem) -> io::Result<()> {
-        writeln!(anstream::stderr(), "{}", problem.render(!self.json))
+        writeln!(terminal::stderr(), "{}", problem.render(!self.json))
     }
 
     /// What is wrong with the files.
     pub fn errors(&mut self, errors: &Errors) -> io::Result<()> {
-        writeln!(anstream::stderr(), "{}", errors.render(!self.json))
+        writeln!(terminal::stderr(), "{}", errors.render(!self.json))
     }
 }
 
@@ -120,16 +125,10 @@ fn details(event: &Event) -> String {
     {
         parts.push(format!("belfry logs {run}"));
     }
-    parts.extend(event.detail.as_deref().map(one_line));
+    parts.extend(event.detail.as_deref().map(|detail| one_line(detail, DETAIL_MAX)));
     parts.join(" · ")
 }
 
 fn millis(ms: u64) -> String {
     if ms < 1000 { format!("{ms}ms") } else { format!("{:.1}s", ms as f64 / 1000.0) }
-}
-
-/// Text from outside stays on its line and within reason, and moves no cursor.
-fn one_line(text: &str) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
-    clean.trim().to_owned()
 }

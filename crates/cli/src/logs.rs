@@ -15,6 +15,7 @@ use crate::output::{Format, Output};
 use crate::place::{Need, Place};
 use crate::reading;
 use crate::tame::Tame;
+use crate::terminal::{self, Layout};
 use crate::words;
 
 /// Show the output of a run
@@ -169,6 +170,10 @@ impl Piece {
 }
 
 impl Writer {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "output of runs is bytes in a pipe, and filtered on a terminal"
+    )]
     pub fn new(output: &Output) -> Writer {
         let colours = !output.no_color && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let tame = |terminal: bool| terminal.then(|| Tame::new(colours));
@@ -184,8 +189,7 @@ impl Writer {
     pub fn write(&mut self, piece: &Piece) -> Result<(), Failure> {
         self.is_silent = false;
         if self.format != Format::Table {
-            serde_json::to_writer(&mut self.out.to, piece)?;
-            return Ok(writeln!(self.out.to)?);
+            return Ok(terminal::json(Layout::Line, [piece])?);
         }
         if piece.attempt > 1 && piece.attempt != self.attempt {
             self.out.to.flush()?;

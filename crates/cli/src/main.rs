@@ -2,6 +2,8 @@
 //!
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
+#![warn(clippy::disallowed_methods)]
+
 mod add;
 mod any;
 mod apply;
@@ -45,6 +47,7 @@ mod show;
 mod snapshots;
 mod stop;
 mod tame;
+mod terminal;
 mod timing;
 mod token;
 mod up;

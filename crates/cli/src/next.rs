@@ -12,6 +12,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output, table};
 use crate::place::{Need, Place};
 use crate::reading;
+use crate::terminal::{self, Layout};
 use crate::timing::TimingArgs;
 
 /// More ticks than this are a mistake, and would fill memory.
@@ -136,22 +137,18 @@ impl Row {
 }
 
 fn print(head: &str, from: Timestamp, ticks: &[Row], zone: &Zone, output: &Output) -> Result<(), Failure> {
-    let mut out = io::BufWriter::new(anstream::stdout());
+    let shown = ticks.iter().map(|tick| TickOut::new(tick, zone));
     match output.format {
-        Format::Table => print_table(&mut out, head, from, ticks, zone)?,
+        Format::Table => {
+            let mut out = io::BufWriter::new(terminal::stdout());
+            print_table(&mut out, head, from, ticks, zone)?;
+            Ok(out.flush()?)
+        }
         Format::Json => {
-            let ticks = ticks.iter().map(|tick| TickOut::new(tick, zone)).collect();
-            serde_json::to_writer(&mut out, &TicksOut { tz: zone.name(), ticks })?;
-            writeln!(out)?;
+            Ok(terminal::json(Layout::Line, [TicksOut { tz: zone.name(), ticks: shown.collect() }])?)
         }
-        Format::Jsonl => {
-            for tick in ticks {
-                serde_json::to_writer(&mut out, &TickOut::new(tick, zone))?;
-                writeln!(out)?;
-            }
-        }
+        Format::Jsonl => Ok(terminal::json(Layout::Line, shown)?),
     }
-    Ok(out.flush()?)
 }
 
 /// The next ticks of something that has run before: one-shots are still to come.
@@ -270,18 +267,17 @@ enum Answer {
 fn answer_lines(output: &Output) -> Result<(), Failure> {
     let default_zone = output.zone()?;
     let mut input = io::BufReader::new(io::stdin().lock());
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut answers = Vec::new();
     let mut line = Vec::new();
     while read_line(&mut input, &mut line)? {
         let answer = answer(&line, &default_zone).map_or_else(Answer::Error, Answer::Next);
-        serde_json::to_writer(&mut out, &answer)?;
-        writeln!(out)?;
-        // Whoever waits for this answer before asking again gets it.
+        answers.push(answer);
+        // A caller that waits for this answer before it asks again gets it.
         if input.buffer().is_empty() {
-            out.flush()?;
+            terminal::json(Layout::Line, answers.drain(..))?;
         }
     }
-    Ok(out.flush()?)
+    Ok(terminal::json(Layout::Line, answers)?)
 }
 
 /// Reads one line without its end, at most a little more than `LINE_MAX` of it. `false` at the end of input.

@@ -12,6 +12,8 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output::{Format, Output};
+use crate::terminal::{self, Layout};
+use crate::words;
 
 /// A store, and who serves it.
 pub struct Reach {
@@ -60,7 +62,7 @@ impl Reach {
 pub async fn apply_if_changed(reach: &Reach) -> Result<(), Failure> {
     let Some(loaded) = reach.loaded.as_ref().filter(|_| reach.server.is_none()) else { return Ok(()) };
     for problem in &loaded.invalid {
-        say(&problem.render(true));
+        crate::reading::show_problem(problem);
     }
     let engine = Engine::builder().store(reach.store.clone()).build();
     if crate::up::apply(&engine, loaded).await? {
@@ -111,20 +113,15 @@ pub fn run_id(text: &str) -> Result<RunId, Failure> {
 
 /// Words for people, beside the data. Where standard error is closed there is nobody to tell.
 pub fn say(text: &str) {
-    let _ = writeln!(anstream::stderr(), "{text}");
+    let _ = writeln!(terminal::stderr(), "{}", words::harmless(text));
 }
 
 /// The answer of a command: JSON where it is asked for, else words.
-pub fn answer(output: &Output, json: &impl Serialize, words: &str) -> Result<(), Failure> {
-    let mut out = anstream::stdout().lock();
-    match output.format {
-        Format::Table => writeln!(out, "{words}")?,
-        Format::Json | Format::Jsonl => {
-            serde_json::to_writer(&mut out, json)?;
-            writeln!(out)?;
-        }
-    }
-    Ok(out.flush()?)
+pub fn answer(output: &Output, json: &impl Serialize, text: &str) -> Result<(), Failure> {
+    Ok(match output.format {
+        Format::Table => writeln!(terminal::stdout(), "{}", words::harmless(text))?,
+        Format::Json | Format::Jsonl => terminal::json(Layout::Line, [json])?,
+    })
 }
 
 /// Runs what waits to its end.

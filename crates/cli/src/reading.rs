@@ -1,7 +1,7 @@
 //! What the commands about a store itself have in common, and how results are printed.
 
 use std::future::Future;
-use std::io::{self, Write};
+use std::io::Write;
 
 use belfry::AnyStore;
 use belfry_store::{ScheduleFilter, ScheduleRecord, Store};
@@ -11,6 +11,8 @@ use serde::Serialize;
 use crate::failure::{Failure, InOption};
 use crate::output::{Format, Output};
 use crate::place::Place;
+use crate::terminal::{self, Layout};
+use crate::words;
 
 /// A store that is read, and what time it is there.
 pub struct Reading {
@@ -70,41 +72,33 @@ fn meant(name: &str, known: &[String]) -> String {
 
 /// Prints a list as JSON: one document, or one a line.
 pub fn print_items<T: Serialize>(format: Format, items: Vec<T>) -> Result<(), Failure> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if format == Format::Jsonl {
-        for item in &items {
-            serde_json::to_writer(&mut out, item)?;
-            writeln!(out)?;
-        }
-    } else {
-        serde_json::to_writer_pretty(&mut out, &belfry::api::List::whole(items))?;
-        writeln!(out)?;
-    }
-    Ok(out.flush()?)
+    Ok(match format {
+        Format::Jsonl => terminal::json(Layout::Line, items)?,
+        Format::Json | Format::Table => terminal::json(Layout::Pretty, [belfry::api::List::whole(items)])?,
+    })
 }
 
 /// Prints one thing as JSON, on one line for `jsonl`.
 pub fn print_item<T: Serialize>(format: Format, item: &T) -> Result<(), Failure> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    if format == Format::Jsonl {
-        serde_json::to_writer(&mut out, item)?;
-    } else {
-        serde_json::to_writer_pretty(&mut out, item)?;
-    }
-    writeln!(out)?;
-    Ok(out.flush()?)
+    let layout = if format == Format::Jsonl { Layout::Line } else { Layout::Pretty };
+    Ok(terminal::json(layout, [item])?)
 }
 
-/// Prints text for people.
+/// Prints text for people, which may hold our own colours.
 pub fn print_text(text: &str) -> Result<(), Failure> {
-    let mut out = anstream::stdout().lock();
+    let mut out = terminal::stdout();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
 
+/// Shows what is wrong with a file, in colour.
+pub fn show_problem(problem: &belfry_config::Problem) {
+    let _ = writeln!(terminal::stderr(), "{}", problem.render(true));
+}
+
 /// Says something that is no data. Where standard error is closed there is nobody to tell.
 pub fn remark(text: &str) {
-    let _ = writeln!(anstream::stderr(), "{text}");
+    let _ = writeln!(terminal::stderr(), "{}", words::harmless(text));
 }
 
 /// Reads an instant of an option: RFC 3339, or a local date and time in the zone that is meant.

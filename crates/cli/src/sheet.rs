@@ -1,5 +1,6 @@
 //! Tables that fit the terminal: what matters least is left out first, nothing is cut.
 
+use crate::words::harmless;
 use comfy_table::{Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table};
 
 /// A column of a table.
@@ -49,8 +50,9 @@ impl Sheet {
         Sheet { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row.
+    /// Adds a row. Text in it may come from outside.
     pub fn row(&mut self, cells: Vec<String>) -> &mut Sheet {
+        let cells: Vec<String> = cells.iter().map(|cell| harmless(cell)).collect();
         let colours = vec![None; cells.len()];
         self.rows.push((cells, colours));
         self

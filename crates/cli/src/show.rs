@@ -162,7 +162,7 @@ impl Lines {
         let shown = if name == self.last { "" } else { name };
         self.last = name;
         let room = sheet::width().map(|width| width.saturating_sub(11).max(20));
-        let value = words::wrapped(&value, room).replace('\n', "\n           ");
+        let value = words::wrapped(&words::harmless(&value), room).replace('\n', "\n           ");
         // Writing to a text does not fail.
         let _ = writeln!(self.text, "  {shown:<9}{value}");
     }

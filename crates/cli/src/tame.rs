@@ -1,7 +1,7 @@
 //! Output of others on our terminal: text, line ends, tabs and colours are let through, and nothing that moves a cursor, names a
 //! window, fills a clipboard or turns text around.
 
-use crate::words::is_unsafe;
+use belfry_core::display::is_unsafe;
 
 /// Takes out of a stream what a terminal would obey. Pieces may begin and end anywhere.
 pub struct Tame {
@@ -87,6 +87,11 @@ impl Tame {
                     Inside::Text
                 }
             },
+            // A line ends every sequence: what was never closed hides nothing that comes after it.
+            Inside::Escape | Inside::Control(_) | Inside::ForTerminal { .. } if c == '\n' => {
+                shown.push(c);
+                Inside::Text
+            }
             Inside::Escape => match c {
                 '[' => Inside::Control(String::new()),
                 ']' | 'P' | 'X' | '^' | '_' => Inside::ForTerminal { escape: false },
@@ -100,7 +105,7 @@ impl Tame {
                     sequence.push(c);
                     Inside::Control(sequence)
                 }
-                'm' if self.colours && sequence.chars().all(|c| c.is_ascii_digit() || ";:".contains(c)) => {
+                'm' if self.colours && is_colour(&sequence) => {
                     shown.push_str("\x1b[");
                     shown.push_str(&sequence);
                     shown.push('m');
@@ -117,6 +122,25 @@ impl Tame {
             },
         };
     }
+}
+
+/// Whether the parameters of a sequence that ends in `m` set colours and the like, and do not hide text (8).
+fn is_colour(sequence: &str) -> bool {
+    let mut codes = sequence.split([';', ':']);
+    while let Some(code) = codes.next() {
+        match code {
+            "8" => return false,
+            // A colour of its own follows: `5;N` or `2;R;G;B`.
+            "38" | "48" | "58" => match codes.next() {
+                Some("5") => drop(codes.next()),
+                Some("2") => drop(codes.nth(2)),
+                _ => return false,
+            },
+            code if code.bytes().all(|digit| digit.is_ascii_digit()) => {}
+            _ => return false,
+        }
+    }
+    true
 }
 
 #[cfg(test)]
@@ -149,6 +173,9 @@ mod tests {
             ("\x1b[?25lx\x1b[>4;1my", "xy"),
             ("a\u{202e}b", "ab"),
             ("\x1b[\x1b[31mx", "\x1b[31mx\x1b[0m"),
+            ("\x1b[8mx\x1b[1;8my\x1b[38;5;8mz", "xy\x1b[38;5;8mz\x1b[0m"),
+            ("\x1b]0;never ended\nx\x1b[12\ny\x1b\nz", "\nx\ny\nz"),
+            ("a\u{200b}b\u{2028}c\u{feff}d\u{e0041}e", "abcde"),
         ];
         for (text, shown) in hostile {
             assert_eq!(tame(text), shown, "{text:?}");

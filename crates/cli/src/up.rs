@@ -128,7 +128,7 @@ impl Up {
         if !lines.is_json() {
             lines.say(&format!("API at http://{}", serving.address()))?;
             // The link is for the person who looks at the terminal, not for a file or a log.
-            if std::io::stdout().is_terminal() {
+            if terminal::is_terminal() {
                 lines.say(
                     "log in with this link, once and within ten minutes (`belfry open` prints another):",
                 )?;

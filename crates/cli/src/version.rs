@@ -1,7 +1,5 @@
 //! `belfry version` and `belfry completions`: about the binary itself.
 
-use std::io::Write;
-
 use clap::{Args, CommandFactory};
 use serde::Serialize;
 
@@ -55,8 +53,6 @@ impl Completions {
     pub fn run(&self) -> Result<(), Failure> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut crate::Cli::command(), "belfry", &mut text);
-        let mut out = std::io::stdout().lock();
-        out.write_all(&text)?;
-        Ok(out.flush()?)
+        reading::print_text(&String::from_utf8_lossy(&text))
     }
 }

@@ -49,8 +49,8 @@ impl Why {
 fn print(answer: &Answer) -> Result<(), Failure> {
     let reason = answer.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"));
     let style = anstyle::Style::new().bold();
-    let head = format!("{}{reason}:", answer.decision.as_str());
-    let text = words::wrapped(&format!("{head} {}", answer.words), sheet::width());
+    let head = words::harmless(&format!("{}{reason}:", answer.decision.as_str()));
+    let text = words::wrapped(&format!("{head} {}", words::harmless(&answer.words)), sheet::width());
     reading::print_text(&format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text)))?;
     if answer.checks.len() < 2 {
         return Ok(());

@@ -1,5 +1,6 @@
 //! Instants, distances and texts as people read them.
 
+use belfry_core::display::is_unsafe;
 use belfry_time::{SignedDuration, Timestamp, Zone};
 
 /// A whole instant: `Mon 2026-03-02 09:00:00 CET`.
@@ -63,7 +64,7 @@ pub fn wrapped(text: &str, width: Option<u16>) -> String {
     lines.join("\n")
 }
 
-/// Text from outside on one line, within reason, and without anything that a terminal obeys.
+/// Text from outside on one line, at most so long, and without anything that a terminal obeys.
 pub fn one_line(text: &str, longest: usize) -> String {
     let clean: String = text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect();
     let clean = clean.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -74,14 +75,9 @@ pub fn one_line(text: &str, longest: usize) -> String {
     format!("{}…", cut.trim_end())
 }
 
-/// Text of others as it is, but with blanks for what does something else than being seen; lines stay lines.
+/// Text from outside with blanks for the characters that a terminal obeys or does not show; lines and tabs stay.
 pub fn harmless(text: &str) -> String {
-    text.chars().map(|c| if is_unsafe(c) && c != '\n' { ' ' } else { c }).collect()
-}
-
-/// Whether a character does something else than being seen: control characters, and those that turn text around.
-pub fn is_unsafe(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    text.chars().map(|c| if is_unsafe(c) && c != '\n' && c != '\t' { ' ' } else { c }).collect()
 }
 
 /// `1 schedule`, `2 schedules`.

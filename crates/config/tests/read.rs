@@ -67,7 +67,11 @@ fn values() -> BTreeMap<&'static str, &'static str> {
              audit: 1d",
         ),
         ("/properties/log", "format: json | level: warn"),
-        ("/properties/api", "allow_agents: true | allowed_hosts: [x] | rate: 5/s | max_body: 2MiB"),
+        (
+            "/properties/api",
+            "allow_agents: true | open: true | open_metrics: true | trusted_proxies: [10.0.0.0/8] | allowed_hosts: [x] | \
+             rate: 5/s | max_body: 2MiB",
+        ),
         ("/properties/lanes/additionalProperties/anyOf/0", "slots: 4 | limit: 5 | queue_limit: 5"),
         (
             "/$defs/agent",
