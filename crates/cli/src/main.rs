@@ -2,6 +2,8 @@
 //!
 //! `main` hands each command its arguments and turns what comes back into an exit code.
 
+#![warn(clippy::disallowed_methods)]
+
 mod add;
 mod any;
 mod apply;

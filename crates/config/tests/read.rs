@@ -42,7 +42,7 @@ const MAPS: &[(&str, &str, &str)] = &[
         "commands: {c: {shell: y, KEY}}",
     ),
     ("/$defs/schedule", SCHEDULE, "KEY"),
-    ("/$defs/schedule/properties/webhook", BARE_SCHEDULE, "webhook: {secret: \"${S}\", KEY}"),
+    ("/$defs/schedule/properties/webhook", BARE_SCHEDULE, "webhook: {secret: text, KEY}"),
     ("/$defs/schedule/properties/chat", BARE_SCHEDULE, "chat: {KEY}"),
 ];
 
