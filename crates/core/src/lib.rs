@@ -9,10 +9,13 @@ pub mod check;
 pub mod definition;
 pub mod gate;
 pub mod hook;
+pub mod input;
 pub mod model;
 pub mod plan;
 pub mod retry;
 pub mod session;
+pub mod suggest;
+pub mod template;
 pub mod work;
 
 pub use definition::{AgentDefinition, AgentSpec, Schedule, ScheduleDefinition};
