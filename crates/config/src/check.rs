@@ -276,10 +276,12 @@ impl Context<'_> {
                 self.error(span, format!("`{name}`: {}", flaw.message)).help(reference::RULE);
             }
             if let Some((own, at)) = reference::find(part, |name| name.starts_with(OWN_VARIABLES)) {
-                let message =
-                    format!("`{name}` cannot refer to `{own}`: names that start with BELFRY_ are Belfry's own");
+                let message = format!(
+                    "`{name}` cannot refer to `{own}`: names that start with BELFRY_ are Belfry's own"
+                );
                 let span = self.within(node, range.start + at.start..range.start + at.end);
-                self.error(span, message).help("give the node a variable with another name, and refer to that");
+                self.error(span, message)
+                    .help("give the node a variable with another name, and refer to that");
             }
         }
     }

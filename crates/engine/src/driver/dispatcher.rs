@@ -1,5 +1,9 @@
 //! Who starts, within the slots of this node.
 
+use belfry_core::ScheduleDefinition;
+use belfry_core::definition::When;
+use belfry_core::input::{self, Prompt};
+
 use super::*;
 
 impl Driver {
@@ -97,28 +101,21 @@ impl Driver {
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
         let Some(definitions) = definitions else {
             // Its schedule is unknown: nobody can say what to start.
-            self.endings.push_back(Ending {
-                finish: Finish {
-                    run: claimed.run,
-                    epoch: claimed.epoch,
-                    verdict: Verdict::End {
-                        state: RunState::Cancelled,
-                        reason: Some(Reason::ScheduleRemoved),
-                    },
-                    failed: false,
-                    exit_code: None,
-                    error: None,
-                    summary: None,
-                    usage: None,
-                    arm: None,
-                },
-                took: Duration::ZERO,
-            });
-            return;
+            let verdict = Verdict::End { state: RunState::Cancelled, reason: Some(Reason::ScheduleRemoved) };
+            return self.end_unstarted(&claimed, verdict, None);
+        };
+        let Some(ScheduleDefinition { when, options }) = definitions.definition() else {
+            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
+            let error = definitions.compiled.as_ref().err().map(|error| format!("its schedule: {error}"));
+            return self.end_unstarted(&claimed, verdict, error);
         };
         let session = claimed.session().map(str::to_owned);
         let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
+        let work = &definitions.agent_definition.work;
+        let said = claimed.payload.get("text").and_then(|text| text.as_str());
+        let message = said.filter(|_| matches!(when, When::Chat(_)));
+        let prompt = Prompt::of(claimed.prompt, options, message, work);
         let attempt = Attempt {
             run: claimed.run,
             epoch: claimed.epoch,
@@ -129,10 +126,12 @@ impl Driver {
             command: claimed.command.clone(),
             tick_at: claimed.tick_at,
             session: session.clone(),
-            prompt: claimed.prompt,
-            payload: claimed.payload,
+            last_success_at: definitions.last_success_at,
+            timezone: options.timezone.clone(),
+            prompt,
+            payload: input::payload(claimed.payload, options, work),
             trace_id: trace,
-            work: Arc::new(definitions.agent_definition.work.clone()),
+            work: Arc::new(work.clone()),
         };
         let lag = claimed.tick_at.map(|tick| now.wall.duration_since(tick).as_millis().max(0) as u64);
         let event = Event::new(now.wall, Level::Info, Name::RunStarted).of(&definitions.name);
@@ -167,5 +166,20 @@ impl Driver {
         self.counters.triggers += 1;
         self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
         self.effects.push(Effect::Start(Box::new(attempt)));
+    }
+    /// Ends a run that was claimed and cannot be started.
+    fn end_unstarted(&mut self, claimed: &Claimed, verdict: Verdict, error: Option<String>) {
+        let finish = Finish {
+            run: claimed.run,
+            epoch: claimed.epoch,
+            verdict,
+            failed: error.is_some(),
+            exit_code: None,
+            error,
+            summary: None,
+            usage: None,
+            arm: None,
+        };
+        self.endings.push_back(Ending { finish, took: Duration::ZERO });
     }
 }
