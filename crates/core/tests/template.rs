@@ -1,5 +1,7 @@
 //! The template language: what it takes, what it gives, and that nothing makes it grow or hang.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
 use std::time::Instant;
 
 use belfry_core::template::{Budget, Part, RESULT_MAX, SOURCE_MAX, Template, Values, WORK_MAX, check_line};

@@ -6,7 +6,7 @@ mod support;
 
 use belfry::{AgentBuilder, AgentSpec, Error, RunRequest, RunState, ScheduleOptions, When};
 use belfry_core::Reason;
-use belfry_core::work::Action;
+use belfry_core::work::{Action, Work};
 use belfry_store::{Expect, Store};
 use serde_json::{Map, Value, json};
 use support::{World, on_each, stop};
@@ -131,7 +131,8 @@ async fn a_stored_prompt_that_is_no_template_fails_its_runs_and_disturbs_no_othe
 #[tokio::test]
 async fn an_agent_with_a_wrong_template_is_refused() {
     let engine = belfry::Engine::builder().build();
-    let wrong: [(&str, fn(&mut belfry_core::work::Work)); 5] = [
+    type Change = fn(&mut Work);
+    let wrong: [(&str, Change); 5] = [
         ("prompt", |work| work.prompt = Some("{{ x }}".into())),
         ("run[1]", |work| work.action = Action::Run(vec!["echo".into(), "{{ payload".into()])),
         ("shell", |work| work.action = Action::Shell("echo {{ prompt }}".into())),

@@ -266,7 +266,8 @@ impl<'v> Found<'v> {
         match self {
             Found::Text(own) => own == text,
             Found::Count(count) => count.to_string() == text,
-            Found::Json(value @ (Value::Bool(_) | Value::Number(_))) => value.to_string() == text,
+            Found::Json(Value::Bool(flag)) => text == if *flag { "true" } else { "false" },
+            Found::Json(Value::Number(number)) => number.to_string() == text,
             _ => false,
         }
     }
