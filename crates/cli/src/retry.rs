@@ -10,7 +10,7 @@ use crate::place::{Need, Place};
 use crate::reach;
 use crate::wait::Waiting;
 
-/// Run again what has ended: a new run with the same prompt and payload
+/// Run again what has ended: a new run with the prompt and payload that came with it
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   belfry retry 0198c0de-7a11-7000-8000-0123456789ab

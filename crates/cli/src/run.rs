@@ -28,7 +28,7 @@ pub struct Run {
     #[arg(value_name = "AGENT/SCHEDULE")]
     name: String,
 
-    /// The prompt, instead of the schedule's
+    /// The prompt, instead of the schedule's; used as it is, not a template
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
 

@@ -27,7 +27,8 @@ store: "{address}"
 engine: {{lease: 3s, orphan_check: 1s}}
 agents:
   a:
-    shell: 'echo "$BELFRY_TICK_AT" >> ticks; echo "says {{{{ prompt }}}}"'
+    shell: 'echo "$BELFRY_TICK_AT" >> ticks; echo "says $PROMPT"'
+    env: {{PROMPT: "{{{{ prompt }}}}"}}
     prompt: hello
     schedules: {{s: {{cron: "0 0 1 1 *"}}, five: {{cron: "*/5 * * * *"}}}}
   block:

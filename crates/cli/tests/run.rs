@@ -4,7 +4,7 @@
 
 mod support;
 
-use belfry_core::{RunState, Trigger};
+use belfry_core::{Reason, RunState, Trigger};
 use belfry_store::{RunFilter, RunRecord, Store};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -14,12 +14,13 @@ use support::Site;
 const CONFIG: &str = r#"
 agents:
   a:
-    shell: 'echo "$1 $BELFRY_PAYLOAD" >&2; echo "says {{ prompt }}"'
+    shell: 'echo "$1 $BELFRY_PAYLOAD" >&2; echo "says $PROMPT"'
+    env: {PROMPT: "{{ prompt }}"}
     prompt: hello
     retry: {max: 0}
     schedules:
       plain: {cron: "0 0 1 1 *"}
-      other: {cron: "0 0 1 1 *", prompt: other, payload: {n: 1}}
+      other: {cron: "0 0 1 1 *", prompt: "other {{ payload.n }}{{ payload.m | default('') }}", payload: {n: 1}}
   failing:
     shell: 'echo try >> tries; exit 3'
     retry: {max: 1, base: 100ms}
@@ -59,12 +60,35 @@ fn what_it_writes_is_followed_on_both_streams() {
 #[test]
 fn prompt_and_payload_are_the_schedules_but_for_what_is_given() {
     let site = Site::new(CONFIG);
-    site.ok(&["run", "a/other", "--payload", r#"{"m": 2}"#]);
+    let said = site.run(&["run", "a/other", "--follow", "--payload", r#"{"m": 2}"#]);
+    assert_eq!((said.code, said.out.as_str()), (0, "says other 12\n"), "{said:?}");
     let run = runs(&site).remove(0);
-    assert_eq!((run.prompt.as_deref(), run.payload), (Some("other"), json!({"n": 1, "m": 2})));
+    assert_eq!((run.prompt, run.payload), (None, json!({"m": 2})), "a run keeps what came with it");
     site.refused(&["run", "a/other", "--payload", "[1]"], 2, "must be a JSON object");
     site.refused(&["run", "a/other", "--payload", "{x"], 2, "in single quotes for the shell");
     assert_eq!(runs(&site).len(), 1);
+}
+
+#[test]
+fn a_prompt_that_comes_with_a_run_is_no_template() {
+    let site = Site::new(CONFIG);
+    for prompt in [format!("{{{{ {}1 }}}}", "-".repeat(6000)), "{{ payload.nope }}{% if".to_owned()] {
+        let said = site.run(&["run", "a/plain", "--follow", "--prompt", &prompt]);
+        assert_eq!((said.code, said.out), (0, format!("says {prompt}\n")), "{}", said.err);
+        let again = site.run(&["retry", &runs(&site)[0].id.to_string(), "--follow"]);
+        assert_eq!((again.code, again.out), (0, format!("says {prompt}\n")), "{}", again.err);
+    }
+}
+
+#[test]
+fn a_value_that_is_missing_fails_the_run_for_good() {
+    let site = Site::new(&CONFIG.replace("{{ payload.n }}", "{{ payload.nope }}"));
+    let said = site.run(&["run", "a/other", "--follow"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let run = runs(&site).remove(0);
+    assert_eq!((run.state, run.reason, run.attempt), (RunState::Failed, Some(Reason::Template), 1));
+    let error = run.error.unwrap();
+    assert!(error.starts_with("the template `prompt`: `payload.nope` is missing"), "{error}");
 }
 
 #[test]

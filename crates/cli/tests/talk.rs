@@ -33,6 +33,7 @@ lanes: {{main: {LANE}, narrow: 1}}
 agents:
   bot:
     shell: '{says}; {work}'
+    env: {{PROMPT: "{{{{ prompt }}}}"}}
     grace: 1s
     retry: {{max: 50, base: 100ms}}
     schedules:
@@ -63,7 +64,7 @@ fn messages_close_together_are_one_run_that_lists_them_all() {
     for site in Site::each() {
         site.config(&config(
             "{debounce: 2s}",
-            "say start; cat $BELFRY_PAYLOAD_FILE > payload.json; echo \"{{ prompt }}\"",
+            "say start; cat $BELFRY_PAYLOAD_FILE > payload.json; echo \"$PROMPT\"",
         ));
         let mut up = site.up();
         up.event("node_started");

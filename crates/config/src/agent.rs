@@ -4,6 +4,7 @@ use std::path::Path;
 
 use belfry_core::AgentDefinition;
 use belfry_core::definition::{Breaker, Budget};
+use belfry_core::template::Template;
 use belfry_core::work::{Action, Stdin, is_secret_name};
 use serde_json::{Map, Value};
 
@@ -63,6 +64,11 @@ pub(crate) fn read(context: &mut Context<'_>, node: &Node, name: &str, place: Sp
         work.commands.insert(command.text.clone(), action);
     }
     work.prompt = prompt(node, "none");
+    if let (Some(prompt), Some(node)) = (&work.prompt, node.get("prompt"))
+        && let Err(error) = Template::parse_prompt(prompt)
+    {
+        context.template_error("prompt", node, &error);
+    }
     work.payload = object(node.get("payload"));
     work.stdin = match node.get("stdin").and_then(Node::text) {
         Some("prompt") => Stdin::Prompt,

@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 
+use belfry_core::suggest::nearest;
+use belfry_core::template::{self, ParseError, Template};
 use belfry_core::work::{OWN_VARIABLES, is_own_variable};
 
 use crate::context::Context;
@@ -112,6 +114,11 @@ impl Context<'_> {
             }
             Shape::EnvName => self.check_env_pass(node.span, text),
             Shape::Prompt => self.check_no_reference(key, node, text),
+            Shape::Shell => {
+                if let Err(error) = template::check_line(text) {
+                    self.template_error(key, node, &error);
+                }
+            }
             _ => {}
         }
     }
@@ -236,7 +243,7 @@ impl Context<'_> {
             }
         }
         self.each_entry(key, node, |context, name, value| match &value.data {
-            Data::Scalar { text, .. } if !value.is_null() => context.check_env_reference(name, value, text),
+            Data::Scalar { text, .. } if !value.is_null() => context.check_env_value(name, value, text),
             _ => {
                 context.wrong(name, value, "text");
                 context.way_out("put it into quotes; an empty value is \"\"");
@@ -262,6 +269,35 @@ impl Context<'_> {
         }
     }
 
+    /// A template whose own text may hold references.
+    fn check_env_value(&mut self, name: &str, node: &Node, text: &str) {
+        let template = match Template::parse(text) {
+            Ok(template) => template,
+            Err(error) => return self.template_error(name, node, &error),
+        };
+        for (part, range) in template.texts() {
+            if let Err(flaw) = reference::check(part) {
+                let span = self.within(node, range.start + flaw.range.start..range.start + flaw.range.end);
+                self.error(span, format!("`{name}`: {}", flaw.message)).help(reference::RULE);
+            }
+            if let Some((own, at)) = reference::find(part, |name| name.starts_with(OWN_VARIABLES)) {
+                let message = format!(
+                    "`{name}` cannot refer to `{own}`: names that start with BELFRY_ are Belfry's own"
+                );
+                let span = self.within(node, range.start + at.start..range.start + at.end);
+                self.error(span, message)
+                    .help("give the node a variable with another name, and refer to that");
+            }
+        }
+    }
+
+    /// Reports a template that is refused, at its place in the text.
+    pub fn template_error(&mut self, key: &str, node: &Node, error: &ParseError) {
+        let span = self.within(node, error.range.clone());
+        let problem = self.error(span, format!("`{key}`: {}", error.message));
+        problem.help = error.help.clone();
+    }
+
     fn check_reference(&mut self, key: &str, node: &Node, text: &str) {
         if let Err(flaw) = reference::check(text) {
             let span = self.within(node, flaw.range.clone());
@@ -270,16 +306,6 @@ impl Context<'_> {
     }
 
     /// A child never gets the node's own variables, also not under another name.
-    fn check_env_reference(&mut self, key: &str, node: &Node, text: &str) {
-        self.check_reference(key, node, text);
-        if let Some((name, range)) = reference::find(text, |name| name.starts_with(OWN_VARIABLES)) {
-            let message =
-                format!("`{key}` cannot refer to `{name}`: names that start with BELFRY_ are Belfry's own");
-            let span = self.within(node, range);
-            self.error(span, message).help("give the node a variable with another name, and refer to that");
-        }
-    }
-
     fn check_no_reference(&mut self, key: &str, node: &Node, text: &str) {
         if let Some(range) = reference::find_literal(text) {
             let name = text[range.clone()].trim_start_matches("${").trim_end_matches('}');
@@ -330,7 +356,12 @@ impl Context<'_> {
         }
         for item in items {
             match &item.data {
-                Data::Scalar { text, .. } if !item.is_null() => self.check_no_reference(key, item, text),
+                Data::Scalar { text, .. } if !item.is_null() => {
+                    self.check_no_reference(key, item, text);
+                    if let Err(error) = Template::parse(text) {
+                        self.template_error(key, item, &error);
+                    }
+                }
                 _ => {
                     self.wrong(key, item, "made of texts");
                     self.way_out("put the argument into quotes; an empty one is \"\"");
@@ -395,20 +426,6 @@ const OTHER_WORDS: &[(&str, &str)] = &[
     ("message", "prompt"),
 ];
 
-/// The known word that was most likely meant.
-pub(crate) fn nearest<'a>(written: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    if written.len() > 64 {
-        return None;
-    }
-    let written = written.to_lowercase().replace('-', "_");
-    let allowed = (written.chars().count() / 3).clamp(1, 3);
-    known
-        .map(|word| (strsim::damerau_levenshtein(&written, word), word))
-        .filter(|(distance, word)| *distance <= allowed && *distance < word.len())
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, word)| word)
-}
-
 pub(crate) const NAME_RULE: &str =
     "a name has 1 to 63 characters: A-Z a-z 0-9 and, after the first, also `_` `.` `-`";
 
@@ -433,7 +450,7 @@ fn article(what: &str) -> String {
 /// A shape in words, as in "must be …".
 fn words(shape: &Shape) -> String {
     match shape {
-        Shape::Text | Shape::Prompt => "text".into(),
+        Shape::Text | Shape::Prompt | Shape::Shell => "text".into(),
         Shape::Timing(what) => (*what).into(),
         Shape::Words(allowed) => match allowed.split_last() {
             Some((last, rest)) => {

@@ -50,8 +50,10 @@ pub(crate) enum Shape {
     /// Secrets of a webhook: text that may hold references, or a list. Whether they are text is judged by
     /// `core::hook::proof`, together with the rest of the webhook.
     Secrets,
-    /// Text that must not hold references.
+    /// Text that must not hold references. A template.
     Prompt,
+    /// A line for the shell.
+    Shell,
     Argv,
     /// This word, or the shape.
     Or(&'static str, &'static Shape),
@@ -243,7 +245,7 @@ pub(crate) static AGENT: &[Key] = &[
         "",
         "A program and its arguments, as a list; no shell. Each is a template: `{{ prompt }}`.",
     ),
-    key("shell", Text, "", "A line for `sh -c`. A template."),
+    key("shell", Shell, "", "A line for `sh -c`, which gets it as written. Values come by `env`."),
     key("http", NotYet, "", "A request."),
     key("fetch", NotYet, "", "A fetch of data into a table."),
     key(
@@ -257,10 +259,10 @@ pub(crate) static AGENT: &[Key] = &[
         "env",
         Env,
         "{}",
-        "Environment variables. `${NAME}` and `${NAME:-default}` are filled in on the node when an attempt starts; `$$` is a dollar.",
+        "Environment variables. Each is a template; `${NAME}` and `${NAME:-default}` are filled in on the node when an attempt starts, `$$` is a dollar.",
     ),
     key("env_pass", List(&EnvName), "[]", "Variables that are passed on from the node."),
-    key("prompt", Or("none", &Prompt), "null", "The prompt, where the schedule has none."),
+    key("prompt", Or("none", &Prompt), "null", "The prompt, where the schedule has none. A template."),
     key("payload", Object, "{}", "The payload, under the schedule's, key by key."),
     key("stdin", Words(&["none", "prompt", "payload"]), "none", "What it reads from standard input."),
     key("timeout", Or("none", &POSITIVE), "1h", "How long an attempt may take."),
@@ -286,7 +288,7 @@ pub(crate) static AGENT: &[Key] = &[
 
 static COMMAND: Shape = MapOr(&Map(COMMAND_KEYS), &Argv);
 pub(crate) static COMMAND_KEYS: &[Key] =
-    &[key("run", Argv, "", "A program and its arguments."), key("shell", Text, "", "A line for `sh -c`.")];
+    &[key("run", Argv, "", "A program and its arguments."), key("shell", Shell, "", "A line for `sh -c`.")];
 
 static RETRY: &[Key] = &[
     key("max", Count { min: 0, max: 1_000_000 }, "3", "How many attempts may follow the first."),
@@ -389,7 +391,7 @@ pub(crate) static SCHEDULE: &[Key] = &[
     key("overlap", Words(&["schedule", "command", "agent"]), "schedule", "Which runs `if_running` looks at."),
     key("max_pending", NUMBER, "10", "How many runs `if_running: queue` lets wait."),
     key("command", Name, "poll", "Which of the agent's `commands`; a template value otherwise."),
-    key("prompt", Or("inherited", &Prompt), "null", "The prompt."),
+    key("prompt", Or("inherited", &Prompt), "null", "The prompt. A template."),
     key("payload", Object, "{}", "Merged over the agent's payload, key by key."),
     key("lane", Or("inherited", &Name), "inherited", "The pool of slots, where it is not the agent's."),
     key("priority", Count { min: i16::MIN as i64, max: i16::MAX as i64 }, "0", "Higher goes first."),

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
+use belfry_core::suggest::nearest;
 
-use crate::check::nearest;
 use crate::context::Context;
 use crate::file;
 use crate::keys::{INCLUDED, Shape, TOP};

@@ -3,6 +3,8 @@
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
 use belfry_core::hook::{self, Proof};
+use belfry_core::suggest::nearest;
+use belfry_core::template::Template;
 use belfry_time::{Cron, ErrorKind, Every, Jitter, Window, Zone, parse_duration, parse_instant};
 use serde_json::{Map, Value};
 
@@ -46,6 +48,7 @@ pub(crate) fn read(
         options.late_after_ms = inherited.late_after_ms;
     }
     let definition = ScheduleDefinition { when, options };
+    prompt_parses(context, node, &definition, name);
     compiles(context, node, &definition, name, place);
     Some(definition)
 }
@@ -164,6 +167,18 @@ fn days(node: &Node) -> &[Node] {
         Some(Node { data: Data::List(items), .. }) => items,
         Some(day) => std::slice::from_ref(day),
         None => &[],
+    }
+}
+
+/// Reports a prompt that is no template.
+fn prompt_parses(context: &mut Context<'_>, node: &Node, definition: &ScheduleDefinition, name: &str) {
+    let (Some(prompt), Some(node)) = (&definition.options.prompt, node.get("prompt")) else { return };
+    if let Err(error) = Template::parse_prompt(prompt) {
+        let span = context.within(node, error.range);
+        let message = format!("{name}: `prompt`: {}", error.message);
+        let problem = context.report(Severity::Invalid, Some(span), message);
+        problem.schedule = Some(name.to_owned());
+        problem.help = error.help;
     }
 }
 
@@ -302,7 +317,7 @@ pub(crate) fn warn(
     {
         let known: Vec<_> = commands.keys().map(String::as_str).collect();
         let message = format!("{name}: the agent has no command {}", Quoted(&o.command));
-        let help = match crate::check::nearest(&o.command, known.iter().copied()) {
+        let help = match nearest(&o.command, known.iter().copied()) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("its commands are {}; the agent's own program runs", list(&known)),
         };

@@ -47,7 +47,7 @@ fn property(key: &Key) -> Value {
 
 fn shape(shape_: &Shape) -> Value {
     match shape_ {
-        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Prompt => {
+        Shape::Text | Shape::Store | Shape::Path | Shape::Zone | Shape::Prompt | Shape::Shell => {
             json!({"type": "string"})
         }
         Shape::Timing(_) => json!({"type": ["string", "integer"]}),

@@ -123,7 +123,11 @@ fn text() -> impl Strategy<Value = String> {
             "- x",
             "line\nline",
             "0x1",
-            "1.0"
+            "1.0",
+            "{{ payload.x | default('a') }} $${{ item }}",
+            "{% if not payload.x %}\n${A}{% endif %}",
+            "{{.Names}}",
+            "{{ \"{{\" }}"
         ])
         .prop_map(str::to_owned),
         any::<String>().prop_map(|text| text.replace('\0', "")),
@@ -186,23 +190,22 @@ fn work() -> impl Strategy<Value = Work> {
         (option::of(1u64..10_000_000), 0u64..100_000, 1024u64..1 << 30),
         (vec(0i32..256, 0..3), vec(0i32..256, 0..3)),
     )
-        .prop_map(|(action, commands, prompt, payload, stdin, cwd, env, env_pass, numbers, codes)| {
-            Work {
-                action,
-                commands,
-                prompt,
-                payload,
-                stdin,
-                cwd: cwd.map(|cwd| cwd.to_owned()),
-                env,
-                env_pass,
-                timeout_ms: numbers.0,
-                grace_ms: numbers.1,
-                output_bytes: numbers.2,
-                ok_codes: codes.0,
-                no_retry_codes: codes.1,
-            }
+        .prop_map(|(action, commands, prompt, payload, stdin, cwd, env, env_pass, numbers, codes)| Work {
+            action,
+            commands,
+            prompt,
+            payload,
+            stdin,
+            cwd: cwd.map(|cwd| cwd.to_owned()),
+            env,
+            env_pass,
+            timeout_ms: numbers.0,
+            grace_ms: numbers.1,
+            output_bytes: numbers.2,
+            ok_codes: codes.0,
+            no_retry_codes: codes.1,
         })
+        .prop_filter("templates", |work| work.check_templates().is_ok())
 }
 
 fn when() -> impl Strategy<Value = When> {

@@ -155,6 +155,36 @@ fn wrong_yaml_says_what_is_wrong() {
 }
 
 #[test]
+fn wrong_templates_say_what_is_wrong() {
+    let agent = |keys: &str| format!("agents:\n  a:\n    {}\n", keys.replace('\n', "\n    "));
+    let cases = [
+        ("a value in a shell line", agent("shell: 'find {{ payload.dir }} -name x'")),
+        ("a value in quotes in a shell line", agent("shell: echo \"says {{ prompt }}\"")),
+        ("a value where quotes are not plain to see", agent("shell: |\n  # don't\n  echo '{{ payload.x }}'")),
+        (
+            "a value in a shell line of a command",
+            agent("run: [date]\ncommands: {x: {shell: \"ls {{ payload.x }}\"}}"),
+        ),
+        ("other templates in a shell line are text", agent("shell: docker ps --format '{{.Names}}'")),
+        ("an unknown name", agent("run: [echo, \"{{ payloda.x }}\"]")),
+        (
+            "an unknown filter",
+            agent("run: [echo, \"{{ payload.x | uppper }}\"]\ncommands: {x: [\"{{ x }}\"]}"),
+        ),
+        ("a loop", agent("run: [date]\nprompt: \"{% for x in payload.list %}\"")),
+        ("a prompt in itself", agent("run: [date]\nprompt: \"{{ prompt }}\"")),
+        (
+            "in env",
+            agent(
+                "run: [date]\nenv: {A: \"{{ 1 + 1 }}\", B: \"${X:-{{ prompt }}}\", C: \"${D} {{ payload.x }}\"}",
+            ),
+        ),
+        ("in a schedule", schedule("every: 5m, prompt: \"Hi {{ name }}\"")),
+    ];
+    golden("templates.txt", &said_about(&cases));
+}
+
+#[test]
 fn wrong_keys_and_values_say_what_is_wrong() {
     let agent = |keys: &str| format!("agents:\n  a:\n    {}\n", keys.replace('\n', "\n    "));
     let cases = [

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::session::Policy;
+use crate::template::Template;
 use crate::work::Work;
 
 /// What runs, with its limits. Durations are milliseconds.
@@ -161,7 +162,7 @@ pub struct Options {
     pub max_pending: u32,
     /// Which of the agent's commands.
     pub command: String,
-    /// The prompt, where it is not the agent's.
+    /// The prompt, where it is not the agent's. A template.
     pub prompt: Option<String>,
     /// Merged over the agent's payload, key by key.
     pub payload: Map<String, Value>,
@@ -278,6 +279,9 @@ impl ScheduleDefinition {
     /// becomes `invalid` with it and disturbs no other.
     pub fn compile(&self, name: &str) -> Result<Schedule, String> {
         let timing = self.timing(name).map_err(|error| error.to_string())?;
+        if let Some(prompt) = &self.options.prompt {
+            Template::parse_prompt(prompt).map_err(|error| format!("the template `prompt`: {error}"))?;
+        }
         let chat = match &self.when {
             When::Chat(value) => Some(Policy::parse(value)?),
             _ => None,

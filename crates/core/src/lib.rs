@@ -10,11 +10,14 @@ pub mod definition;
 pub mod display;
 pub mod gate;
 pub mod hook;
+pub mod input;
 pub mod model;
 pub mod plan;
 pub mod retry;
 pub mod session;
 pub mod size;
+pub mod suggest;
+pub mod template;
 pub mod text;
 pub mod work;
 

@@ -183,6 +183,8 @@ named! {
         Orphaned = 4 "orphaned",
         /// Its node shut down, and it may not start twice.
         Shutdown = 5 "shutdown",
+        /// A template of its definition cannot be filled in: a value is missing, or too large.
+        Template = 6 "template",
         /// A person or program asked.
         Requested = 20 "requested",
         /// A newer tick took its place.

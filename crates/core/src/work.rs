@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::template::{self, ParseError, Refused, Template};
+
 /// What an agent's attempts do. Durations are milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -14,7 +16,7 @@ pub struct Work {
     pub action: Action,
     /// What is started instead, for schedules that name one of these commands.
     pub commands: BTreeMap<String, Action>,
-    /// The prompt, where the schedule has none.
+    /// The prompt, where the schedule has none. A template.
     pub prompt: Option<String>,
     /// The payload, under the schedule's.
     pub payload: Map<String, Value>,
@@ -22,7 +24,8 @@ pub struct Work {
     pub stdin: Stdin,
     /// Where it starts; relative to the file that defines it, which makes it absolute.
     pub cwd: Option<String>,
-    /// Its environment beside what every child gets; values may hold `${NAME}` and `${NAME:-default}`.
+    /// Its environment beside what every child gets. Values are templates, whose text may hold `${NAME}` and
+    /// `${NAME:-default}`.
     pub env: BTreeMap<String, String>,
     /// Names that are passed on from the node's environment.
     pub env_pass: Vec<String>,
@@ -97,6 +100,32 @@ impl Work {
     pub fn action_of(&self, command: &str) -> &Action {
         self.commands.get(command).unwrap_or(&self.action)
     }
+
+    /// Parses every template, and refuses the first that is wrong.
+    pub fn check_templates(&self) -> Result<(), Refused> {
+        let named = |place: String| move |error: ParseError| Refused { place, error };
+        if let Some(prompt) = &self.prompt {
+            Template::parse_prompt(prompt).map_err(named("prompt".into()))?;
+        }
+        let commands = self.commands.iter().map(|(name, action)| (format!("commands.{name}."), action));
+        for (place, action) in commands.chain([(String::new(), &self.action)]) {
+            match action {
+                Action::Run(argv) => {
+                    for (i, argument) in argv.iter().enumerate() {
+                        Template::parse(argument).map_err(named(format!("{place}run[{i}]")))?;
+                    }
+                }
+                Action::Shell(line) => {
+                    template::check_line(line).map_err(named(format!("{place}shell")))?;
+                }
+                Action::Handler => {}
+            }
+        }
+        for (name, value) in &self.env {
+            Template::parse(value).map_err(named(format!("env.{name}")))?;
+        }
+        Ok(())
+    }
 }
 
 /// What an attempt starts.
@@ -105,7 +134,7 @@ impl Work {
 pub enum Action {
     /// A program with its arguments, without a shell. Each is a template.
     Run(Vec<String>),
-    /// A line for `sh -c`. A template.
+    /// A line for `sh -c`, which gets it as written.
     Shell(String),
     /// A Rust function that the embedding program has registered under the agent's name.
     Handler,

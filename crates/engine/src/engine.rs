@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use belfry_core::check::Check;
+use belfry_core::input::{self, Prompt};
 use belfry_core::session::Usage;
 use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
@@ -78,7 +79,7 @@ impl Default for StopOptions {
 /// A run that is asked for by hand.
 #[derive(Debug, Clone, Default)]
 pub struct RunRequest {
-    /// Instead of the schedule's.
+    /// Instead of the schedule's. Used as it is: it is no template.
     pub prompt: Option<String>,
     /// Over the schedule's, key by key.
     pub payload: Map<String, Value>,
@@ -492,6 +493,7 @@ impl Engine {
 
     /// Makes the agents what they are here; also while it runs. Schedules whose timing stays go on as if nothing had happened.
     pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
+        check_templates(&agents)?;
         let clock = self.clock_of_store().await?;
         let applied = self.inner.store.apply(clock.now().wall, "engine", "", &agents).await?;
         *self.inner.agents.lock() = agents;
@@ -501,6 +503,7 @@ impl Engine {
 
     /// Makes a source's agents what they are here; also while it runs. A source that has not changed is left as it is.
     pub async fn apply(&self, source: &str, digest: &str, agents: &[AgentSpec]) -> Result<Applied, Error> {
+        check_templates(agents)?;
         let clock = self.clock_of_store().await?;
         if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
             return Ok(Applied::default());
@@ -522,6 +525,7 @@ impl Engine {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> Result<PutAgent, Error> {
+        check_templates(std::slice::from_ref(agent))?;
         let put = self.inner.store.put_agent(self.store_now().await?, agent, whole, expect).await?;
         self.hint().await;
         Ok(put)
@@ -627,10 +631,7 @@ impl Engine {
         let definitions = definitions.into_iter().next().flatten().ok_or_else(not_found)?;
         let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
         let now = self.now();
-        let mut merged = record.definition.options.payload.clone();
-        if let Value::Object(payload) = payload {
-            merged.extend(payload);
-        }
+        let (options, work) = (&record.definition.options, &definitions.agent_definition.work);
         let attempt = Attempt {
             run: RunId(Uuid::nil()),
             epoch: 1,
@@ -638,13 +639,15 @@ impl Engine {
             node: NodeId(Uuid::nil()),
             agent: agent.into(),
             schedule: schedule.into(),
-            command: record.definition.options.command.clone(),
+            command: options.command.clone(),
             tick_at: Some(now),
             session: None,
-            prompt: record.definition.options.prompt.clone(),
-            payload: Value::Object(merged),
+            last_success_at: definitions.last_success_at,
+            timezone: options.timezone.clone(),
+            prompt: Prompt::of(None, options, None, work),
+            payload: input::payload(payload, options, work),
             trace_id: Uuid::nil(),
-            work: Arc::new(definitions.agent_definition.work.clone()),
+            work: Arc::new(work.clone()),
         };
         belfry_runner::build_prompt(&attempt)
             .map_err(|error| Error::Prompt { name: name.to_owned(), detail: error.chain() })
@@ -663,6 +666,15 @@ impl Engine {
         self.hint().await;
         Ok(run)
     }
+}
+
+/// Refuses agents with a template that cannot be parsed. A schedule with such a prompt becomes invalid, and says why.
+fn check_templates(agents: &[AgentSpec]) -> Result<(), Error> {
+    for agent in agents {
+        let checked = agent.definition.work.check_templates();
+        checked.map_err(|source| Error::Template { agent: agent.name.clone(), source })?;
+    }
+    Ok(())
 }
 
 /// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once. What it lacks or what is different

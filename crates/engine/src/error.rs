@@ -124,6 +124,14 @@ pub enum Error {
         /// Why not.
         detail: String,
     },
+    /// A template of an agent cannot be parsed.
+    #[error("agent {agent}: {source}")]
+    Template {
+        /// Which agent.
+        agent: String,
+        /// Which template, and what is wrong with it.
+        source: belfry_core::template::Refused,
+    },
     /// A prompt cannot be filled in.
     #[error("the prompt of {name}: {detail}")]
     Prompt {
@@ -153,6 +161,7 @@ impl Error {
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",
             Error::Store(_) => "store",
+            Error::Template { .. } => "template",
             Error::Prompt { .. } => "prompt",
         }
     }

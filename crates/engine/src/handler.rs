@@ -25,6 +25,7 @@ pub(crate) struct Handler(Arc<dyn Fn(Context) -> HandlerFuture + Send + Sync>);
 #[derive(Clone)]
 pub struct Context {
     attempt: Arc<Attempt>,
+    prompt: Arc<str>,
     cancel: CancelReceiver,
     output: mpsc::Sender<Chunk>,
     usage: Arc<Mutex<Option<Usage>>>,
@@ -61,12 +62,12 @@ impl Context {
         self.attempt.tick_at
     }
 
-    /// The prompt, as it is written.
-    pub fn prompt(&self) -> Option<&str> {
-        self.attempt.prompt.as_deref()
+    /// The prompt, with everything filled in.
+    pub fn prompt(&self) -> &str {
+        &self.prompt
     }
 
-    /// The payload.
+    /// The payload: the run's over the schedule's over the agent's, key by key.
     pub fn payload(&self) -> &serde_json::Value {
         &self.attempt.payload
     }
@@ -120,9 +121,22 @@ impl Handler {
         output: mpsc::Sender<Chunk>,
     ) -> Report {
         let (timeout, grace) = (attempt.work.timeout_ms, Duration::from_millis(attempt.work.grace_ms));
+        let prompt = match belfry_runner::build_prompt(&attempt) {
+            Ok(prompt) => prompt.into(),
+            Err(error) => {
+                let outcome = Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() };
+                let error = Some(error.chain());
+                return Report { outcome, exit_code: None, error, summary: None, usage: None };
+            }
+        };
         let usage = Arc::new(Mutex::new(None));
-        let context =
-            Context { attempt: Arc::new(attempt), cancel: cancel.clone(), output, usage: usage.clone() };
+        let context = Context {
+            attempt: Arc::new(attempt),
+            prompt,
+            cancel: cancel.clone(),
+            output,
+            usage: usage.clone(),
+        };
         // A task of its own, so that a panic ends the attempt and nothing else.
         let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
         let outcome = tokio::select! {

@@ -1,6 +1,6 @@
 //! A lane that holds one and lets two wait, on every store: the ticks of the others wait for it.
 
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use belfry_core::input::Prompt;
 use belfry_core::model::{NodeId, RunId};
 use belfry_core::work::{Action, Work};
 use belfry_runner::{Attempt, KeeperHandle, KeeperOptions, Runner, RunnerOptions, cancellation, keeper};
@@ -63,7 +64,9 @@ async fn run(runner: &Runner) {
         command: "poll".into(),
         tick_at: None,
         session: None,
-        prompt: None,
+        last_success_at: None,
+        timezone: None,
+        prompt: Prompt::Text("Go.".into()),
         payload: serde_json::Value::Null,
         trace_id: Uuid::nil(),
         work: Arc::new(Work { action: Action::Run(vec!["/bin/true".into()]), ..Work::default() }),

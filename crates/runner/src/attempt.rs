@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use belfry_core::input::Prompt;
 use belfry_core::model::{Epoch, NodeId, Reason, RunId};
 use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
@@ -31,9 +32,13 @@ pub struct Attempt {
     pub tick_at: Option<Timestamp>,
     /// The key of its session, where a message made the run.
     pub session: Option<String>,
-    /// The prompt, a template. None: the agent's.
-    pub prompt: Option<String>,
-    /// The run's payload, merged. Never a template.
+    /// When the schedule's last run that completed ended.
+    pub last_success_at: Option<Timestamp>,
+    /// The schedule's time zone, an IANA name; UTC where there is none.
+    pub timezone: Option<String>,
+    /// The prompt, chosen and not yet filled in.
+    pub prompt: Prompt,
+    /// The payload, merged. Never a template.
     pub payload: serde_json::Value,
     /// Names the run in every log line and in the child's `TRACEPARENT`.
     pub trace_id: Uuid,

@@ -1,13 +1,16 @@
 //! The child's environment: an allow-list, what the agent sets, and Belfry's own variables. Nothing else of the node's
-//! environment reaches a child, above all not the store's address and no API token.
+//! environment reaches a child, above all not the store's address and no API token. A value of `env` is a template: its own
+//! text may hold references, what is filled in is never scanned for them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use belfry_core::template::{Budget, Part, Template, Values};
 use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable, is_secret_name};
 
 use crate::error::Error;
+use crate::plan::wrong;
 
 /// Passed on where the node has them.
 const ALLOWED: [&str; 9] = ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TERM", "SHELL", "LC_*"];
@@ -26,8 +29,13 @@ pub(crate) struct Resolved {
     pub secrets: Vec<Vec<u8>>,
 }
 
-/// Resolves an agent's environment against the node's, which `lookup` and `all` read.
-pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> {
+/// Resolves an agent's environment against the node's, and fills in its templates.
+pub(crate) fn resolve(
+    work: &Work,
+    node: &Variables,
+    values: &Values<'_>,
+    budget: &mut Budget,
+) -> Result<Resolved, Error> {
     let mut variables = Variables::new();
     let mut secrets = Vec::new();
     for (name, value) in node {
@@ -47,11 +55,23 @@ pub(crate) fn resolve(work: &Work, node: &Variables) -> Result<Resolved, Error> 
     }
     for (name, value) in &work.env {
         check_name("env", name, is_own_variable)?;
-        let value = expand(name, value, node, &mut secrets)?;
-        if value.as_bytes().contains(&0) {
+        let place = format!("env.{name}");
+        let template = Template::parse(value).map_err(|error| wrong(&place, &error))?;
+        let mut out = Vec::new();
+        let mut expanded = Ok(());
+        let mut add = |part: Part<'_>| match part {
+            Part::Value(value) => out.extend_from_slice(value.as_bytes()),
+            Part::Text(text) if expanded.is_ok() => {
+                expanded = expand(name, text, node, &mut secrets, &mut out);
+            }
+            Part::Text(_) => {}
+        };
+        template.render_parts(values, budget, &mut add).map_err(|error| wrong(&place, &error))?;
+        expanded?;
+        if out.contains(&0) {
             return Err(Error::Environment(format!("env {name}: the value has a NUL byte in it")));
         }
-        variables.insert(name.into(), value);
+        variables.insert(name.into(), OsString::from_vec(out));
     }
     Ok(Resolved { variables, secrets })
 }
@@ -84,8 +104,13 @@ fn check_name(key: &str, name: &str, is_own: fn(&str) -> bool) -> Result<(), Err
 }
 
 /// Replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`.
-fn expand(key: &str, text: &str, node: &Variables, secrets: &mut Vec<Vec<u8>>) -> Result<OsString, Error> {
-    let mut out = Vec::with_capacity(text.len());
+fn expand(
+    key: &str,
+    text: &str,
+    node: &Variables,
+    secrets: &mut Vec<Vec<u8>>,
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
     let mut rest = text;
     while let Some(at) = rest.find("${") {
         if rest[..at].ends_with('$') {
@@ -120,11 +145,14 @@ fn expand(key: &str, text: &str, node: &Variables, secrets: &mut Vec<Vec<u8>>) -
         rest = &rest[at + end + 1..];
     }
     out.extend_from_slice(rest.as_bytes());
-    Ok(OsString::from_vec(out))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use belfry_time::Zone;
+    use serde_json::json;
+
     use super::*;
 
     fn node() -> Variables {
@@ -149,14 +177,33 @@ mod tests {
         }
     }
 
+    fn resolved(work: &Work) -> Result<Resolved, Error> {
+        let payload = json!({"x": "${T} $${T} $(id)", "nul": "a\0B=1", "nope": null});
+        let zone = Zone::utc();
+        let values = Values {
+            prompt: Some("${T}"),
+            payload: &payload,
+            command: "poll",
+            agent: "a",
+            schedule: "s",
+            session: None,
+            run: "1",
+            attempt: 1,
+            tick_at: None,
+            last_success_at: None,
+            zone: &zone,
+        };
+        resolve(work, &node(), &values, &mut Budget::default())
+    }
+
     fn one(value: &str) -> Result<(String, Vec<Vec<u8>>), String> {
-        let resolved = resolve(&work(&[("A", value)], &[]), &node()).map_err(|error| error.to_string())?;
+        let resolved = resolved(&work(&[("A", value)], &[])).map_err(|error| error.to_string())?;
         Ok((resolved.variables[OsStr::new("A")].to_string_lossy().into_owned(), resolved.secrets))
     }
 
     #[test]
     fn only_what_is_allowed_or_named_comes_from_the_node() {
-        let resolved = resolve(&work(&[("A", "1")], &["OTHER", "ABSENT"]), &node()).unwrap();
+        let resolved = resolved(&work(&[("A", "1")], &["OTHER", "ABSENT"])).unwrap();
         let names: Vec<_> =
             resolved.variables.keys().map(|name| name.to_string_lossy().into_owned()).collect();
         assert_eq!(names, ["A", "LC_ALL", "OTHER", "PATH"]);
@@ -171,6 +218,30 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_was_filled_in_is_never_scanned_for_references() {
+        let secret = vec![b"t0ken".to_vec()];
+        assert_eq!(one("{{ payload.x }}").unwrap(), ("${T} $${T} $(id)".into(), vec![]));
+        assert_eq!(
+            one("${T}={{ prompt }}{{ \"${\" }}T}").unwrap(),
+            ("t0ken=${T}${T}".into(), secret.clone())
+        );
+        assert_eq!(
+            one("{% if payload.x %}${T}{% else %}${NOPE}{% endif %}").unwrap(),
+            ("t0ken".into(), secret)
+        );
+        assert!(one("${T:-{{ prompt }}}").unwrap_err().contains("without a `}`"));
+    }
+
+    #[test]
+    fn a_template_that_gives_no_value_is_named() {
+        assert_eq!(
+            one("{{ payload.nope }}").unwrap_err(),
+            "the template `env.A`: `payload.nope` is missing; `{{ payload.nope | default(\"…\") }}` would stand in for it"
+        );
+        assert!(one("{{ payload.nul }}").unwrap_err().contains("NUL"));
+    }
+
+    #[test]
     fn a_missing_variable_is_named() {
         assert_eq!(
             one("${NOPE}").unwrap_err(),
@@ -182,7 +253,7 @@ mod tests {
     #[test]
     fn the_stores_address_can_not_be_reached() {
         assert!(one("${BELFRY_STORE}").unwrap_err().contains("Belfry's own"));
-        let error = resolve(&work(&[], &["BELFRY_STORE"]), &node()).unwrap_err();
+        let error = resolved(&work(&[], &["BELFRY_STORE"])).unwrap_err();
         assert_eq!(
             error.to_string(),
             "env_pass \"BELFRY_STORE\": names that start with BELFRY_ are Belfry's own"
@@ -192,7 +263,7 @@ mod tests {
     #[test]
     fn a_name_that_no_environment_can_hold_is_refused() {
         for name in ["", "A=B", "A\nB", "A\0", "BELFRY_RUN_ID"] {
-            let error = resolve(&work(&[(name, "1")], &[]), &node()).unwrap_err().to_string();
+            let error = resolved(&work(&[(name, "1")], &[])).unwrap_err().to_string();
             assert!(error.starts_with(&format!("env {name:?}: ")), "{error}");
         }
         assert!(one("a\0b").unwrap_err().contains("NUL"));
@@ -201,7 +272,7 @@ mod tests {
     #[test]
     fn a_job_may_be_given_a_server_and_a_token() {
         let work = work(&[("BELFRY_SERVER", "http://other:7400"), ("BELFRY_TOKEN", "${T}")], &[]);
-        let resolved = resolve(&work, &node()).unwrap();
+        let resolved = resolved(&work).unwrap();
         assert_eq!(resolved.variables[OsStr::new("BELFRY_TOKEN")], "t0ken");
         assert_eq!(resolved.variables[OsStr::new("BELFRY_SERVER")], "http://other:7400");
     }

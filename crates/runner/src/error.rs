@@ -3,18 +3,20 @@
 use std::io;
 use std::path::PathBuf;
 
+use belfry_core::Reason;
+
 /// Why an attempt could not be started, or something around it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The action cannot be started as a process.
     #[error("{0}")]
     Action(String),
-    /// A template is wrong, or asks for something that is not there.
-    #[error("template of {name}: {message}")]
+    /// A template cannot be parsed, or its values are missing or too large.
+    #[error("the template `{name}`: {message}")]
     Template {
-        /// Which: `run[2]`, `shell`, `prompt`.
+        /// Its place in the definition: `run[2]`, `shell`, `prompt`, `env.DIR`.
         name: String,
-        /// What is wrong with it, with the line.
+        /// What is wrong with it.
         message: String,
     },
     /// An entry of `env` or `env_pass` cannot be used.
@@ -67,6 +69,14 @@ impl Error {
             Error::Shortage { .. } => true,
             Error::File { source, .. } => crate::spawn::is_shortage(source),
             _ => false,
+        }
+    }
+
+    /// The reason for which the attempt failed.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Error::Template { .. } => Reason::Template,
+            _ => Reason::SpawnFailed,
         }
     }
 

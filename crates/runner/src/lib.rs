@@ -25,7 +25,6 @@ mod plan;
 mod processes;
 mod runner;
 mod spawn;
-mod template;
 mod trampoline;
 
 pub use attempt::{Attempt, CancelReceiver, CancelSender, Chunk, Report, Stop, Stream, Usage, cancellation};

@@ -6,11 +6,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use belfry_core::input::Prompt;
+use belfry_core::template::{self, Budget, Template, Values};
 use belfry_core::work::{Action, Stdin};
-use minijinja::context;
-use minijinja::value::{Serde, Value};
+use belfry_time::Zone;
 use nix::unistd::{AccessFlags, access};
-use serde_json::Map;
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
@@ -20,7 +20,6 @@ use crate::files::Files;
 use crate::mask::Secrets;
 use crate::processes::CHILD_ID;
 use crate::runner::RunnerOptions;
-use crate::template;
 
 /// The shell of `shell:`. By its path, so that an agent's `PATH` does not choose it.
 const SHELL: &str = "/bin/sh";
@@ -46,12 +45,13 @@ pub(crate) struct Plan {
 /// Makes the plan of an attempt.
 pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables) -> Result<Plan, Error> {
     let (work, state) = (&attempt.work, &options.state_dir);
-    let payload = payload(attempt);
-    let values = Values { attempt, payload: Value::from(Serde(&payload)) };
-    let prompt = values.prompt()?;
-    let values = values.with_prompt(&prompt);
-    let (argv, shell_variables) = argv(work.action_of(&attempt.command), &attempt.agent, &values)?;
-    let resolved = environment::resolve(work, node)?;
+    let (run, zone) = (attempt.run.to_string(), zone(attempt));
+    let values = values(attempt, &run, &zone);
+    let mut budget = Budget::default();
+    let prompt = prompt(attempt, &values, &mut budget)?;
+    let values = Values { prompt: Some(&prompt), ..values };
+    let argv = argv(work.action_of(&attempt.command), &attempt.agent, &values, &mut budget)?;
+    let resolved = environment::resolve(work, node, &values, &mut budget)?;
     let child_id = Uuid::new_v4().simple().to_string();
     let mut secrets = resolved.secrets;
     secrets.push(child_id.clone().into_bytes());
@@ -65,15 +65,13 @@ pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables)
     let program = find_program(&name, path, cwd.as_deref())?;
 
     let files = Files::create(state, attempt)?;
-    let json = payload.to_string();
-    let payload_file = files.write("payload.json", json.as_bytes())?;
+    let payload_file = files.write("payload.json", attempt.payload.to_string().as_bytes())?;
     let stdin = match work.stdin {
         Stdin::None => None,
         Stdin::Prompt => Some(files.write("stdin", prompt.as_bytes())?),
         Stdin::Payload => Some(payload_file.clone()),
     };
     let mut variables = resolved.variables;
-    variables.extend(shell_variables.into_iter().map(|(name, value)| (name.into(), value.into())));
     variables.extend(own(attempt, &child_id, &payload_file, &files.path("result.json")));
     variables.extend(options.config.iter().map(|path| ("BELFRY_CONFIG".into(), path.into())));
     Ok(Plan {
@@ -89,68 +87,66 @@ pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables)
     })
 }
 
-/// The run's payload over the agent's, key by key.
-fn payload(attempt: &Attempt) -> serde_json::Value {
-    let mut merged: Map<String, serde_json::Value> = attempt.work.payload.clone();
-    match &attempt.payload {
-        serde_json::Value::Null => {}
-        serde_json::Value::Object(own) => {
-            merged.extend(own.iter().map(|(key, value)| (key.clone(), value.clone())))
-        }
-        other => return other.clone(),
-    }
-    serde_json::Value::Object(merged)
-}
-
-struct Values<'a> {
-    attempt: &'a Attempt,
-    payload: Value,
-}
-
-/// The prompt of an attempt with everything filled in, as its program gets it. Empty where there is none.
+/// The prompt of an attempt with everything filled in, as its program gets it.
 pub fn build_prompt(attempt: &Attempt) -> Result<String, Error> {
-    let payload = payload(attempt);
-    Values { attempt, payload: Value::from(Serde(&payload)) }.prompt()
+    let (run, zone) = (attempt.run.to_string(), zone(attempt));
+    prompt(attempt, &values(attempt, &run, &zone), &mut Budget::default())
 }
 
-impl Values<'_> {
-    fn prompt(&self) -> Result<String, Error> {
-        match self.attempt.prompt.as_ref().or(self.attempt.work.prompt.as_ref()) {
-            Some(prompt) => template::render("prompt", prompt, &self.with_prompt("")),
-            None => Ok(String::new()),
-        }
-    }
+fn zone(attempt: &Attempt) -> Zone {
+    attempt.timezone.as_deref().and_then(|name| Zone::get(name).ok()).unwrap_or_else(Zone::utc)
+}
 
-    fn with_prompt(&self, prompt: &str) -> Value {
-        let attempt = self.attempt;
-        context! {
-            prompt => prompt,
-            payload => self.payload.clone(),
-            command => attempt.command.as_str(),
-            tick_at => attempt.tick_at.map(|at| at.to_string()).unwrap_or_default(),
-            agent => attempt.agent.as_ref(),
-            schedule => attempt.schedule.as_ref(),
-            run => attempt.run.to_string(),
-            attempt => attempt.attempt,
-        }
+fn values<'a>(attempt: &'a Attempt, run: &'a str, zone: &'a Zone) -> Values<'a> {
+    Values {
+        prompt: None,
+        payload: &attempt.payload,
+        command: &attempt.command,
+        agent: &attempt.agent,
+        schedule: &attempt.schedule,
+        session: attempt.session.as_deref(),
+        run,
+        attempt: attempt.attempt,
+        tick_at: attempt.tick_at,
+        last_success_at: attempt.last_success_at,
+        zone,
     }
 }
 
-type Argv = (Vec<String>, Vec<(String, String)>);
+fn prompt(attempt: &Attempt, values: &Values<'_>, budget: &mut Budget) -> Result<String, Error> {
+    match &attempt.prompt {
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Template(source) => {
+            let template = Template::parse_prompt(source).map_err(|error| wrong("prompt", &error))?;
+            template.render(values, budget).map_err(|error| wrong("prompt", &error))
+        }
+    }
+}
 
-fn argv(action: &Action, agent: &str, values: &Value) -> Result<Argv, Error> {
+/// An error of the template in one place of the definition.
+pub(crate) fn wrong(place: &str, error: &dyn std::error::Error) -> Error {
+    Error::Template { name: place.to_owned(), message: error.to_string() }
+}
+
+fn argv(
+    action: &Action,
+    agent: &str,
+    values: &Values<'_>,
+    budget: &mut Budget,
+) -> Result<Vec<String>, Error> {
     match action {
         Action::Run(argv) if argv.is_empty() => Err(Error::Action("run has no program".into())),
         Action::Run(argv) => {
-            let rendered = argv
-                .iter()
-                .enumerate()
-                .map(|(i, source)| template::render(&format!("run[{i}]"), source, values));
-            Ok((rendered.collect::<Result<_, _>>()?, Vec::new()))
+            let rendered = argv.iter().enumerate().map(|(i, source)| {
+                let place = format!("run[{i}]");
+                let template = Template::parse(source).map_err(|error| wrong(&place, &error))?;
+                template.render(values, budget).map_err(|error| wrong(&place, &error))
+            });
+            rendered.collect()
         }
         Action::Shell(line) => {
-            let rendered = template::render_shell(line, values)?;
-            Ok((vec![SHELL.into(), "-c".into(), rendered.line], rendered.variables))
+            template::check_line(line).map_err(|error| wrong("shell", &error))?;
+            Ok(vec![SHELL.into(), "-c".into(), line.clone()])
         }
         Action::Handler => Err(Error::Action(format!(
             "agent {agent} has no program to start: it is a handler of another program"

@@ -320,7 +320,7 @@ fn ended(outcome: Outcome) -> Report {
 }
 
 fn not_started(error: &Error) -> Report {
-    let outcome = Outcome::Failed { reason: Reason::SpawnFailed, retryable: error.is_retryable() };
+    let outcome = Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() };
     Report { error: Some(one_line(&error.chain())), ..ended(outcome) }
 }
 

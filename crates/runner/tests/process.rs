@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use belfry_core::input::Prompt;
 use belfry_core::model::Reason;
 use belfry_core::retry::Outcome;
 use belfry_core::work::{Action, Stdin, Work};
@@ -17,8 +18,10 @@ use support::{Rig, argv, is_gone, line_in, lives, pid_in, shell};
 fn main() -> ExitCode {
     support::main(both_ways![
         arguments_are_templates_and_never_split,
-        a_shell_line_cannot_be_broken_out_of,
-        a_prompt_is_a_template_and_a_payload_is_not,
+        a_value_is_one_word_of_a_shell_line_or_the_line_is_refused,
+        what_looks_like_another_template_is_text_of_a_shell_line,
+        a_prompt_of_a_definition_is_a_template_and_a_payload_is_not,
+        a_prompt_of_a_run_is_used_as_it_is,
         an_error_is_one_line,
         a_command_can_be_another_program,
         the_environment_is_an_allow_list,
@@ -48,7 +51,7 @@ async fn arguments_are_templates_and_never_split(rig: Rig) {
         "[%s]",
         "{{ payload.x }}",
         "{{ agent }}/{{ schedule }} {{ command }} {{ tick_at }}",
-        "{{ payload.n + 1 }}",
+        "{{ payload.n | json }}",
     ];
     let mut attempt = rig.attempt(support::argv(&argv));
     attempt.payload = json!({"x": "a 'b' \"c\" $(id) `id` ; * \n --flag", "n": 41});
@@ -56,59 +59,150 @@ async fn arguments_are_templates_and_never_split(rig: Rig) {
     assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
     assert_eq!(
         done.stdout,
-        "[a 'b' \"c\" $(id) `id` ; * \n --flag][reporter/morning poll 2026-05-04T09:00:00Z][42]"
+        "[a 'b' \"c\" $(id) `id` ; * \n --flag][reporter/morning poll 2026-05-04T09:00:00Z][41]"
     );
 }
 
-async fn a_shell_line_cannot_be_broken_out_of(rig: Rig) {
-    let hostile = [
-        "$(touch owned)",
-        "`touch owned`",
-        "'; touch owned; '",
-        "\"; touch owned; \"",
-        "\n touch owned \n",
-        "a  b *",
-        "\\",
-        "${PATH}",
-        "'\"'\"'",
-        "{{ 7*7 }}",
-        "$((1+1))",
-        "#",
-        "&& touch owned",
-        "~",
-        "!!",
-    ];
-    for x in hostile {
-        let line = "printf '[%s]' {{ payload.x }} \"<{{ payload.x }}>\" '({{ payload.x }})' \"$(printf %s {{ payload.x }})\"; ls";
-        let mut attempt =
-            rig.attempt(Work { cwd: Some(rig.dir.path().to_string_lossy().into_owned()), ..shell(line) });
-        attempt.payload = json!({ "x": x });
-        let done = rig.run_attempt(attempt).await;
-        let substituted = x.trim_end_matches('\n');
-        assert_eq!(done.stdout, format!("[{x}][<{x}>][({x})][{substituted}]state\n"), "{x:?}: {done:?}");
+/// Lines in which `"$X"` is one word, whatever quotes, comments, substitutions and documents stand around it. `./args` prints
+/// how many arguments it got, and which.
+const LINES: [&str; 40] = [
+    r#"./args "$X""#,
+    r#"./args "$(printf %s "$X")""#,
+    r#"./args "`printf %s "$X"`""#,
+    r#"(./args "$X")"#,
+    r#"{ ./args "$X"; }"#,
+    r#"case a in a) ./args "$X";; esac"#,
+    r#"./args "$(case a in a) printf %s "$X";; esac)""#,
+    r#"./args "$( (printf %s "$X") )""#,
+    "# don't\n./args \"$X\"",
+    r#": "it's"; ./args "$X""#,
+    r#": 'a "quote'; ./args "$X""#,
+    "cat <<'E' >/dev/null\nit's \"odd\nE\n./args \"$X\"",
+    "cat <<E >/dev/null\nit's `printf x` odd\nE\n./args \"$X\"",
+    r#"if [ -n "$X" ]; then ./args "$X"; fi"#,
+    r#"for f in "$X"; do ./args "$f"; done"#,
+    r#"set -- "$X"; ./args "$@""#,
+    r#"Y="$X"; ./args "$Y""#,
+    r#"Y="$X" sh -c './args "$Y"'"#,
+    r#"f() { ./args "$1"; }; f "$X""#,
+    r#"printf '%s\0' "$X" | xargs -0 ./args"#,
+    r#"./args "$X" | cat"#,
+    r#"./args "$X" 2>&1 | sed -n p"#,
+    r#"true && ./args "$X""#,
+    r#"false || ./args "$X""#,
+    r#"! false && ./args "$X""#,
+    r#"test "$X" = zzz || ./args "$X""#,
+    r#"eval './args "$X"'"#,
+    r#"printf %s \" >/dev/null; ./args "$X""#,
+    r#"printf %s \' >/dev/null; ./args "$X""#,
+    r#"./args "$X" # it's a comment"#,
+    r#"./args "$X" </dev/null"#,
+    r#"exec ./args "$X""#,
+    r#"cd .; ./args "$X""#,
+    r#"while :; do ./args "$X"; break; done"#,
+    r#"n=$((1 + 1)); ./args "$X""#,
+    r#"./args "$(printf %s "`printf %s "$X"`")""#,
+    r#"find . -maxdepth 0 -exec ./args "$X" \;"#,
+    r#"env ./args "$X""#,
+    r#"trap './args "$X"' EXIT"#,
+    r#"(cd /; cd "$OLDPWD"; ./args "$X")"#,
+];
+
+const VALUES: [&str; 20] = [
+    ". -exec touch PWNED ;",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "; touch PWNED",
+    "| touch PWNED",
+    "&& touch PWNED",
+    "x\n touch PWNED\n x",
+    "'; touch PWNED; '",
+    "\"; touch PWNED; \"",
+    "a  b *",
+    "\\",
+    "${PATH}",
+    "'\"'\"'",
+    "{{ payload.x }} {% if x %}",
+    "$((1+1))",
+    "# x",
+    "~",
+    "-n",
+    "é\u{202e}x",
+    "x\ty\u{1}",
+];
+
+async fn a_value_is_one_word_of_a_shell_line_or_the_line_is_refused(rig: Rig) {
+    let dir = rig.dir.path().to_string_lossy().into_owned();
+    let script = rig.path("args");
+    let text = "#!/bin/sh\nprintf '%s:' \"$#\"\nfor a; do printf '<%s>' \"$a\"; done\n";
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, PermissionsExt::from_mode(0o700)).unwrap();
+    for line in LINES {
+        let mut work = Work { cwd: Some(dir.clone()), ..shell(line) };
+        work.env.insert("X".into(), "{{ payload.x }}".into());
+        work.check_templates().unwrap();
+        let live: Vec<_> = VALUES
+            .iter()
+            .map(|x| {
+                let mut attempt = rig.attempt(work.clone());
+                attempt.payload = json!({ "x": x });
+                rig.start_attempt(attempt)
+            })
+            .collect();
+        for (live, x) in live.into_iter().zip(VALUES) {
+            let done = live.done().await;
+            assert_eq!(done.stdout, format!("1:<{x}>"), "{line}\n{x:?}: {done:?}");
+        }
+        // The same line as a template is refused when it is accepted, and starts nothing where it was stored before.
+        let written = Work { action: Action::Shell(line.replace("\"$X\"", "{{ payload.x }}")), ..work };
+        if matches!(&written.action, Action::Shell(written) if *written != line) {
+            assert!(
+                written.check_templates().unwrap_err().to_string().contains("`shell` line is not a template")
+            );
+            let mut attempt = rig.attempt(written);
+            attempt.payload = json!({"x": VALUES[0]});
+            let report = rig.run_attempt(attempt).await.report;
+            assert_eq!(report.outcome, Outcome::Failed { reason: Reason::Template, retryable: false });
+        }
     }
+    assert!(!rig.path("PWNED").exists());
 }
 
-async fn a_prompt_is_a_template_and_a_payload_is_not(rig: Rig) {
+async fn what_looks_like_another_template_is_text_of_a_shell_line(rig: Rig) {
+    let done = rig.run(shell("printf '%s' '{{.Names}} {{ json . }} {{ $x }} {% if %}'")).await;
+    assert_eq!(done.stdout, "{{.Names}} {{ json . }} {{ $x }} {% if %}");
+}
+
+async fn a_prompt_of_a_definition_is_a_template_and_a_payload_is_not(rig: Rig) {
     let mut attempt = rig.attempt(argv(&["printf", "%s", "{{ prompt }}"]));
-    attempt.prompt = Some("Handle {{ payload.ref }}.".into());
+    attempt.prompt = Prompt::Template("Handle {{ payload.ref }}.".into());
     attempt.payload = json!({"ref": "{{ 7*7 }} {{ prompt }} ${jndi:x} $where"});
     let done = rig.run_attempt(attempt.clone()).await;
     assert_eq!(done.stdout, "Handle {{ 7*7 }} {{ prompt }} ${jndi:x} $where.");
 
-    attempt.prompt = Some("{{ payload.nope }}".into());
+    attempt.prompt = Prompt::Template("{{ payload.nope }}".into());
     let report = rig.run_attempt(attempt).await.report;
-    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
+    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::Template, retryable: false });
     let error = report.error.unwrap();
-    assert!(error.starts_with("template of prompt: undefined value"), "{error}");
+    assert!(error.starts_with("the template `prompt`: `payload.nope` is missing"), "{error}");
+}
+
+async fn a_prompt_of_a_run_is_used_as_it_is(rig: Rig) {
+    for prompt in
+        [format!("{{{{ {}1 }}}}", "-".repeat(6000)), "{{ payload.nope }} {% if".into(), String::new()]
+    {
+        let mut attempt = rig.attempt(argv(&["printf", "%s", "{{ prompt }}"]));
+        attempt.prompt = Prompt::Text(prompt.clone());
+        assert_eq!(rig.run_attempt(attempt).await.stdout, prompt);
+    }
 }
 
 async fn an_error_is_one_line(rig: Rig) {
-    let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x | int }}", "{{ nope\n\n }}"]));
+    let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x | date }}", "{{ nope\n\n }}"]));
     attempt.payload = json!({"x": "1\n2026-01-01 ERROR event=fake\u{1b}[31m"});
     let error = rig.run_attempt(attempt.clone()).await.report.error.unwrap();
     assert!(error.contains("run[1]") && !error.contains(char::is_control), "{error:?}");
-    attempt.payload = json!({"x": "1"});
+    attempt.payload = json!({"x": "2026-05-04T09:00:00Z"});
     let error = rig.run_attempt(attempt).await.report.error.unwrap();
     assert!(error.contains("run[2]") && !error.contains(char::is_control), "{error:?}");
 }
@@ -179,15 +273,13 @@ async fn the_child_inherits_no_other_file(rig: Rig) {
 
 async fn stdin_is_what_was_asked_for(rig: Rig) {
     let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["cat"]) });
-    attempt.prompt = Some("Hello {{ payload.who }}\n".into());
+    attempt.prompt = Prompt::Template("Hello {{ payload.who }}\n".into());
     attempt.payload = json!({"who": "you"});
     assert_eq!(rig.run_attempt(attempt).await.stdout, "Hello you\n");
 
-    let mut work = Work { stdin: Stdin::Payload, ..shell("cat; cat $BELFRY_PAYLOAD_FILE") };
-    work.payload.insert("a".into(), json!(1));
-    work.payload.insert("b".into(), json!(2));
+    let work = Work { stdin: Stdin::Payload, ..shell("cat; cat $BELFRY_PAYLOAD_FILE") };
     let mut attempt = rig.attempt(work);
-    attempt.payload = json!({"b": 3});
+    attempt.payload = json!({"a": 1, "b": 3});
     assert_eq!(rig.run_attempt(attempt).await.stdout, r#"{"a":1,"b":3}{"a":1,"b":3}"#);
 
     assert_eq!(rig.run(argv(&["cat"])).await.stdout, "");
@@ -195,7 +287,7 @@ async fn stdin_is_what_was_asked_for(rig: Rig) {
 
 async fn a_child_that_never_reads_its_stdin_ends(rig: Rig) {
     let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["true"]) });
-    attempt.prompt = Some("x".repeat(4 << 20));
+    attempt.prompt = Prompt::Text("x".repeat(4 << 20));
     assert_eq!(rig.run_attempt(attempt).await.report.outcome, Outcome::Completed);
 }
 

@@ -24,8 +24,6 @@ pub struct NewMessage {
     pub key: Option<Key>,
 }
 
-/// The prompt of a message's run, where its schedule has none: what was said, which is never a template itself.
-const TEXT: &str = "{{ payload.text }}";
 /// Where messages go unless their schedule or their sender says otherwise.
 const LANE: &str = "main";
 
@@ -44,7 +42,6 @@ impl NewRun {
             trigger: Trigger::Message,
             lane: options.lane.clone().unwrap_or_else(|| LANE.into()),
             gates: Gates { agent: agent_gate, turn: None },
-            prompt: options.prompt.clone().or_else(|| Some(TEXT.into())),
             ..NewRun::of(id, agent, schedule_id, schedule, definition, now)
         }
     }

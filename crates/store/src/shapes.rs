@@ -273,9 +273,9 @@ pub struct NewRun {
     pub max_attempts: u32,
     /// It is the one probe of a half-open breaker.
     pub probe: bool,
-    /// The prompt, fixed now.
+    /// The prompt that came with it, never a template. None: that of the definitions when an attempt starts.
     pub prompt: Option<String>,
-    /// The payload, fixed now.
+    /// The payload that came with it, an object; it goes over those of the definitions when an attempt starts.
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,
@@ -317,18 +317,11 @@ impl NewRun {
             gates: Gates { agent: definition.max_concurrent.is_some(), turn },
             max_attempts: definition.retry.max.saturating_add(1),
             probe: false,
-            prompt: options.prompt.clone().or_else(|| definition.work.prompt.clone()),
-            payload: Value::Object(merged(&definition.work.payload, &options.payload)),
+            prompt: None,
+            payload: Value::Object(Map::new()),
             trace_id: None,
         }
     }
-}
-
-/// One payload over another, key by key.
-pub(crate) fn merged(under: &Map<String, Value>, over: &Map<String, Value>) -> Map<String, Value> {
-    let mut merged = under.clone();
-    merged.extend(over.iter().map(|(key, value)| (key.clone(), value.clone())));
-    merged
 }
 
 /// A run that is asked for from outside a plan.
@@ -401,9 +394,9 @@ pub struct Claimed {
     pub tick_at: Option<Timestamp>,
     /// Its lane.
     pub lane: String,
-    /// Its prompt.
+    /// The prompt that came with it, never a template.
     pub prompt: Option<String>,
-    /// Its payload.
+    /// The payload that came with it.
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,
@@ -579,7 +572,7 @@ pub struct RunRecord {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
-    /// Its prompt.
+    /// The prompt that came with it.
     pub prompt: Option<String>,
     /// Its payload.
     pub payload: Value,

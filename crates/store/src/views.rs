@@ -35,10 +35,24 @@ pub struct Definitions {
     pub agent_definition: Arc<AgentDefinition>,
     /// What the schedule is, or why it cannot be read.
     pub compiled: Result<Arc<Schedule>, Arc<str>>,
+    /// Its definition, where that can be read but does not compile.
+    pub uncompiled: Option<Arc<ScheduleDefinition>>,
     /// Its first tick.
     pub origin: Option<Timestamp>,
     /// The run whose end arms it.
     pub waits_for: Option<RunId>,
+    /// When its last run that completed ended.
+    pub last_success_at: Option<Timestamp>,
+}
+
+impl Definitions {
+    /// The schedule's definition, also of one that does not compile: its runs that wait are started all the same.
+    pub fn definition(&self) -> Option<&ScheduleDefinition> {
+        match &self.compiled {
+            Ok(schedule) => Some(&schedule.definition),
+            Err(_) => self.uncompiled.as_deref(),
+        }
+    }
 }
 
 /// What became of a schedule that was put.

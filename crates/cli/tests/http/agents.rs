@@ -29,6 +29,48 @@ fn agents_are_closed_unless_a_file_opens_them() {
 }
 
 #[test]
+fn templates_are_parsed_when_they_are_accepted() {
+    for site in Site::each() {
+        site.config(&open(CONFIG));
+        let api = Api::start(&site);
+        let cron = json!({"s": {"cron": "0 0 1 1 *", "prompt": "{{ prompt }}"}});
+        for (definition, said) in [
+            (json!({"shell": "find {{ payload.dir }}"}), "shell: find \"$DIR\""),
+            (json!({"run": ["true"], "commands": {"c": {"shell": "ls {{payload.x}}"}}}), "shell: ls \"$X\""),
+            (json!({"run": ["echo", "{{ payloda.x }}"]}), "did you mean `payload`?"),
+            (json!({"run": ["true"], "prompt": "{% for x in payload %}"}), "expected `if`"),
+            (json!({"run": ["true"], "env": {"A": "{{ 1 + 1 }}"}}), "expected a path"),
+            (json!({"run": ["true"], "schedules": cron}), "a prompt cannot refer to `prompt`"),
+        ] {
+            for refused in [
+                api.post(ALL, &json!({"agent": "made", "definition": definition})),
+                api.json("PUT", "/api/v1/agents/made", &definition),
+            ] {
+                let refused = refused.refused(422, "invalid").to_string().replace("\\\"", "\"");
+                assert!(refused.contains(said), "{definition}: {refused}");
+            }
+        }
+        let wrong = json!({"cron": "0 0 1 1 *", "prompt": "{{ nope }}"});
+        let new = json!({"agent": "hello", "schedule": "new", "definition": wrong});
+        let refusals = [
+            api.post("/api/v1/schedules", &new),
+            api.json("PUT", "/api/v1/schedules/hello/new", &wrong),
+            api.json("PUT", "/api/v1/schedules/hello/new", &json!({"cron": "0 0 1 1 *", "prompt": "{% if"})),
+        ];
+        for refused in refusals {
+            refused.refused(422, "invalid");
+        }
+        api.json("PUT", "/api/v1/schedules/hello/new", &json!({"cron": "0 0 1 1 *", "prompt": "x"})).is(201);
+        api.json("PATCH", "/api/v1/schedules/hello/new", &json!({"prompt": "{{ nope }}"}))
+            .refused(422, "invalid");
+        // What comes with a run is data, whatever it looks like.
+        let prompt = format!("{{{{ {}1 }}}}", "-".repeat(6000));
+        let body = json!({"prompt": prompt, "payload": {"ref": "{{ prompt }}"}, "wait_ms": 20_000});
+        assert_eq!(api.post("/api/v1/schedules/hello/quiet/run", &body).is(201)["state"], "completed");
+    }
+}
+
+#[test]
 fn an_agent_is_made_runs_is_replaced_and_goes() {
     for site in Site::each() {
         site.config(&open(CONFIG));

@@ -261,7 +261,8 @@ timezone: Europe/London
 api: {rate: 100000/s}
 agents:
   hello:
-    shell: 'echo hello; printf "%s" "{{ payload.ref }}"'
+    shell: 'echo hello; printf "%s" "$REF"'
+    env: {REF: "{{ payload.ref }}"}
     payload: {ref: none}
     schedules:
       quiet: {cron: "0 0 1 1 *"}

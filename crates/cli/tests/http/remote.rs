@@ -135,7 +135,8 @@ fn twice() -> String {
         text.push_str(&format!(
             r#"
   {name}:
-    shell: 'echo hello; echo oops >&2; printf "\377%s" "{{{{ payload.ref }}}}"'
+    shell: 'echo hello; echo oops >&2; printf "\377%s" "$REF"'
+    env: {{REF: "{{{{ payload.ref }}}}"}}
     payload: {{ref: none}}
     schedules:
       quiet: {{cron: "0 0 1 1 *"}}

@@ -12,7 +12,8 @@ listen: 127.0.0.1:0
 lanes: {main: 4, narrow: 1}
 agents:
   bot:
-    shell: 'echo "heard {{ prompt }}"; until [ -e go ]; do sleep 0.02; done; echo done'
+    env: {PROMPT: "{{ prompt }}"}
+    shell: 'echo "heard $PROMPT"; until [ -e go ]; do sleep 0.02; done; echo done'
     grace: 1s
     schedules:
       talk: {chat: {debounce: 0s, cap: 2, drop: new}}

@@ -1,5 +1,9 @@
 //! Who starts, within the slots of this node.
 
+use belfry_core::ScheduleDefinition;
+use belfry_core::definition::When;
+use belfry_core::input::{self, Prompt};
+
 use super::*;
 
 impl Driver {
@@ -97,14 +101,21 @@ impl Driver {
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
         let Some(definitions) = definitions else {
             // Its schedule is unknown: nobody can say what to start.
-            let reason = Some(Reason::ScheduleRemoved);
-            let verdict = Verdict::End { state: RunState::Cancelled, reason };
-            self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
-            return;
+            let verdict = Verdict::End { state: RunState::Cancelled, reason: Some(Reason::ScheduleRemoved) };
+            return self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
+        };
+        let Some(ScheduleDefinition { when, options }) = definitions.definition() else {
+            let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
+            let error = definitions.compiled.as_ref().err().map(|error| format!("its schedule: {error}"));
+            return self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, error));
         };
         let session = claimed.session().map(str::to_owned);
         let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
+        let work = &definitions.agent_definition.work;
+        let said = claimed.payload.get("text").and_then(|text| text.as_str());
+        let message = said.filter(|_| matches!(when, When::Chat(_)));
+        let prompt = Prompt::of(claimed.prompt, options, message, work);
         let attempt = Attempt {
             run: claimed.run,
             epoch: claimed.epoch,
@@ -115,10 +126,12 @@ impl Driver {
             command: claimed.command.clone(),
             tick_at: claimed.tick_at,
             session: session.clone(),
-            prompt: claimed.prompt,
-            payload: claimed.payload,
+            last_success_at: definitions.last_success_at,
+            timezone: options.timezone.clone(),
+            prompt,
+            payload: input::payload(claimed.payload, options, work),
             trace_id: trace,
-            work: Arc::new(definitions.agent_definition.work.clone()),
+            work: Arc::new(work.clone()),
         };
         let name = definitions.name.clone();
         self.tasks.insert(

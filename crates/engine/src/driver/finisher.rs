@@ -161,7 +161,7 @@ impl Ending {
             run,
             epoch,
             verdict,
-            failed: false,
+            failed: matches!(verdict, Verdict::End { state: RunState::Failed, .. }),
             exit_code: None,
             error,
             summary: None,

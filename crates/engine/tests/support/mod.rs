@@ -1,5 +1,7 @@
 //! An engine on every store, with a clock that is moved by hand and handlers that do as they are told.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -30,6 +32,8 @@ pub struct Seen {
     pub tick_at: Option<Timestamp>,
     pub attempt: u32,
     pub at: Timestamp,
+    pub prompt: String,
+    pub payload: serde_json::Value,
 }
 
 pub struct World {
@@ -77,16 +81,26 @@ impl World {
     }
 
     pub async fn engine_with(&self, agents: &[AgentSpec], options: Options) -> Engine {
+        let names: Vec<_> = agents.iter().map(|agent| agent.name.as_str()).collect();
+        self.start(agents, &names, options).await
+    }
+
+    /// An engine with handlers for some agents of the store, which it leaves as they are.
+    pub async fn engine_of(&self, names: &[&str]) -> Engine {
+        self.start(&[], names, Options::default()).await
+    }
+
+    async fn start(&self, agents: &[AgentSpec], names: &[&str], options: Options) -> Engine {
         let options = Options { lease: Duration::from_secs(86_400 * 400), ..options };
         let mut builder = Engine::builder()
             .store(self.store.clone())
             .clock(self.clock.clone())
             .options(options)
             .agents(agents.to_vec());
-        for agent in agents {
+        for name in names {
             let (seen, does, let_go, clock) =
                 (self.seen.clone(), self.does.clone(), self.let_go.clone(), self.clock.clone());
-            builder = builder.handler(agent.name.clone(), move |run| {
+            builder = builder.handler(*name, move |run| {
                 let (seen, let_go) = (seen.clone(), let_go.clone());
                 let name = format!("{}/{}", run.agent(), run.schedule());
                 seen.lock().push(Seen {
@@ -94,6 +108,8 @@ impl World {
                     tick_at: run.tick_at(),
                     attempt: run.attempt(),
                     at: clock.now().wall,
+                    prompt: run.prompt().to_owned(),
+                    payload: run.payload().clone(),
                 });
                 let does = does.lock().get(&name).copied().unwrap_or(Does::Succeed);
                 async move {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use belfry_core::input::Prompt;
 use belfry_core::model::{NodeId, RunId};
 use belfry_core::work::{Action, Work};
 use belfry_runner::{
@@ -147,7 +148,9 @@ impl Rig {
             command: "poll".into(),
             tick_at: Some("2026-05-04T09:00:00Z".parse().unwrap()),
             session: None,
-            prompt: None,
+            last_success_at: None,
+            timezone: None,
+            prompt: Prompt::Text("Go.".into()),
             payload: serde_json::Value::Null,
             trace_id: Uuid::from_u128(0x1234),
             work: Arc::new(work),

@@ -47,7 +47,7 @@ pub fn router() -> Routes {
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct RunBody {
-    /// Instead of the schedule's.
+    /// Instead of the schedule's. Used as it is: it is no template.
     prompt: Option<String>,
     /// Over the schedule's, key by key.
     payload: Map<String, Value>,

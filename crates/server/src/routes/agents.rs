@@ -73,16 +73,18 @@ struct AgentDetail {
 #[allow(dead_code, reason = "the parser of files reads it; this describes it")]
 #[serde(deny_unknown_fields)]
 struct AgentKeys {
-    /// A program and its arguments.
+    /// A program and its arguments, each a template.
     run: Option<Vec<String>>,
-    /// A line for `sh -c`.
+    /// A line for `sh -c`, which gets it as written; values come by `env`.
     shell: Option<String>,
     /// What is started instead, for schedules that name one of these.
     commands: Option<Map<String, Value>>,
     /// An absolute path.
     cwd: Option<String>,
+    /// Environment variables; each value is a template.
     env: Option<BTreeMap<String, String>>,
     env_pass: Option<Vec<String>>,
+    /// A template.
     prompt: Option<String>,
     payload: Option<Map<String, Value>>,
     stdin: Option<StdinKind>,

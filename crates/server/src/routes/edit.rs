@@ -68,6 +68,7 @@ pub struct ScheduleKeys {
     #[schema(minimum = 0, maximum = 1_000_000)]
     max_pending: Option<u32>,
     command: Option<String>,
+    /// A template.
     prompt: Option<String>,
     payload: Option<Map<String, Value>>,
     lane: Option<String>,

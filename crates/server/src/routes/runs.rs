@@ -160,7 +160,7 @@ async fn cancel(
     answer_run(&shared, StatusCode::OK, id, wait).await
 }
 
-/// Repeat a run that has ended: a new one with the same prompt and payload
+/// Repeat a run that has ended: a new one with the prompt and payload that came with it
 #[utoipa::path(post, path = "/api/v1/runs/{id}/retry", operation_id = "retry_run", tag = "runs", security(("token" = ["trigger"])),
     params(("id" = RunId, Path, description = "Which"),
         ("Idempotency-Key" = Option<String>, Header, description = "Makes a repeat answer with the first run", nullable = false, min_length = 1, max_length = 256, pattern = "^[!-~]+$")),

@@ -106,8 +106,10 @@ impl State {
             agent_revision: agent.revision,
             agent_definition: agent.definition.clone(),
             compiled: row.compiled.clone(),
+            uncompiled: row.compiled.is_err().then(|| Arc::new(row.record.definition.clone())),
             origin: row.record.origin,
             waits_for: row.record.waits_for,
+            last_success_at: row.record.last_success.map(|(at, _)| at),
         })
     }
 }

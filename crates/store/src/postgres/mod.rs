@@ -132,6 +132,8 @@ struct Cache {
 struct Cold {
     name: Arc<str>,
     compiled: Result<Arc<Schedule>, Arc<str>>,
+    /// The definition, where it can be read but does not compile.
+    uncompiled: Option<Arc<belfry_core::ScheduleDefinition>>,
     overlap: Scope,
     command: String,
 }

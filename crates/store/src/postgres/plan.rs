@@ -520,15 +520,20 @@ impl Reading {
 /// A schedule as it was written. One that cannot be read says why, and disturbs no other.
 pub(super) fn cold_of(name: &str, text: &str) -> Cold {
     match serde_json::from_str::<belfry_core::ScheduleDefinition>(text) {
-        Ok(definition) => Cold {
-            name: Arc::from(name),
-            compiled: compile(&definition, name),
-            overlap: definition.options.overlap,
-            command: definition.options.command,
-        },
+        Ok(definition) => {
+            let compiled = compile(&definition, name);
+            Cold {
+                name: Arc::from(name),
+                overlap: definition.options.overlap,
+                command: definition.options.command.clone(),
+                uncompiled: compiled.is_err().then(|| Arc::new(definition)),
+                compiled,
+            }
+        }
         Err(error) => Cold {
             name: Arc::from(name),
             compiled: Err(Arc::from(format!("its stored definition cannot be read: {error}"))),
+            uncompiled: None,
             overlap: Scope::Schedule,
             command: String::new(),
         },

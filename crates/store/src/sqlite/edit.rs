@@ -163,9 +163,10 @@ impl Verb<'_> {
             agent_revision: i64,
             origin: Option<Timestamp>,
             waits_for: Option<[u8; 16]>,
+            last_success_at: Option<Timestamp>,
         }
         let row = self.row(
-            "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for
+            "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for, st.last_success_at
              from schedules s join agents a on a.id = s.agent_id join schedule_state st on st.schedule_id = s.id
              where s.id = ?",
             [id],
@@ -178,20 +179,25 @@ impl Verb<'_> {
                     agent_revision: row.get(4)?,
                     origin: maybe_instant(row, "origin")?,
                     waits_for: row.get(6)?,
+                    last_success_at: maybe_instant(row, "last_success_at")?,
                 })
             },
         )?;
         let Some(row) = row else { return Ok(None) };
+        let compiled = self.compile(id, &row.name, &row.definition);
+        let uncompiled = compiled.is_err().then(|| serde_json::from_str(&row.definition).ok().map(Arc::new));
         Ok(Some(Definitions {
             schedule: id,
             agent: row.agent,
             agent_definition: self.known_agent(row.agent, row.agent_revision)?,
             agent_revision: row.agent_revision,
             agent_name: Arc::from(row.agent_name),
-            compiled: self.compile(id, &row.name, &row.definition),
+            compiled,
+            uncompiled: uncompiled.flatten(),
             name: Arc::from(row.name),
             origin: row.origin,
             waits_for: row.waits_for.map(run_id),
+            last_success_at: row.last_success_at,
         }))
     }
 

@@ -151,8 +151,8 @@ async fn a_run_keeps_its_facts_when_it_ends(store: &impl Store) {
     let definition = schedule(
         When::Every("1h".into()),
         Options {
-            prompt: Some("Go.".into()),
-            payload: json!({"a": [1, "ü"]}).as_object().unwrap().clone(),
+            prompt: Some("Handle {{ payload.a }}.".into()),
+            payload: json!({"a": 0, "b": 0}).as_object().unwrap().clone(),
             ..Options::default()
         },
     );
@@ -161,10 +161,9 @@ async fn a_run_keeps_its_facts_when_it_ends(store: &impl Store) {
     let id = world.run_id();
     let trace_id = Some(uuid::Uuid::from_u128(77));
     let compiled = record.definition.compile("a/s").unwrap();
-    let run = NewRun {
-        trace_id,
-        ..NewRun::of(id, record.agent, record.id, &compiled, &AgentDefinition::default(), world.now)
-    };
+    let made = NewRun::of(id, record.agent, record.id, &compiled, &AgentDefinition::default(), world.now);
+    assert_eq!((&made.prompt, &made.payload), (&None, &json!({})), "what definitions give stays theirs");
+    let run = NewRun { trace_id, prompt: Some("Go.".into()), payload: json!({"a": [1, "ü"]}), ..made };
     store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
     let due_at = world.now;
     let first = world.claim(node, 1).await.remove(0);

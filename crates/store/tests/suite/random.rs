@@ -493,8 +493,19 @@ impl<'a, S: Store> Side<'a, S> {
             words.push(self.schedule_words(record.clone()));
             let definitions = store.definitions(&[id]).await.unwrap();
             words.extend(definitions.into_iter().flatten().map(|of| {
-                let Definitions { name, agent_name, agent_definition, compiled, origin, waits_for, .. } = of;
-                format!("{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?}")
+                let Definitions {
+                    name,
+                    agent_name,
+                    agent_definition,
+                    compiled,
+                    origin,
+                    waits_for,
+                    last_success_at,
+                    ..
+                } = of;
+                format!(
+                    "{name} {agent_name} {agent_definition:?} {compiled:?} {origin:?} {waits_for:?} {last_success_at:?}"
+                )
             }));
             words.push(format!("{name} {:?}", store.skips(id, None, 1000).await.unwrap()));
             words.extend(store.ended_runs(id, 50).await.unwrap().into_iter().map(|run| self.run_words(run)));
