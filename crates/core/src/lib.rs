@@ -11,6 +11,7 @@ pub mod gate;
 pub mod hook;
 pub mod model;
 pub mod plan;
+pub mod rescue;
 pub mod retry;
 pub mod session;
 pub mod work;

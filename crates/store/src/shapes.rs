@@ -361,6 +361,9 @@ pub struct Claim {
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
     /// but no limit: where a gate is full it stays as it is.
     pub only: Option<RunId>,
+    /// Whether one rescued run may be among them: not while the node has a rescued run that has not started yet. A run
+    /// claimed by `only` is alone anyway.
+    pub rescue: bool,
 }
 
 /// A run that is now running under the claiming node.
@@ -392,6 +395,8 @@ pub struct Claimed {
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,
+    /// It came back from a node that died.
+    pub rescued: bool,
 }
 
 /// How an attempt ended, and what becomes of its run.
@@ -517,6 +522,8 @@ pub struct Rescued {
     pub ended: Vec<(RunId, RunState)>,
     /// The traces of those that have one from outside.
     pub traces: Vec<(RunId, Uuid)>,
+    /// The run that may have killed the node.
+    pub suspect: Option<RunId>,
 }
 
 /// A run, live or ended.

@@ -185,7 +185,7 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
     enqueue(store, record.id, now).await;
     let lanes = vec![("cron".to_owned(), 1)];
     let mut claimed =
-        store.claim(now, &Claim { node: node.id, lanes, labels: Vec::new(), only: None }).await.unwrap();
+        store.claim(now, &Claim { node: node.id, lanes, labels: Vec::new(), only: None, rescue: true }).await.unwrap();
     (node.id, claimed.pop().unwrap())
 }
 

@@ -41,6 +41,8 @@ impl Driver {
             lanes,
             labels: self.options.labels.clone(),
             only,
+            // What kills a node must not take other rescued runs with it.
+            rescue: !self.tasks.values().any(|task| task.rescuing && !task.ended),
         }));
     }
 
@@ -160,12 +162,21 @@ impl Driver {
                 definitions,
                 command: claimed.command,
                 trace,
+                rescuing: claimed.rescued,
                 stopping: false,
                 ended: false,
             },
         );
         self.counters.triggers += 1;
         self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
-        self.effects.push(Effect::Start(Box::new(attempt)));
+        self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
+    }
+
+    /// The program or handler of a rescued run has started: the next rescued run may follow.
+    pub(super) fn started(&mut self, run: RunId, epoch: Epoch) {
+        if let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch && task.rescuing) {
+            task.rescuing = false;
+            self.claim_wanted = true;
+        }
     }
 }

@@ -74,6 +74,13 @@ pub enum Input {
     },
     /// Answer to [`Effect::ReadLanes`].
     Lanes(Result<Vec<LaneRecord>, Error>),
+    /// The program or handler of an attempt has started, where that was asked for.
+    Started {
+        /// Of which run.
+        run: RunId,
+        /// Under which claim.
+        epoch: Epoch,
+    },
     /// An attempt has ended.
     Ended {
         /// Of which run.
@@ -145,7 +152,12 @@ pub enum Effect {
     /// Read what lanes may hold.
     ReadLanes,
     /// Start an attempt.
-    Start(Box<Attempt>),
+    Start {
+        /// The attempt.
+        attempt: Box<Attempt>,
+        /// Whether to send [`Input::Started`].
+        tell: bool,
+    },
     /// End an attempt.
     Stop {
         /// Of which run.
@@ -257,6 +269,8 @@ struct Task {
     definitions: Definitions,
     command: String,
     trace: Uuid,
+    /// It came back from a dead node, and its program or handler has not started here yet.
+    rescuing: bool,
     stopping: bool,
     ended: bool,
 }
@@ -571,6 +585,7 @@ impl Driver {
             Input::Committed { committed, ahead } => self.committed(now, committed, ahead),
             Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
             Input::Lanes(lanes) => self.lanes(now, lanes),
+            Input::Started { run, epoch } => self.started(run, epoch),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(finished) => self.finished(now, finished),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),

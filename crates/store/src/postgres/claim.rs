@@ -14,10 +14,10 @@ use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::{Fault, Param, Tx};
 use super::lane::{Room, room};
 use super::rows::{self, get, small};
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -44,6 +44,7 @@ struct Waiting {
     order: Order,
     run: RunId,
     gates: Vec<i64>,
+    rescued: bool,
 }
 
 /// A lane under the locks of its gates.
@@ -66,17 +67,18 @@ struct Taken {
 
 /// Starts the runs in `$3`.
 /// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
-const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2 \
+const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
+    rescue = case when rescue is not null then nextval('numbers') end \
     where id = any($3) and state + 0 = 0 returning id, rank, not_before, epoch, attempt, max_attempts, agent_id, \
-    schedule_id, command, trigger, tick_at, prompt, payload, trace_id";
+    schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue";
 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
 const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
-    trigger, tick_at, prompt, payload, trace_id, place from claim_free($1, $2, $3, $4, $5)";
+    trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, place \
+    from claim_free($1, $2, $3, $4, $5, $6)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
-const CANDIDATES: &str =
-    "select id, rank, not_before, agent_gate, turn_gate, room from candidates($1, $2, $3, $4, $5, $6, $7)";
+const CANDIDATES: &str = "select id, rank, not_before, agent_gate, turn_gate, room, rescued from candidates($1, $2, $3, $4, $5, $6, $7, $8)";
 
 /// The room of gates: cap less running.
 const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
@@ -99,7 +101,7 @@ impl Postgres {
         // Where gates were in the way the last time they will be again, and one question is enough.
         let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
             true => (Vec::new(), claim.lanes.clone()),
-            false => transact!(self, |tx| claim_free(&mut tx, now, claim).await)?,
+            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
@@ -107,7 +109,7 @@ impl Postgres {
             if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
-            let taken = match transact!(self, |tx| self.claim_in(&mut tx, now, &claim).await) {
+            let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim).await) {
                 Ok(taken) => taken,
                 // What was claimed before must be told.
                 Err(_) if !claimed.is_empty() => break,
@@ -120,6 +122,7 @@ impl Postgres {
                     *slots -= 1;
                 }
             }
+            claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
             claimed.extend(taken.claimed);
             if !taken.busy {
                 break;
@@ -140,7 +143,8 @@ impl Postgres {
         for (name, slots) in claim.lanes.iter().filter(|(_, slots)| *slots > 0) {
             left -= 1;
             let is_last = left == 0;
-            let mut lane = Lane { name, now, claim, slots: *slots, is_last, held: &mut gates };
+            let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
+            let mut lane = Lane { name, now, claim, slots: *slots, may_rescue, is_last, held: &mut gates };
             self.claim_lane(tx, &mut lane, &mut taken).await?;
         }
         Ok(taken)
@@ -177,7 +181,7 @@ impl Postgres {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
             let full_window = waiting.len() as i64 >= window;
-            let decided = decide(plain, &waiting, &mut room, lane.slots);
+            let decided = decide(plain, &waiting, &mut room, lane.slots, lane.may_rescue);
             starts = decided.starts;
             busy = decided.busy && starts.len() < lane.slots as usize;
             // Whoever parks the rest hides from the others that they have counted too early.
@@ -223,12 +227,17 @@ impl Postgres {
         };
         let held: Vec<i64> = lane.held.iter().copied().collect();
         let slots = if with_plain { i64::from(lane.slots) } else { 0 };
-        let found = tx
-            .query(
-                CANDIDATES,
-                &[&lane.now, &lane.claim.node.0, &lane.name, &lane.claim.labels, &window, &slots, &held],
-            )
-            .await?;
+        let params: &[Param<'_>] = &[
+            &lane.now,
+            &lane.claim.node.0,
+            &lane.name,
+            &lane.claim.labels,
+            &window,
+            &slots,
+            &held,
+            &lane.may_rescue,
+        ];
+        let found = tx.query(CANDIDATES, params).await?;
         let mut counted = Counted::default();
         for row in &found {
             let agent: Option<i64> = get(row, "agent_gate")?;
@@ -240,7 +249,7 @@ impl Postgres {
             let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
             let gates: Vec<i64> = agent.into_iter().chain(get::<Option<i64>>(row, "turn_gate")?).collect();
             let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
-            list.push(Waiting { order: order(row)?, run: RunId(run), gates });
+            list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued: get(row, "rescued")? });
         }
         if let Some(room) = early {
             counted.room = room;
@@ -255,6 +264,8 @@ struct Lane<'a> {
     now: Timestamp,
     claim: &'a Claim,
     slots: u32,
+    /// One rescued run may start here.
+    may_rescue: bool,
     /// None follows in this transaction.
     is_last: bool,
     /// Gates whose locks we hold, for whatever lane.
@@ -303,8 +314,9 @@ async fn claim_free(
         .filter(|(_, slots)| *slots > 0)
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
-    let found =
-        tx.query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels]).await?;
+    let found = tx
+        .query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue])
+        .await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {
         let place: i32 = get(row, "place")?;
@@ -339,13 +351,20 @@ struct Decided {
 }
 
 /// Admits in the merged order of runs with and without gates.
-fn decide(plain: &[Waiting], gated: &[Waiting], room: &mut HashMap<i64, i64>, slots: u32) -> Decided {
+fn decide(
+    plain: &[Waiting],
+    gated: &[Waiting],
+    room: &mut HashMap<i64, i64>,
+    slots: u32,
+    may_rescue: bool,
+) -> Decided {
     let mut all: Vec<&Waiting> = plain.iter().chain(gated).collect();
     all.sort_by_key(|run| run.order);
-    let candidates: Vec<Candidate<Uuid, i64>> =
-        all.iter().map(|run| Candidate { run: run.run.0, gates: run.gates.clone() }).collect();
+    let candidate =
+        |run: &&Waiting| Candidate { run: run.run.0, gates: run.gates.clone(), rescued: run.rescued };
+    let candidates: Vec<Candidate<Uuid, i64>> = all.iter().map(candidate).collect();
     let mut before = room.clone();
-    let admissions = admit(&candidates, room, slots as usize);
+    let admissions = admit(&candidates, room, slots as usize, &mut usize::from(may_rescue));
     let left = room.iter().filter(|(_, room)| **room > 0).map(|(gate, room)| (*gate, *room));
     let mut decided = Decided { left_open: left.collect(), ..Decided::default() };
     for (candidate, admission) in candidates.iter().zip(admissions) {
@@ -408,5 +427,6 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         payload: serde_json::from_str(payload)
             .map_err(|error| Error::unexpected(format!("a run's payload: {error}")))?,
         trace_id: get(row, "trace_id")?,
+        rescued: get::<Option<i64>>(row, "rescue")?.is_some(),
     })
 }

@@ -37,7 +37,7 @@ pub(super) async fn claim_one(
         return Ok(Vec::new());
     }
     let sql = "update live set state = 2, parked_on = null, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
-               started_at = $2 where id = $3 and (state = 0 or state = 1 and parked_on is not null) and not_before <= $2 returning *";
+               started_at = $2, rescue = case when rescue is not null then nextval('numbers') end where id = $3 and (state = 0 or state = 1 and parked_on is not null) and not_before <= $2 returning *";
     let started = tx.query(sql, &[&claim.node.0, &now, &run.0]).await?;
     started.iter().map(|started| claimed(started, get(row, "lane")?)).collect()
 }

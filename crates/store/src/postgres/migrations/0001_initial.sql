@@ -158,11 +158,16 @@ create table live (
     exit_code integer,
     error text,
     -- Its queue's.
-    lane text not null
+    lane text not null,
+    -- It came back from a node that died: 0 while it waits, else the number of its claim.
+    rescue bigint,
+    -- How often it was the suspect when its node died.
+    suspicions smallint not null default 0
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
 create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
@@ -232,7 +237,9 @@ create table nodes (
     labels text[] not null,
     started_at timestamptz not null,
     lease_until timestamptz not null,
-    fenced boolean not null
+    fenced boolean not null,
+    -- The number of its last renewal, to tell which claims came after it.
+    renewal bigint not null
 ) with (fillfactor = 50);
 
 create table breakers (

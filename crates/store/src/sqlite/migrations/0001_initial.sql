@@ -127,11 +127,16 @@ create table live (
   created_at integer not null,
   started_at integer,
   exit_code integer,
-  error text
+  error text,
+  -- It came back from a node that died: 0 while it waits, else the number of its claim, see nodes.
+  rescue integer,
+  -- How often it was the suspect when its node died.
+  suspicions integer not null default 0
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
@@ -199,7 +204,10 @@ create table nodes (
   labels text not null,
   started_at integer not null,
   lease_until integer not null,
-  fenced integer not null
+  fenced integer not null,
+  -- How many rescued runs it has claimed, and how many of these before its last renewal.
+  rescues integer not null default 0,
+  renewal integer not null default 0
 ) strict, without rowid;
 
 create table breakers (
