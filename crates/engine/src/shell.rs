@@ -202,7 +202,10 @@ impl Shell {
                 });
             }
             Effect::ReadLanes => {
-                self.answer(async move { Input::Lanes(store.lane_settings().await) });
+                self.answer(async move {
+                    let lanes = store.lane_settings().await;
+                    Input::Lanes { lanes, unreadable: store.unreadable().await }
+                });
             }
             Effect::Start { attempt, tell } => self.start(*attempt, tell),
             Effect::Stop { run, stop } => {

@@ -20,6 +20,7 @@ mod shapes;
 pub mod sqlite;
 mod stats;
 mod store;
+mod unread;
 mod views;
 mod watch;
 

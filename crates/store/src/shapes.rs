@@ -634,6 +634,17 @@ pub struct ScheduleRecord {
     pub budget: Option<Budget>,
 }
 
+impl ScheduleRecord {
+    /// As this version shows a schedule that it cannot read: invalid, with the reason. What is stored stays as it is.
+    pub(crate) fn unreadable(self, why: &belfry_core::definition::Unreadable) -> ScheduleRecord {
+        let status = Status::Invalid { reason: why.to_string() };
+        ScheduleRecord { status, token: None, deferred: None, ..self }
+    }
+}
+
+/// Owner of a definition that an older version must not change.
+pub(crate) const NEWER_VERSION: &str = "a newer version of Belfry";
+
 /// A tick that waits for room in its lane. Its schedule has no token, or one of that kind once there is room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Deferred {

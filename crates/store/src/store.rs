@@ -80,6 +80,10 @@ pub trait Store: Send + Sync + 'static {
         schedules: &[ScheduleId],
     ) -> impl Future<Output = Answer<Vec<Option<Definitions>>>> + Send;
 
+    /// Schedules that this version cannot read, in the order of their ids: because a newer version wrote them or their
+    /// agent, or because a verb has found them broken. `due` and `claim` leave these alone. Reads only.
+    fn unreadable(&self) -> impl Future<Output = Answer<Vec<UnreadableSchedule>>> + Send;
+
     /// Pauses a schedule: it is unarmed, its runs go on. A pause until an instant ends by itself: then its token is due, and
     /// planning it is as if it had been resumed at that instant, however late. Another pause takes the place of the first.
     /// `false` where there is none such or it is paused like that already. Crash: paused, with what ends it, or not.

@@ -39,6 +39,19 @@ pub struct Definitions {
     pub origin: Option<Timestamp>,
     /// The run whose end arms it.
     pub waits_for: Option<RunId>,
+    /// Why this version cannot read the schedule or its agent; then `agent_definition` and `compiled` say nothing.
+    pub unreadable: Option<Arc<str>>,
+}
+
+/// A schedule that this version cannot read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadableSchedule {
+    /// Which.
+    pub schedule: ScheduleId,
+    /// `agent/schedule`.
+    pub name: String,
+    /// Why, for people.
+    pub why: Arc<str>,
 }
 
 /// What became of a schedule that was put.
@@ -393,6 +406,8 @@ pub struct AgentRecord {
     pub revision: i64,
     /// What it is.
     pub definition: AgentDefinition,
+    /// Why this version cannot read it; then `definition` says nothing.
+    pub unreadable: Option<String>,
     /// What is used of its failure budget.
     pub budget: Option<Budget>,
 }

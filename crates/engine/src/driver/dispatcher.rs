@@ -91,8 +91,19 @@ impl Driver {
             self.effects.push(Effect::GiveBack(self.node, runs));
             return;
         }
+        let mut unreadable = Vec::new();
         for (claimed, definitions) in claimed {
-            self.start(now, claimed, definitions);
+            match definitions {
+                // The next claim leaves it to a node that can read it.
+                Some(definitions) if definitions.unreadable.is_some() => {
+                    unreadable.push((claimed.run, claimed.epoch));
+                    self.lanes_soon(now);
+                }
+                definitions => self.start(now, claimed, definitions),
+            }
+        }
+        if !unreadable.is_empty() {
+            self.effects.push(Effect::GiveBack(self.node, unreadable));
         }
     }
 

@@ -108,6 +108,7 @@ impl State {
             compiled: row.compiled.clone(),
             origin: row.record.origin,
             waits_for: row.record.waits_for,
+            unreadable: None,
         })
     }
 }

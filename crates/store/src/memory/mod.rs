@@ -250,6 +250,10 @@ impl Store for Memory {
         Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
     }
 
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        Ok(Vec::new())
+    }
+
     async fn pause(
         &self,
         now: Timestamp,

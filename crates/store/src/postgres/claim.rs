@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -75,10 +75,10 @@ const START: &str = "update live set state = 2, node_id = $1, attempt = attempt 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
 const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
     trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, place \
-    from claim_free($1, $2, $3, $4, $5, $6)";
+    from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
-const CANDIDATES: &str = "select id, rank, not_before, agent_gate, turn_gate, room, rescued from candidates($1, $2, $3, $4, $5, $6, $7, $8)";
+const CANDIDATES: &str = "select id, rank, not_before, agent_gate, turn_gate, room, rescued from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 /// The room of gates: cap less running.
 const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
@@ -101,7 +101,7 @@ impl Postgres {
         // Where gates were in the way the last time they will be again, and one question is enough.
         let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
             true => (Vec::new(), claim.lanes.clone()),
-            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim).await)?,
+            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim, &self.unread.ids()).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
@@ -236,6 +236,7 @@ impl Postgres {
             &slots,
             &held,
             &lane.may_rescue,
+            &self.unread.ids(),
         ];
         let found = tx.query(CANDIDATES, params).await?;
         let mut counted = Counted::default();
@@ -307,6 +308,7 @@ async fn claim_free(
     tx: &mut Tx<'_>,
     now: Timestamp,
     claim: &Claim,
+    unread: &[ScheduleId],
 ) -> Result<(Vec<Claimed>, Vec<(String, u32)>), Fault> {
     let (lanes, slots): (Vec<&str>, Vec<i64>) = claim
         .lanes
@@ -315,7 +317,10 @@ async fn claim_free(
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
     let found = tx
-        .query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue])
+        .query_and_commit(
+            START_FREE,
+            &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue, &unread],
+        )
         .await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {

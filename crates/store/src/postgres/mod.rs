@@ -79,6 +79,7 @@ mod session;
 mod source;
 mod tls;
 mod token;
+mod unread;
 mod watch;
 mod why;
 
@@ -87,7 +88,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::definition::Scope;
+use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
     SkipRange, Token,
@@ -102,6 +103,7 @@ use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::store::{Answer, Store};
+use crate::unread::Unread;
 use crate::views::*;
 use crate::{Error, hint};
 
@@ -121,6 +123,8 @@ pub struct Postgres {
     /// Whether the last plans met lanes with a limit on what waits.
     queues_limited: AtomicBool,
     hints: Box<Hints>,
+    /// Schedules that this version cannot read.
+    unread: Unread,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -140,6 +144,8 @@ struct Cold {
     compiled: Result<Arc<Schedule>, Arc<str>>,
     overlap: Scope,
     command: String,
+    /// Why this version cannot read it.
+    unreadable: Option<Unreadable>,
 }
 
 /// A queue, by what it takes to serve it.
@@ -184,6 +190,7 @@ impl Postgres {
             gates_in_the_way: AtomicBool::new(false),
             queues_limited: AtomicBool::new(false),
             hints: Box::default(),
+            unread: Unread::default(),
             sabotage: Switch::default(),
         })
     }
@@ -353,6 +360,10 @@ impl Store for Postgres {
         look!(self, Work, |tx| self.definitions_in(&mut tx, schedules).await)
     }
 
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        look!(self, Work, |tx| self.find_unreadable(&mut tx).await)
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -380,7 +391,7 @@ impl Store for Postgres {
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
-        look!(self, Work, |tx| plan::next_due(&mut tx).await)
+        look!(self, Work, |tx| plan::next_due(&mut tx, &self.unread.ids()).await)
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
@@ -460,7 +471,10 @@ impl Store for Postgres {
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         match claim.only {
-            Some(run) => transact!(self, Work, |tx| claim_one::claim_one(&mut tx, now, claim, run).await),
+            Some(run) => {
+                transact!(self, Work, |tx| claim_one::claim_one(&mut tx, now, claim, run, &self.unread.ids())
+                    .await)
+            }
             None => self.claim_until_settled(now, claim).await,
         }
     }

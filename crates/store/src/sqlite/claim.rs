@@ -84,9 +84,9 @@ impl Verb<'_> {
             params![bytes(run), micros(now)],
             |row| ready_of(row, queue, &lane),
         )?;
-        let Some(ready) = ready.filter(|_| needs.iter().all(|label| claim.labels.contains(label))) else {
-            return Ok(Vec::new());
-        };
+        let serves = needs.iter().all(|label| claim.labels.contains(label));
+        let reads = |run: &Ready| self.shared.unread.why(run.claimed.schedule).is_none();
+        let Some(ready) = ready.filter(|run| serves && reads(run)) else { return Ok(Vec::new()) };
         if self.room_of_lane(&lane)? == 0 {
             return Ok(Vec::new());
         }
@@ -147,6 +147,7 @@ impl Verb<'_> {
 
     /// The first ready runs of some queues and all that are rescued, in order.
     fn ready(&self, now: Timestamp, queues: &[i64], lane: &str, limit: usize) -> Done<Vec<Ready>> {
+        let unread = self.unread_ids()?;
         let mut rescued = Vec::new();
         for queue in queues {
             rescued.extend(self.rows(
@@ -154,9 +155,10 @@ impl Verb<'_> {
                     "select ",
                     ready_columns!(),
                     " from live indexed by live_rescued
-                      where queue_id = ? and state = 0 and rescue is not null and not_before <= ?"
+                      where queue_id = ? and state = 0 and rescue is not null and not_before <= ?
+                        and schedule_id not in (select value from json_each(?))"
                 ),
-                params![queue, micros(now)],
+                params![queue, micros(now), unread],
                 |row| ready_of(row, *queue, lane),
             )?);
         }
@@ -168,9 +170,9 @@ impl Verb<'_> {
                     "select ",
                     ready_columns!(),
                     " from live where queue_id = ? and state = 0 and rescue is null and not_before <= ?
-                      order by rank, not_before, id limit ?"
+                        and schedule_id not in (select value from json_each(?)) order by rank, not_before, id limit ?"
                 ),
-                params![queue, micros(now), limit as i64],
+                params![queue, micros(now), unread, limit as i64],
                 |row| ready_of(row, *queue, lane),
             )?);
         }
@@ -204,6 +206,7 @@ impl Verb<'_> {
             .iter()
             .map(|run| Candidate { run: (), gates: run.gates.clone(), rescued: run.claimed.rescued })
             .collect();
+        let reads_all = self.shared.unread.ids().is_empty();
         let mut parked = false;
         let mut left = *rescues;
         let mut free_starts: BTreeMap<i64, (i64, i64, [u8; 16])> = BTreeMap::new();
@@ -212,7 +215,7 @@ impl Verb<'_> {
             match admission {
                 Admission::Start => {
                     *rescues -= usize::from(run.claimed.rescued);
-                    if run.gates.is_empty() && !run.claimed.rescued {
+                    if run.gates.is_empty() && !run.claimed.rescued && reads_all {
                         free_starts.insert(run.queue, run.place);
                     } else {
                         self.start_one(now, claim, &run)?;

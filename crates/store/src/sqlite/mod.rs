@@ -23,6 +23,7 @@ mod session;
 mod source;
 mod statements;
 mod token;
+mod unread;
 mod watch;
 mod why;
 
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
+use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
     SkipRange,
@@ -52,6 +54,7 @@ use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::store::{Answer, Store};
+use crate::unread::Unread;
 use crate::views::*;
 use identity::{Identity, ServerLock};
 use statements::Statements;
@@ -93,6 +96,8 @@ struct Shared {
     seen_version: AtomicI64,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// Schedules that this version cannot read.
+    unread: Unread,
     /// The same for agents, by revision.
     agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
@@ -154,6 +159,7 @@ impl Sqlite {
             hint: Hint::default(),
             seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
+            unread: Unread::default(),
             agents: Mutex::default(),
         });
         let (writer, commands) = mpsc::channel(WAITING_MAX);
@@ -450,8 +456,8 @@ impl Verb<'_> {
         {
             return compiled.clone();
         }
-        let compiled = serde_json::from_str(definition)
-            .map_err(|error| Arc::from(format!("its stored definition cannot be read: {error}")))
+        let compiled = read_stored(FORMAT, definition)
+            .map_err(|error| Arc::from(error.to_string()))
             .and_then(|definition: belfry_core::ScheduleDefinition| {
                 definition.compile(name).map(Arc::new).map_err(Arc::from)
             });
@@ -571,6 +577,10 @@ impl Store for Sqlite {
         self.look(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
     }
 
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        self.look(|verb| verb.find_unreadable()).await
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -600,7 +610,11 @@ impl Store for Sqlite {
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
         self.look(|verb| {
-            verb.row("select due_at from timers order by due_at limit 1", [], |row| instant(row, "due_at"))
+            verb.row(
+                "select due_at from timers where schedule_id not in (select value from json_each(?)) order by due_at limit 1",
+                [verb.unread_ids()?],
+                |row| instant(row, "due_at"),
+            )
         })
         .await
     }

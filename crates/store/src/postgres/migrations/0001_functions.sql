@@ -101,7 +101,8 @@ end $$;
 -- slots left then, and somebody who waits, it tells the place and the slots, with no run. Rescued runs are not started
 -- here: if one may be and there is one, nothing is started and all slots are told.
 create function claim_free(
-    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean
+    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean,
+    unread bigint[]
 ) returns table (
     place integer, id uuid, rank integer, not_before timestamptz, epoch integer, attempt bigint, max_attempts bigint,
     agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
@@ -115,7 +116,8 @@ declare
     rescued boolean := false;
 begin
     if may_rescue then
-        perform 1 from live l where l.state = 0 and l.rescue is not null and l.not_before <= claimed_at limit 1;
+        perform 1 from live l where l.state = 0 and l.rescue is not null and l.not_before <= claimed_at
+            and not l.schedule_id = any(unread) limit 1;
         rescued := found;
     end if;
     for nth in 1 .. cardinality(lanes) loop
@@ -130,6 +132,7 @@ begin
         select w.* into before from queues q cross join lateral (
             select l.rank, l.not_before, l.id from live l
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+                and not l.schedule_id = any(unread)
             order by l.rank, l.not_before, l.id limit 1
         ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.not_before, w.id limit 1;
         gated := found;
@@ -141,7 +144,7 @@ begin
             select c.place from unnest(plain) as q (id) cross join lateral (
                 select l.ctid as place, l.rank, l.not_before, l.id from live l
                 where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
-                    and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
+                    and not l.schedule_id = any(unread) and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
                 order by l.rank, l.not_before, l.id limit slots[nth] for update skip locked
             ) c order by c.rank, c.not_before, c.id limit slots[nth]);
         if cardinality(first) > 0 then
@@ -191,7 +194,7 @@ end $$;
 -- and what is counted and read afterwards is as it is under them.
 create function candidates(
     claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
-    may_rescue boolean
+    may_rescue boolean, unread bigint[]
 ) returns table (
     id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint, rescued boolean
 ) language plpgsql as $$
@@ -201,14 +204,14 @@ declare
     back uuid[] := array(
         select l.id from unnest(behind) as q (id) cross join lateral (
             select l.id from live l
-            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at
+            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l);
     most bigint := wanted + case when cardinality(back) > 0 then 1000 else 0 end;
     needed bigint[] := array(
         select distinct w.gate from (
             select f.agent_gate, f.turn_gate from unnest(behind) as q (id) cross join lateral (
                 select l.agent_gate, l.turn_gate from live l
-                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                 order by l.rank, l.not_before, l.id limit most
             ) f
             union all
@@ -239,7 +242,7 @@ begin
         from gates g where g.id = any(held || ours);
     return query select c.* from unnest(behind) as q (id) cross join lateral (
             select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, false from live l
-            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.not_before, l.id limit most
         ) c order by c.rank, c.not_before, c.id limit most;
     if cardinality(back) > 0 then
@@ -249,14 +252,14 @@ begin
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
                 select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, false from live l
-                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                 order by l.rank, l.not_before, l.id limit slots for update skip locked
             ) c where q.lane = served and not q.gated and q.needs <@ labels
             order by c.rank, c.not_before, c.id limit slots;
         if may_rescue then
             return query select c.* from queues q cross join lateral (
                     select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, true from live l
-                    where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at
+                    where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                     order by l.rank, l.not_before, l.id limit 1 for update skip locked
                 ) c where q.lane = served and not q.gated and q.needs <@ labels
                 order by c.rank, c.not_before, c.id limit 1;

@@ -16,12 +16,16 @@ create table agents (
     name text collate "C" not null,
     edition bigint not null,
     definition text not null,
+    -- The lowest format that can read it.
+    format integer not null default 1,
     -- Has a breaker or a budget: only then do the ends of its runs look here.
     policies boolean not null,
     retired_at timestamptz
 );
 create unique index agents_name on agents (name) where retired_at is null;
 create index agents_policies on agents (id) where policies;
+-- Those that not every version can read.
+create index agents_format on agents (id) where format > 1;
 
 -- Cold.
 create table schedules (
@@ -32,11 +36,13 @@ create table schedules (
     source text not null,
     revision bigint not null,
     definition text not null,
+    format integer not null default 1,
     retired_at timestamptz
 );
 create unique index schedules_name on schedules (name) where retired_at is null;
 -- An agent's live runs are found by its schedules: an index of them by agent would be written on every claim.
 create index schedules_agent on schedules (agent_id);
+create index schedules_format on schedules (id) where format > 1;
 create index schedules_source on schedules (source) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
@@ -47,6 +53,7 @@ create table schedule_revisions (
     revision bigint not null,
     from_at timestamptz not null,
     definition text not null,
+    format integer not null default 1,
     primary key (schedule_id, revision)
 );
 

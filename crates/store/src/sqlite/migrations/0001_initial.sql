@@ -8,6 +8,8 @@ create table agents (
   source text not null,
   revision integer not null,
   definition text not null,
+  -- The lowest format that can read it.
+  format integer not null default 1,
   -- Parts of the definition that the end of a run looks at, where there are such.
   breaker text,
   budget text,
@@ -23,18 +25,23 @@ create table schedules (
   source text not null,
   revision integer not null,
   definition text not null,
+  format integer not null default 1,
   retired_at integer
 ) strict;
 create unique index schedules_name on schedules (name) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
 create index schedules_agent on schedules (agent_id);
+-- Those that not every version can read.
+create index schedules_format on schedules (id) where format > 1;
+create index agents_format on agents (id) where format > 1;
 
 create table schedule_revisions (
   schedule_id integer not null,
   revision integer not null,
   from_at integer not null,
   definition text not null,
+  format integer not null default 1,
   primary key (schedule_id, revision)
 ) strict, without rowid;
 
