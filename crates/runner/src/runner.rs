@@ -117,7 +117,8 @@ impl Runner {
             let (inner, own) = (self.inner.clone(), attempt.clone());
             match tokio::task::spawn_blocking(move || inner.start(&own)).await {
                 Ok(Ok((plan, child, guard))) => {
-                    return see_through(plan, child, guard, &attempt.work, &mut cancel, output, started).await;
+                    return see_through(plan, child, guard, &attempt.work, &mut cancel, output, started)
+                        .await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
                 Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {}

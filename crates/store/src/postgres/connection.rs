@@ -93,7 +93,7 @@ pub(super) struct Pool {
     tls: MakeRustlsConnect,
     pub(super) place: String,
     /// By [`Part`].
-    shares: [Share; 4],
+    shares: Box<[Share; 4]>,
     pub(super) pauses: Pauses,
     pub(super) explained: Explained,
     /// Deferred ticks were armed, and nobody was told.
@@ -128,10 +128,10 @@ impl Pool {
             config,
             tls,
             place,
-            shares: Part::ALL.map(|part| Share {
+            shares: Box::new(Part::ALL.map(|part| Share {
                 idle: Mutex::default(),
                 permits: Semaphore::new(part.connections_max()),
-            }),
+            })),
             pauses: Pauses::default(),
             explained: Explained::default(),
             armed: AtomicBool::new(false),

@@ -19,6 +19,9 @@ use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
+/// What an agent is, with what is used of its budget, or why it cannot be read.
+type ReadAgent = Result<(Arc<AgentDefinition>, Option<Budget>), Unreadable>;
+
 impl Verb<'_> {
     pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Done<Vec<Due>> {
         struct Row {
@@ -51,8 +54,7 @@ impl Verb<'_> {
                 })
             },
         )?;
-        let mut agents: HashMap<AgentId, Result<(Arc<AgentDefinition>, Option<Budget>), Unreadable>> =
-            HashMap::new();
+        let mut agents: HashMap<AgentId, ReadAgent> = HashMap::new();
         let mut due = Vec::with_capacity(rows.len());
         for row in rows {
             let compiled = self.compile(row.id, &row.name, &row.definition);
