@@ -11,6 +11,50 @@ use crate::session::Policy;
 use crate::template::Template;
 use crate::work::Work;
 
+/// The newest format of stored definitions that this version reads. A definition is stored with the lowest format that can
+/// read it: a new key raises the format of the definitions that use it, and of no other.
+pub const FORMAT: i32 = 1;
+
+/// The format that every version reads.
+const FIRST_FORMAT: i32 = 1;
+
+/// Why this version cannot use a stored definition. Others may be able to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unreadable {
+    /// A newer version wrote it.
+    Newer {
+        /// Its format.
+        format: i32,
+    },
+    /// It is not what a definition of its format looks like.
+    Broken {
+        /// What is wrong.
+        detail: String,
+    },
+}
+
+impl std::fmt::Display for Unreadable {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unreadable::Newer { format } => write!(
+                formatter,
+                "needs a newer version of Belfry: its definition has format {format}, this version reads up to {FORMAT}"
+            ),
+            Unreadable::Broken { detail } => {
+                write!(formatter, "its stored definition cannot be read by this version of Belfry: {detail}")
+            }
+        }
+    }
+}
+
+/// Reads a stored definition.
+pub fn read_stored<T: serde::de::DeserializeOwned>(format: i32, text: &str) -> Result<T, Unreadable> {
+    if format > FORMAT {
+        return Err(Unreadable::Newer { format });
+    }
+    serde_json::from_str(text).map_err(|error| Unreadable::Broken { detail: error.to_string() })
+}
+
 /// What runs, with its limits. Durations are milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -31,6 +75,13 @@ pub struct AgentDefinition {
     pub needs: Vec<String>,
     /// What its attempts do.
     pub work: Work,
+}
+
+impl AgentDefinition {
+    /// The lowest format that can read it.
+    pub fn format(&self) -> i32 {
+        FIRST_FORMAT
+    }
 }
 
 impl Default for AgentDefinition {
@@ -253,6 +304,11 @@ pub enum Scope {
 }
 
 impl ScheduleDefinition {
+    /// The lowest format that can read it.
+    pub fn format(&self) -> i32 {
+        FIRST_FORMAT
+    }
+
     /// A schedule with nothing but its kind.
     pub fn new(when: When) -> ScheduleDefinition {
         ScheduleDefinition { when, options: Options::default() }

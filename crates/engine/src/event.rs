@@ -133,6 +133,8 @@ pub enum Name {
     SchedulePaused,
     /// A pause was ended.
     ScheduleResumed,
+    /// This version cannot read a schedule or its agent; this node leaves it alone.
+    ScheduleUnreadable,
     /// The store does not answer; work that runs goes on.
     StoreUnavailable,
     /// It answers again.
@@ -169,6 +171,7 @@ impl Name {
             Name::ScheduleDeleted => "schedule_deleted",
             Name::SchedulePaused => "schedule_paused",
             Name::ScheduleResumed => "schedule_resumed",
+            Name::ScheduleUnreadable => "schedule_unreadable",
             Name::StoreUnavailable => "store_unavailable",
             Name::StoreAvailable => "store_available",
         }

@@ -1,8 +1,9 @@
 //! Work that is a Rust function.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use belfry_core::retry::Outcome;
@@ -113,12 +114,14 @@ impl Handler {
         Handler(Arc::new(move |context| Box::pin(function(context))))
     }
 
-    /// Runs an attempt to its end. One that does not end within its grace is dropped where it waits.
+    /// Runs an attempt to its end. One that does not end within its grace is dropped where it waits. Calls `started` when
+    /// the function waits for the first time.
     pub(crate) async fn run(
         &self,
         attempt: Attempt,
         mut cancel: CancelReceiver,
         output: mpsc::Sender<Chunk>,
+        started: impl FnOnce() + Send + 'static,
     ) -> Report {
         let (timeout, grace) = (attempt.work.timeout_ms, Duration::from_millis(attempt.work.grace_ms));
         let prompt = match belfry_runner::build_prompt(&attempt) {
@@ -138,7 +141,14 @@ impl Handler {
             usage: usage.clone(),
         };
         // A task of its own, so that a panic ends the attempt and nothing else.
-        let mut task = AbortOnDrop(tokio::spawn((self.0)(context)));
+        let mut work = (self.0)(context);
+        let mut task = AbortOnDrop(tokio::spawn(async move {
+            if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
+                return done;
+            }
+            started();
+            work.await
+        }));
         let outcome = tokio::select! {
             // A function that ends because it was asked to has not completed, however soon it does.
             biased;

@@ -205,9 +205,12 @@ impl Shell {
                 });
             }
             Effect::ReadLanes => {
-                self.answer(async move { Input::Lanes(store.lane_settings().await) });
+                self.answer(async move {
+                    let lanes = store.lane_settings().await;
+                    Input::Lanes { lanes, unreadable: store.unreadable().await }
+                });
             }
-            Effect::Start(attempt) => self.start(*attempt),
+            Effect::Start { attempt, tell } => self.start(*attempt, tell),
             Effect::Stop { run, stop } => {
                 if let Some(cancel) = self.attempts.get(&run) {
                     cancel.send_replace(Some(stop));
@@ -281,7 +284,8 @@ impl Shell {
         }
     }
 
-    fn start(&mut self, attempt: Attempt) {
+    /// Starts an attempt; with `tell` the driver is told when its program or handler has started.
+    fn start(&mut self, attempt: Attempt, tell: bool) {
         if let Some(on_trigger) = &self.on_trigger {
             // Whoever is told may fail; the engine goes on.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_trigger(&attempt)));
@@ -294,6 +298,13 @@ impl Shell {
             attempt.session.as_ref().map(|key| format!("{}/{}:{key}", attempt.agent, attempt.schedule));
         let (chunks, output) = mpsc::channel(CHUNKS_MAX);
         let (store, runner) = (self.store.clone(), self.runner.clone());
+        let send = tell.then(|| self.send.clone());
+        let started = move || {
+            if let Some(send) = send {
+                // A task of its own, because the attempt does not wait for the driver.
+                tokio::spawn(async move { send.send(Message::Input(Input::Started { run, epoch })).await });
+            }
+        };
         let handler = match attempt.work.action_of(&attempt.command) {
             Action::Handler => Some(self.handlers.get(&*attempt.agent).cloned()),
             Action::Run(_) | Action::Shell(_) => None,
@@ -301,9 +312,9 @@ impl Shell {
         self.answer(async move {
             let keep = tokio::spawn(keep_output(store, run, epoch, number, output));
             let mut report = match handler {
-                Some(Some(handler)) => handler.run(attempt, cancelled, chunks).await,
+                Some(Some(handler)) => handler.run(attempt, cancelled, chunks, started).await,
                 Some(None) => no_handler(&attempt),
-                None => runner.run(attempt, cancelled, chunks).await,
+                None => runner.run_and_tell(attempt, cancelled, chunks, started).await,
             };
             if let Some((tell, session)) = usage_of.zip(session)
                 && let Some(usage) = tell(&session)

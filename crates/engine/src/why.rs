@@ -49,6 +49,8 @@ impl Decision {
 
 /// The reason for an instant that is no tick.
 const NO_TICK: &str = "no_tick";
+/// The reason for a run that no node here can start.
+const NO_NODE: &str = "no_node";
 /// The reason for a tick of which nothing is remembered.
 const FORGOTTEN: &str = "forgotten";
 /// Pages of runs that are looked through for the ticks around an instant, and runs on a page.
@@ -140,6 +142,8 @@ struct Known {
     now: Timestamp,
     record: ScheduleRecord,
     schedule: Result<Schedule, String>,
+    /// Why this version cannot read it or its agent.
+    unreadable: Option<std::sync::Arc<str>>,
     agent: AgentDefinition,
     facts: Facts,
     live: Vec<RunRecord>,
@@ -154,6 +158,7 @@ impl Known {
         let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
         let schedule = record.definition.compile(name);
         let definitions = store.definitions(&[record.id]).await?.into_iter().next().flatten();
+        let unreadable = definitions.as_ref().and_then(|found| found.unreadable.clone());
         let agent = definitions.map(|found| (*found.agent_definition).clone()).unwrap_or_default();
         let breaker = match &agent.breaker {
             Some(policy) => {
@@ -180,11 +185,14 @@ impl Known {
         let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
-        Ok(Known { now, schedule, agent, facts, live, nodes, lane, zone, record })
+        Ok(Known { now, schedule, unreadable, agent, facts, live, nodes, lane, zone, record })
     }
 
     /// The planner's checks, and what a run would have to wait for.
     fn checks(&self) -> Vec<Check> {
+        if let Some(why) = &self.unreadable {
+            return vec![Check { check: NO_NODE, ok: false, detail: why.to_string() }];
+        }
         let schedule = match &self.schedule {
             Ok(schedule) => schedule,
             Err(reason) => {
@@ -203,7 +211,7 @@ impl Known {
         if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
             not_due.detail = self.due_words();
         }
-        let waits = [("at_capacity", self.at_capacity()), ("no_node", self.no_node())];
+        let waits = [("at_capacity", self.at_capacity()), (NO_NODE, self.no_node())];
         for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
             let (ok, detail) = match waits {
                 Ok(detail) => (true, detail),
@@ -308,7 +316,10 @@ impl Known {
         let why = run.reason.map_or(String::new(), |reason| format!(" ({reason})"));
         let reason = run.reason.map(|reason| reason.as_str());
         match run.state {
-            RunState::Pending => self.waits_for(run),
+            RunState::Pending => match &self.unreadable {
+                Some(why) => (Some(NO_NODE), format!("waits for a node that can read its definition: {why}")),
+                None => self.waits_for(run),
+            },
             RunState::Running => (None, format!("has been running for {took}{attempt}")),
             RunState::Completed => (None, format!("completed after {took}{attempt}")),
             RunState::Failed => {

@@ -161,6 +161,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
         tick_at: Some(start()),
         lane: "cron".into(),
         prompt: None,
+        rescued: false,
         payload: serde_json::json!({}),
         trace_id: None,
         unreadable: Some("its stored payload cannot be read".into()),
@@ -171,7 +172,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
     driver.step(now, Input::Woken);
     let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start(_))), "{effects:?}");
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start { .. })), "{effects:?}");
     let ends = effects.iter().find_map(|effect| match effect {
         Effect::Finish(finishes) => Some(finishes.clone()),
         _ => None,

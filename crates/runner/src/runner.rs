@@ -96,11 +96,17 @@ impl Runner {
     /// Runs an attempt to its end. It returns when none of its process group lives and all its output that is kept has
     /// been taken, or nobody takes it: `output` must be received from, or dropped. If the future is dropped, the
     /// group is killed.
-    pub async fn run(
+    pub async fn run(&self, attempt: Attempt, cancel: CancelReceiver, output: mpsc::Sender<Chunk>) -> Report {
+        self.run_and_tell(attempt, cancel, output, || ()).await
+    }
+
+    /// As [`Runner::run`]. Calls `started` when the program is being executed, never if it could not be.
+    pub async fn run_and_tell(
         &self,
         attempt: Attempt,
         mut cancel: CancelReceiver,
         output: mpsc::Sender<Chunk>,
+        started: impl FnOnce() + Send,
     ) -> Report {
         if let Some(stop) = *cancel.borrow() {
             return ended(outcome_of(stop));
@@ -110,8 +116,9 @@ impl Runner {
         loop {
             let (inner, own) = (self.inner.clone(), attempt.clone());
             match tokio::task::spawn_blocking(move || inner.start(&own)).await {
-                Ok(Ok((plan, started, guard))) => {
-                    return see_through(plan, started, guard, &attempt.work, &mut cancel, output).await;
+                Ok(Ok((plan, child, guard))) => {
+                    return see_through(plan, child, guard, &attempt.work, &mut cancel, output, started)
+                        .await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
                 Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {}
@@ -144,12 +151,13 @@ async fn see_through(
     work: &Work,
     cancel: &mut CancelReceiver,
     output: mpsc::Sender<Chunk>,
+    tell: impl FnOnce() + Send,
 ) -> Report {
     let child = &mut started.child;
     let pump =
         output::start(child.stdout.take(), child.stderr.take(), &plan.secrets, work.output_bytes, output);
     let members = Members::new(Family::new(started.record.clone()));
-    let mut end = wait(&plan, &mut started, &guard, work, cancel).await;
+    let mut end = wait(&plan, &mut started, &guard, work, cancel, tell).await;
     // However it took its end: it was not its own.
     if matches!(end, End::Exited(_)) && guard.lost_its_lease().await {
         end = End::LeaseLost;
@@ -190,6 +198,7 @@ async fn wait(
     guard: &Guard,
     work: &Work,
     cancel: &mut CancelReceiver,
+    tell: impl FnOnce() + Send,
 ) -> End {
     let time = async {
         match work.timeout_ms {
@@ -208,6 +217,7 @@ async fn wait(
             let _ = started.child.wait().await;
             return End::NotStarted(error);
         }
+        tell();
         match started.child.wait().await {
             Ok(status) => End::Exited(status),
             Err(error) => End::NotStarted(Error::Action(format!("cannot wait for the process: {error}"))),

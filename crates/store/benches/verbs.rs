@@ -191,7 +191,13 @@ async fn plan_all<S: Store>(store: &S, now: Timestamp, ids: &mut u128) -> usize 
 
 /// Claims and finishes as a node does: what has ended and what is claimed next go to the store together.
 async fn work_off<S: Store>(store: &S, node: NodeId, now: Timestamp, runs: usize) -> Duration {
-    let claim = Claim { node, lanes: vec![("cron".into(), BATCH as u32)], labels: Vec::new(), only: None };
+    let claim = Claim {
+        node,
+        lanes: vec![("cron".into(), BATCH as u32)],
+        labels: Vec::new(),
+        only: None,
+        rescue: true,
+    };
     let began = Instant::now();
     let mut done = 0;
     let mut running: Vec<Claimed> = Vec::new();

@@ -187,6 +187,10 @@ impl Store for AnyStore {
         each!(self, store => store.definitions(schedules).await)
     }
 
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        each!(self, store => store.unreadable().await)
+    }
+
     async fn pause(
         &self,
         now: Timestamp,

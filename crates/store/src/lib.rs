@@ -23,6 +23,7 @@ mod stats;
 mod storable;
 mod store;
 mod unknown;
+mod unread;
 mod views;
 mod watch;
 

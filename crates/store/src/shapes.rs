@@ -369,6 +369,9 @@ pub struct Claim {
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
     /// but no limit: where a gate is full it stays as it is.
     pub only: Option<RunId>,
+    /// Whether one rescued run may be among them: not while the node has a rescued run that has not started yet. A run
+    /// claimed by `only` is alone anyway.
+    pub rescue: bool,
 }
 
 /// A run that is now running under the claiming node.
@@ -402,6 +405,8 @@ pub struct Claimed {
     pub trace_id: Option<Uuid>,
     /// What of it cannot be read: then it must not be started.
     pub unreadable: Option<String>,
+    /// It came back from a node that died.
+    pub rescued: bool,
 }
 
 /// How an attempt ended, and what becomes of its run.
@@ -527,6 +532,8 @@ pub struct Rescued {
     pub ended: Vec<(RunId, RunState)>,
     /// The traces of those that have one from outside.
     pub traces: Vec<(RunId, Uuid)>,
+    /// The run that may have killed the node.
+    pub suspect: Option<RunId>,
 }
 
 /// A run, live or ended.
@@ -644,6 +651,17 @@ pub struct ScheduleRecord {
     /// What is used of its agent's failure budget.
     pub budget: Option<Budget>,
 }
+
+impl ScheduleRecord {
+    /// As this version shows a schedule that it cannot read: invalid, with the reason. What is stored stays as it is.
+    pub(crate) fn unreadable(self, why: &belfry_core::definition::Unreadable) -> ScheduleRecord {
+        let status = Status::Invalid { reason: why.to_string() };
+        ScheduleRecord { status, token: None, deferred: None, ..self }
+    }
+}
+
+/// Owner of a definition that an older version must not change.
+pub(crate) const NEWER_VERSION: &str = "a newer version of Belfry";
 
 /// A tick that waits for room in its lane. Its schedule has no token, or one of that kind once there is room.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -80,6 +80,10 @@ pub trait Store: Send + Sync + 'static {
         schedules: &[ScheduleId],
     ) -> impl Future<Output = Answer<Vec<Option<Definitions>>>> + Send;
 
+    /// Schedules that this version cannot read, in the order of their ids: because a newer version wrote them or their
+    /// agent, or because a verb has found them broken. `due` and `claim` leave these alone. Reads only.
+    fn unreadable(&self) -> impl Future<Output = Answer<Vec<UnreadableSchedule>>> + Send;
+
     /// Pauses a schedule: it is unarmed, its runs go on. A pause until an instant ends by itself: then its token is due, and
     /// planning it is as if it had been resumed at that instant, however late. Another pause takes the place of the first.
     /// `false` where there is none such or it is paused like that already. Crash: paused, with what ends it, or not.
@@ -175,9 +179,9 @@ pub trait Store: Send + Sync + 'static {
     /// Ends all runs that wait in a lane, and gives them. Crash: some of them; repeat it.
     fn clear_lane(&self, now: Timestamp, lane: &str) -> impl Future<Output = Answer<Vec<RunId>>> + Send;
 
-    /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order: priority, `not_before`,
-    /// id. Each start is
-    /// counted and fenced before it is answered. Crash: claimed under the node's lease, or still pending.
+    /// Starts pending runs under a node as far as its slots, the gates and its labels allow, in order: priority,
+    /// `not_before`, id. Of rescued runs it starts at most one, see [`Claim::rescue`]. Each start is counted and fenced
+    /// before it is answered. After a crash they are claimed under the node's lease, or still pending.
     fn claim(&self, now: Timestamp, claim: &Claim) -> impl Future<Output = Answer<Vec<Claimed>>> + Send;
 
     /// When the next run that is not due yet may start, of those that wait for nothing else. Reads only.
@@ -248,8 +252,9 @@ pub trait Store: Send + Sync + 'static {
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;
 
     /// Fences a node whose lease is still the one that was seen to lapse, and rescues its runs: each has used up an
-    /// attempt, the last one ends failed. `None` where it was renewed or fenced meanwhile. Crash: fenced with all its runs
-    /// rescued, or neither.
+    /// attempt; a run without attempts left ends failed, and so does a run that is the suspect for the second time
+    /// (`belfry_core::rescue`). `None` where the lease was renewed or the node fenced meanwhile. After a crash the node
+    /// is fenced and all its runs are rescued, or neither.
     fn fence(
         &self,
         now: Timestamp,

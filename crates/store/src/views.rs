@@ -43,6 +43,8 @@ pub struct Definitions {
     pub waits_for: Option<RunId>,
     /// When its last run that completed ended.
     pub last_success_at: Option<Timestamp>,
+    /// Why this version cannot read the schedule or its agent; then `agent_definition` and `compiled` say nothing.
+    pub unreadable: Option<Arc<str>>,
 }
 
 impl Definitions {
@@ -53,6 +55,17 @@ impl Definitions {
             Err(_) => self.uncompiled.as_deref(),
         }
     }
+}
+
+/// A schedule that this version cannot read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreadableSchedule {
+    /// Which.
+    pub schedule: ScheduleId,
+    /// `agent/schedule`.
+    pub name: String,
+    /// Why, for people.
+    pub why: Arc<str>,
 }
 
 /// What became of a schedule that was put.
@@ -407,6 +420,8 @@ pub struct AgentRecord {
     pub revision: i64,
     /// What it is.
     pub definition: AgentDefinition,
+    /// Why this version cannot read it; then `definition` says nothing.
+    pub unreadable: Option<String>,
     /// What is used of its failure budget.
     pub budget: Option<Budget>,
 }

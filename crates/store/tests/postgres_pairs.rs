@@ -240,7 +240,13 @@ async fn enqueue(world: &mut World<'_, Postgres>, name: &str) -> (RunId, Enqueue
 }
 
 async fn claim(store: &Postgres, now: Timestamp, node: NodeId, lane: &str, slots: u32) -> Vec<Claimed> {
-    let claim = Claim { node, lanes: vec![(lane.into(), slots)], labels: vec!["gpu".into()], only: None };
+    let claim = Claim {
+        node,
+        lanes: vec![(lane.into(), slots)],
+        labels: vec!["gpu".into()],
+        only: None,
+        rescue: true,
+    };
     store.claim(now, &claim).await.unwrap()
 }
 

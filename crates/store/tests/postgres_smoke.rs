@@ -62,7 +62,7 @@ async fn enqueue(store: &Postgres, name: &str, definition: &AgentDefinition, run
 }
 
 fn claim(node: NodeId, slots: u32) -> Claim {
-    Claim { node, lanes: vec![("cron".into(), slots)], labels: Vec::new(), only: None }
+    Claim { node, lanes: vec![("cron".into(), slots)], labels: Vec::new(), only: None, rescue: true }
 }
 
 fn done(run: &Claimed) -> Finish {
@@ -263,7 +263,11 @@ async fn a_raised_limit_releases_and_a_fenced_node_gets_nothing() {
     assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
     let other = joined(&store).await;
     let later = at(7).checked_add(SignedDuration::from_secs(60)).unwrap();
-    assert_eq!(store.claim(later, &claim(other, 9)).await.unwrap().len(), 6);
+    let claimed = [
+        store.claim(later, &claim(other, 9)).await.unwrap(),
+        store.claim(later, &claim(other, 9)).await.unwrap(),
+    ];
+    assert_eq!(claimed.map(|claimed| claimed.len()), [3, 1], "of those that were rescued one at a time");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -393,4 +397,92 @@ async fn tending_clears_what_is_dead() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
+}
+
+/// A client outside the store.
+async fn outside(url: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Waits until every connection for requests waits for a lock.
+async fn until_requests_wait_for_a_lock(url: &str) {
+    let client = outside(url).await;
+    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' \
+                   and application_name = 'belfry' and datname = current_database()";
+    while client.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) < 3 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How long a verb may take that waits for nobody.
+const PROMPT: std::time::Duration = std::time::Duration::from_secs(3);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_that_wait_for_a_locked_table_delay_neither_renewal_nor_planning() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Arc::new(Postgres::open(&url).await.unwrap());
+    store.apply(at(0), "files", "1", &[spec(None)]).await.unwrap();
+    let (node, other) = (joined(&store).await, joined(&store).await);
+    let schedule = store.schedule("owl/hourly").await.unwrap().unwrap().id;
+    enqueue(&store, "owl/hourly", &AgentDefinition { max_concurrent: None, ..AgentDefinition::default() }, 2)
+        .await;
+    let locker = outside(&url).await;
+    locker.batch_execute("begin; lock table belfry.breakers in access exclusive mode").await.unwrap();
+    let polling: Vec<_> = (0..40)
+        .map(|_| {
+            let store = store.clone();
+            tokio::spawn(async move { while store.breakers().await.is_err() {} })
+        })
+        .collect();
+    until_requests_wait_for_a_lock(&url).await;
+    let own_loops = async {
+        for seconds in 0..20 {
+            let renewed = store.renew(node, at(1_000 + seconds)).await.unwrap();
+            assert!(matches!(renewed, Renewed::Held { .. }));
+            store.marks(node).await.unwrap();
+            store.clock().await.unwrap();
+        }
+        joined(&store).await;
+        let due = store.due(at(3_700), None, 10).await.unwrap();
+        assert_eq!(due.len(), 1);
+        store.next_due().await.unwrap();
+        let claimed = store.claim(at(1), &claim(node, 10)).await.unwrap();
+        assert_eq!(claimed.len(), 2);
+        assert_eq!(store.definitions(&[schedule]).await.unwrap().len(), 1);
+        let given = [(claimed[0].run, claimed[0].epoch)];
+        assert_eq!(store.give_back(at(1), node, &given).await.unwrap(), 1);
+        assert_eq!(store.claim(at(1), &claim(other, 10)).await.unwrap().len(), 1);
+        let rescued = store.fence(at(2_000), other, at(1_000)).await.unwrap().unwrap();
+        assert_eq!(rescued.pending.len(), 1);
+        let ended = store.finish(at(1), &[done(&claimed[1])]).await.unwrap();
+        assert_eq!(ended, [Finished::Ended(RunState::Completed)]);
+    };
+    tokio::time::timeout(PROMPT, own_loops).await.expect("the loops of a node wait for readers");
+    locker.batch_execute("rollback").await.unwrap();
+    for reader in polling {
+        reader.await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_connection_is_refused_after_a_while() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Arc::new(Postgres::open(&url).await.unwrap());
+    let locker = outside(&url).await;
+    locker.batch_execute("begin; lock table belfry.agents in access exclusive mode").await.unwrap();
+    let polling: Vec<_> = (0..3)
+        .map(|_| {
+            let store = store.clone();
+            tokio::spawn(async move { store.agents().await })
+        })
+        .collect();
+    until_requests_wait_for_a_lock(&url).await;
+    let refused = tokio::time::timeout(std::time::Duration::from_secs(15), store.agents()).await.unwrap();
+    let words = refused.unwrap_err().to_string();
+    assert!(words.contains("all 3 connections for requests were busy for 5 s"), "{words}");
+    for reader in polling {
+        drop(reader.await.unwrap());
+    }
 }

@@ -184,8 +184,10 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
     let record = store.schedule("hello/often").await.unwrap().unwrap();
     enqueue(store, record.id, now).await;
     let lanes = vec![("cron".to_owned(), 1)];
-    let mut claimed =
-        store.claim(now, &Claim { node: node.id, lanes, labels: Vec::new(), only: None }).await.unwrap();
+    let mut claimed = store
+        .claim(now, &Claim { node: node.id, lanes, labels: Vec::new(), only: None, rescue: true })
+        .await
+        .unwrap();
     (node.id, claimed.pop().unwrap())
 }
 

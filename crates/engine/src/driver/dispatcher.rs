@@ -45,6 +45,8 @@ impl Driver {
             lanes,
             labels: self.options.labels.clone(),
             only,
+            // What kills a node must not take other rescued runs with it.
+            rescue: !self.tasks.values().any(|task| task.rescuing && !task.ended),
         }));
     }
 
@@ -93,8 +95,19 @@ impl Driver {
             self.effects.push(Effect::GiveBack(self.node, runs));
             return;
         }
+        let mut unreadable = Vec::new();
         for (claimed, definitions) in claimed {
-            self.start(now, claimed, definitions);
+            match definitions {
+                // The next claim leaves it to a node that can read it.
+                Some(definitions) if definitions.unreadable.is_some() => {
+                    unreadable.push((claimed.run, claimed.epoch));
+                    self.lanes_soon(now);
+                }
+                definitions => self.start(now, claimed, definitions),
+            }
+        }
+        if !unreadable.is_empty() {
+            self.effects.push(Effect::GiveBack(self.node, unreadable));
         }
     }
 
@@ -147,6 +160,7 @@ impl Driver {
                 definitions,
                 command: claimed.command,
                 trace,
+                rescuing: claimed.rescued,
                 stopping: false,
                 ended: claimed.unreadable.is_some(),
             },
@@ -172,6 +186,14 @@ impl Driver {
         });
         self.counters.triggers += 1;
         self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
-        self.effects.push(Effect::Start(Box::new(attempt)));
+        self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
+    }
+
+    /// The program or handler of a rescued run has started: the next rescued run may follow.
+    pub(super) fn started(&mut self, run: RunId, epoch: Epoch) {
+        if let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch && task.rescuing) {
+            task.rescuing = false;
+            self.claim_wanted = true;
+        }
     }
 }

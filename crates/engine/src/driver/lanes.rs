@@ -45,6 +45,19 @@ impl Driver {
         self.claim_wanted = true;
     }
 
+    /// Tells once of each schedule that this version cannot read.
+    pub(super) fn unreadable(&mut self, now: Now, found: Result<Vec<UnreadableSchedule>, Error>) {
+        let Some(found) = self.read(now, found) else { return };
+        self.unreadable.retain(|known| found.iter().any(|found| found.schedule == *known));
+        for UnreadableSchedule { schedule, name, why } in found {
+            if self.unreadable.insert(schedule) {
+                let event = Event::new(now.wall, Level::Warn, Name::ScheduleUnreadable).of(&name);
+                let detail = format!("{why}; this node leaves it alone");
+                self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+            }
+        }
+    }
+
     /// Runs of a lane that nobody made go to `main`.
     pub(super) fn to_known_lane(&self, lane: &mut String) {
         if !self.slots.contains_key(lane) {

@@ -11,11 +11,11 @@ use std::time::Duration;
 use belfry_core::breaker::Transition;
 use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
 use belfry_core::retry::{Outcome, Verdict, verdict};
-use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Token};
+use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, ScheduleId, Token};
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
     Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Marks,
-    Node, Pruned, Renewed, Rescued, Retention, Written,
+    Node, Pruned, Renewed, Rescued, Retention, UnreadableSchedule, Written,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -75,7 +75,19 @@ pub enum Input {
         next: Option<Timestamp>,
     },
     /// Answer to [`Effect::ReadLanes`].
-    Lanes(Result<Vec<LaneRecord>, Error>),
+    Lanes {
+        /// What lanes may hold.
+        lanes: Result<Vec<LaneRecord>, Error>,
+        /// Schedules that this version cannot read.
+        unreadable: Result<Vec<UnreadableSchedule>, Error>,
+    },
+    /// The program or handler of an attempt has started, where that was asked for.
+    Started {
+        /// Of which run.
+        run: RunId,
+        /// Under which claim.
+        epoch: Epoch,
+    },
     /// An attempt has ended.
     Ended {
         /// Of which run.
@@ -144,10 +156,15 @@ pub enum Effect {
     },
     /// Claim runs, and read what they are runs of.
     Claim(Claim),
-    /// Read what lanes may hold.
+    /// Read what lanes may hold, and which schedules this version cannot read.
     ReadLanes,
     /// Start an attempt.
-    Start(Box<Attempt>),
+    Start {
+        /// The attempt.
+        attempt: Box<Attempt>,
+        /// Whether to send [`Input::Started`].
+        tell: bool,
+    },
     /// End an attempt.
     Stop {
         /// Of which run.
@@ -259,6 +276,8 @@ struct Task {
     definitions: Definitions,
     command: String,
     trace: Uuid,
+    /// It came back from a dead node, and its program or handler has not started here yet.
+    rescuing: bool,
     stopping: bool,
     ended: bool,
 }
@@ -325,6 +344,8 @@ pub struct Driver {
     lanes: Loop,
     /// Slots by lane: what the options say, and what was said since.
     slots: BTreeMap<String, u32>,
+    /// Schedules that this version cannot read, as far as that was told.
+    unreadable: HashSet<ScheduleId>,
     /// When runs may start that wait for their time, as far as this node knows: at most [`LATER_MAX`].
     later: BTreeSet<Timestamp>,
     tasks: HashMap<RunId, Task>,
@@ -402,6 +423,7 @@ impl Driver {
                 .chain(&options.own_lanes)
                 .map(|(lane, slots)| (lane.clone(), *slots))
                 .collect(),
+            unreadable: HashSet::new(),
             later: BTreeSet::new(),
             tasks: HashMap::new(),
             finisher: Loop::default(),
@@ -577,7 +599,11 @@ impl Driver {
             Input::Due { due, next } => self.due(now, due, next),
             Input::Committed { written, ahead } => self.committed(now, written, ahead),
             Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
-            Input::Lanes(lanes) => self.lanes(now, lanes),
+            Input::Lanes { lanes, unreadable } => {
+                self.lanes(now, lanes);
+                self.unreadable(now, unreadable);
+            }
+            Input::Started { run, epoch } => self.started(run, epoch),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(written) => self.finished(now, written),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),

@@ -43,11 +43,14 @@ impl Driver {
             let from_outside =
                 rescued.traces.iter().find(|(known, _)| *known == run).map(|(_, trace)| *trace);
             let trace = run.trace(from_outside).simple().to_string();
+            let suspect = (rescued.suspect == Some(run))
+                .then(|| "its node died right after starting it: it is the suspect".to_owned());
             self.note(Event {
                 run_id: Some(run),
                 state: Some(state),
                 node: Some(node),
                 trace_id: Some(trace),
+                detail: suspect,
                 ..event
             });
         }

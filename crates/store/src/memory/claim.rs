@@ -42,8 +42,9 @@ impl State {
             return self.claim_one(now, claim, run).into_iter().collect();
         }
         let mut claimed = Vec::new();
+        let mut rescues = usize::from(claim.rescue);
         for (lane, slots) in &claim.lanes {
-            for run in self.admitted(now, lane, *slots, &claim.labels) {
+            for run in self.admitted(now, lane, *slots, &claim.labels, &mut rescues) {
                 claimed.extend(self.start(now, run, claim.node));
             }
         }
@@ -62,7 +63,14 @@ impl State {
         self.start(now, run, claim.node)
     }
 
-    fn admitted(&self, now: Timestamp, lane: &str, slots: u32, labels: &[String]) -> Vec<RunId> {
+    fn admitted(
+        &self,
+        now: Timestamp,
+        lane: &str,
+        slots: u32,
+        labels: &[String],
+        rescues: &mut usize,
+    ) -> Vec<RunId> {
         let serves =
             |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
         let slots = slots.min(self.room_of_lane(lane));
@@ -71,13 +79,15 @@ impl State {
             self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
         waiting.retain(|(run, live)| self.has_turn(**run, live));
         waiting.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
-        let candidates: Vec<_> =
-            waiting.iter().map(|(run, live)| Candidate { run: **run, gates: live.gates() }).collect();
+        let candidates: Vec<_> = waiting
+            .iter()
+            .map(|(run, live)| Candidate { run: **run, gates: live.gates(), rescued: live.rescue.is_some() })
+            .collect();
         let mut free: HashMap<Gate<'_>, i64> = HashMap::new();
         for gate in candidates.iter().flat_map(|candidate| &candidate.gates) {
             free.entry(*gate).or_insert_with(|| self.cap(*gate) - self.running_behind(*gate));
         }
-        let admissions = admit(&candidates, &mut free, slots as usize);
+        let admissions = admit(&candidates, &mut free, slots as usize, rescues);
         candidates
             .iter()
             .zip(admissions)
@@ -103,7 +113,9 @@ impl State {
     }
 
     fn start(&mut self, now: Timestamp, run: RunId, node: NodeId) -> Option<Claimed> {
+        let number = self.number();
         let live = self.live.get_mut(&run)?;
+        live.rescue = live.rescue.map(|_| number);
         live.running = Some(node);
         live.attempt += 1;
         live.epoch += 1;
@@ -124,6 +136,7 @@ impl State {
             payload: given(new.trigger, new.payload.clone()),
             trace_id: new.trace_id,
             unreadable: None,
+            rescued: live.rescue.is_some(),
         })
     }
 }

@@ -110,6 +110,7 @@ impl State {
             origin: row.record.origin,
             waits_for: row.record.waits_for,
             last_success_at: row.record.last_success.map(|(at, _)| at),
+            unreadable: None,
         })
     }
 }

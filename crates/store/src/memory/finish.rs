@@ -55,6 +55,8 @@ impl State {
             live.running = None;
             live.not_before = not_before;
             live.attempt -= u32::from(!counted);
+            // An attempt that counts has left its node alive; one that does not count may never have started.
+            live.rescue = live.rescue.filter(|_| !counted).map(|_| 0);
         }
         Finished::Pending
     }

@@ -109,6 +109,7 @@ impl State {
                 source: agent.source.clone(),
                 revision: agent.revision,
                 definition: (*agent.definition).clone(),
+                unreadable: None,
                 budget: self.budgets.get(id).copied(),
             })
             .collect();

@@ -69,6 +69,8 @@ struct State {
     /// What schedules were, by the instants of their edits.
     revisions: BTreeMap<ScheduleId, Vec<(i64, Timestamp, ScheduleDefinition)>>,
     nodes: BTreeMap<NodeId, Node>,
+    /// Numbers of their last renewals.
+    renewals: BTreeMap<NodeId, i64>,
     breakers: BTreeMap<(AgentId, String), BreakerRecord>,
     budgets: BTreeMap<AgentId, Budget>,
     sessions: BTreeMap<i64, session::SessionRow>,
@@ -111,6 +113,10 @@ struct Live {
     exit_code: Option<i32>,
     error: Option<String>,
     session: Option<InSession>,
+    /// It came back from a dead node: 0 while it waits, else the number of its claim.
+    rescue: Option<i64>,
+    /// How often it was the suspect when its node died.
+    suspicions: u32,
 }
 
 /// A run's place in its session.
@@ -249,6 +255,10 @@ impl Store for Memory {
         Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
     }
 
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        Ok(Vec::new())
+    }
+
     async fn pause(
         &self,
         now: Timestamp,
@@ -376,7 +386,10 @@ impl Store for Memory {
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
-        self.state.lock().nodes.insert(node.id, node.clone());
+        let mut state = self.state.lock();
+        let number = state.number();
+        state.renewals.insert(node.id, number);
+        state.nodes.insert(node.id, node.clone());
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 
 use super::State;
@@ -10,6 +11,8 @@ impl State {
     pub(super) fn renew(&mut self, id: NodeId, lease_until: Timestamp) -> Renewed {
         let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.fenced) else { return Renewed::Fenced };
         node.lease_until = node.lease_until.max(lease_until);
+        let number = self.number();
+        self.renewals.insert(id, number);
         let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
         Renewed::Held {
             cancels: own.clone().filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect(),
@@ -41,22 +44,36 @@ impl State {
         node.fenced = true;
         let runs: Vec<RunId> =
             self.live.iter().filter(|(_, live)| live.running == Some(id)).map(|(run, _)| *run).collect();
-        let mut rescued = Rescued::default();
-        for run in runs {
-            let Some(live) = self.live.get(&run) else { continue };
+        let orphans: Vec<Orphan<RunId>> = runs
+            .into_iter()
+            .filter_map(|run| Some((run, self.live.get(&run)?)))
+            .map(|(run, live)| Orphan {
+                run,
+                cancel: self.left_behind(live),
+                attempt: live.attempt,
+                max_attempts: live.new.max_attempts,
+                rescue: live.rescue,
+                suspicions: live.suspicions,
+            })
+            .collect();
+        let suspect = suspect(&orphans, self.renewals.get(&id).copied().unwrap_or(0));
+        let mut rescued = Rescued { suspect, ..Rescued::default() };
+        for orphan in orphans {
+            let run = orphan.run;
+            let Some(live) = self.live.get_mut(&run) else { continue };
             rescued.traces.extend(live.new.trace_id.map(|trace| (run, trace)));
-            let end = match self.left_behind(live) {
-                Some(reason) => Some((RunState::Cancelled, reason)),
-                None if live.attempt >= live.new.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
-                None => None,
-            };
-            match end {
-                Some((state, reason)) => {
+            match fate(&orphan, suspect == Some(run)) {
+                Fate::End { state, reason, error } => {
+                    live.error = error.map(str::to_owned).or(live.error.take());
                     self.end(now, run, state, Some(reason), None, None);
                     rescued.ended.push((run, state));
                 }
-                None => {
+                Fate::Back => {
+                    live.suspicions += u32::from(suspect == Some(run));
                     self.back_to_pending(run, now, true);
+                    if let Some(live) = self.live.get_mut(&run) {
+                        live.rescue = Some(0);
+                    }
                     rescued.pending.push(run);
                 }
             }

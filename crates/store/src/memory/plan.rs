@@ -173,6 +173,8 @@ impl State {
             exit_code: None,
             error: None,
             session: None,
+            rescue: None,
+            suspicions: 0,
         };
         self.live.insert(new.id, live);
     }

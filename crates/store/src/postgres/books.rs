@@ -9,7 +9,7 @@ use belfry_time::Timestamp;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::finish::definition;
+use super::finish::read_agent;
 use super::rows::{self, Live, get, small};
 use crate::shapes::*;
 
@@ -27,7 +27,7 @@ pub(super) struct Books {
 impl Books {
     /// Locks the agents of runs that have a breaker or a budget, and opens their books.
     pub(super) async fn of_runs(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<Books, Fault> {
-        let sql = "select a.id, a.definition from agents a \
+        let sql = "select a.id, a.format, a.definition from agents a \
                    where a.id = any(array(select distinct agent_id from live where id = any($1))) \
                    and (a.policies or exists (select 1 from budgets b where b.agent_id = a.id)) \
                    order by a.id for no key update of a";
@@ -37,7 +37,8 @@ impl Books {
 
     /// Locks agents and opens their books.
     pub(super) async fn of_agents(tx: &mut Tx<'_>, agents: &[AgentId]) -> Result<Books, Fault> {
-        let sql = "select id, definition from agents where id = any($1) order by id for no key update";
+        let sql =
+            "select id, format, definition from agents where id = any($1) order by id for no key update";
         let agents = tx.query(sql, &[&agents]).await?;
         Books::open(tx, agents).await
     }
@@ -45,7 +46,10 @@ impl Books {
     async fn open(tx: &mut Tx<'_>, agents: Vec<tokio_postgres::Row>) -> Result<Books, Fault> {
         let mut books = Books::default();
         for row in &agents {
-            books.agents.insert(get(row, "id")?, definition(row)?);
+            // Of one that cannot be read the policies are not known, and nothing is counted.
+            if let Ok(agent) = read_agent(row)? {
+                books.agents.insert(get(row, "id")?, agent);
+            }
         }
         if books.agents.is_empty() {
             return Ok(books);

@@ -8,16 +8,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::{Fault, Param, Tx};
 use super::lane::{Room, room};
 use super::rows::{get, small};
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::sabotage::Sabotage;
 use crate::sessions::read_given;
@@ -45,6 +45,7 @@ struct Waiting {
     order: Order,
     run: RunId,
     gates: Vec<i64>,
+    rescued: bool,
 }
 
 /// A lane under the locks of its gates.
@@ -67,17 +68,18 @@ struct Taken {
 
 /// Starts the runs in `$3`.
 /// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
-const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2 \
+const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
+    rescue = case when rescue is not null then nextval('numbers') end \
     where id = any($3) and state + 0 = 0 returning id, rank, not_before, epoch, attempt, max_attempts, agent_id, \
-    schedule_id, command, trigger, tick_at, prompt, payload, trace_id";
+    schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue";
 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
 const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
-    trigger, tick_at, prompt, payload, trace_id, place from claim_free($1, $2, $3, $4, $5)";
+    trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, place \
+    from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
-const CANDIDATES: &str =
-    "select id, rank, not_before, agent_gate, turn_gate, room from candidates($1, $2, $3, $4, $5, $6, $7)";
+const CANDIDATES: &str = "select id, rank, not_before, agent_gate, turn_gate, room, rescued from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 /// The room of gates: cap less running.
 const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
@@ -100,7 +102,7 @@ impl Postgres {
         // Where gates were in the way the last time they will be again, and one question is enough.
         let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
             true => (Vec::new(), claim.lanes.clone()),
-            false => transact!(self, |tx| claim_free(&mut tx, now, claim).await)?,
+            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim, &self.unread.ids()).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
@@ -108,7 +110,7 @@ impl Postgres {
             if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
-            let taken = match transact!(self, |tx| self.claim_in(&mut tx, now, &claim).await) {
+            let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim).await) {
                 Ok(taken) => taken,
                 // What was claimed before must be told.
                 Err(_) if !claimed.is_empty() => break,
@@ -121,6 +123,7 @@ impl Postgres {
                     *slots -= 1;
                 }
             }
+            claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
             claimed.extend(taken.claimed);
             if !taken.busy {
                 break;
@@ -141,7 +144,8 @@ impl Postgres {
         for (name, slots) in claim.lanes.iter().filter(|(_, slots)| *slots > 0) {
             left -= 1;
             let is_last = left == 0;
-            let mut lane = Lane { name, now, claim, slots: *slots, is_last, held: &mut gates };
+            let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
+            let mut lane = Lane { name, now, claim, slots: *slots, may_rescue, is_last, held: &mut gates };
             self.claim_lane(tx, &mut lane, &mut taken).await?;
         }
         Ok(taken)
@@ -178,7 +182,7 @@ impl Postgres {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
             let full_window = waiting.len() as i64 >= window;
-            let decided = decide(plain, &waiting, &mut room, lane.slots);
+            let decided = decide(plain, &waiting, &mut room, lane.slots, lane.may_rescue);
             starts = decided.starts;
             busy = decided.busy && starts.len() < lane.slots as usize;
             // Whoever parks the rest hides from the others that they have counted too early.
@@ -224,12 +228,18 @@ impl Postgres {
         };
         let held: Vec<i64> = lane.held.iter().copied().collect();
         let slots = if with_plain { i64::from(lane.slots) } else { 0 };
-        let found = tx
-            .query(
-                CANDIDATES,
-                &[&lane.now, &lane.claim.node.0, &lane.name, &lane.claim.labels, &window, &slots, &held],
-            )
-            .await?;
+        let params: &[Param<'_>] = &[
+            &lane.now,
+            &lane.claim.node.0,
+            &lane.name,
+            &lane.claim.labels,
+            &window,
+            &slots,
+            &held,
+            &lane.may_rescue,
+            &self.unread.ids(),
+        ];
+        let found = tx.query(CANDIDATES, params).await?;
         let mut counted = Counted::default();
         for row in &found {
             let agent: Option<i64> = get(row, "agent_gate")?;
@@ -241,7 +251,7 @@ impl Postgres {
             let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
             let gates: Vec<i64> = agent.into_iter().chain(get::<Option<i64>>(row, "turn_gate")?).collect();
             let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
-            list.push(Waiting { order: order(row)?, run: RunId(run), gates });
+            list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued: get(row, "rescued")? });
         }
         if let Some(room) = early {
             counted.room = room;
@@ -256,6 +266,8 @@ struct Lane<'a> {
     now: Timestamp,
     claim: &'a Claim,
     slots: u32,
+    /// One rescued run may start here.
+    may_rescue: bool,
     /// None follows in this transaction.
     is_last: bool,
     /// Gates whose locks we hold, for whatever lane.
@@ -297,6 +309,7 @@ async fn claim_free(
     tx: &mut Tx<'_>,
     now: Timestamp,
     claim: &Claim,
+    unread: &[ScheduleId],
 ) -> Result<(Vec<Claimed>, Vec<(String, u32)>), Fault> {
     let (lanes, slots): (Vec<&str>, Vec<i64>) = claim
         .lanes
@@ -304,8 +317,12 @@ async fn claim_free(
         .filter(|(_, slots)| *slots > 0)
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
-    let found =
-        tx.query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels]).await?;
+    let found = tx
+        .query_and_commit(
+            START_FREE,
+            &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue, &unread],
+        )
+        .await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {
         let place: i32 = get(row, "place")?;
@@ -340,13 +357,20 @@ struct Decided {
 }
 
 /// Admits in the merged order of runs with and without gates.
-fn decide(plain: &[Waiting], gated: &[Waiting], room: &mut HashMap<i64, i64>, slots: u32) -> Decided {
+fn decide(
+    plain: &[Waiting],
+    gated: &[Waiting],
+    room: &mut HashMap<i64, i64>,
+    slots: u32,
+    may_rescue: bool,
+) -> Decided {
     let mut all: Vec<&Waiting> = plain.iter().chain(gated).collect();
     all.sort_by_key(|run| run.order);
-    let candidates: Vec<Candidate<Uuid, i64>> =
-        all.iter().map(|run| Candidate { run: run.run.0, gates: run.gates.clone() }).collect();
+    let candidate =
+        |run: &&Waiting| Candidate { run: run.run.0, gates: run.gates.clone(), rescued: run.rescued };
+    let candidates: Vec<Candidate<Uuid, i64>> = all.iter().map(candidate).collect();
     let mut before = room.clone();
-    let admissions = admit(&candidates, room, slots as usize);
+    let admissions = admit(&candidates, room, slots as usize, &mut usize::from(may_rescue));
     let left = room.iter().filter(|(_, room)| **room > 0).map(|(gate, room)| (*gate, *room));
     let mut decided = Decided { left_open: left.collect(), ..Decided::default() };
     for (candidate, admission) in candidates.iter().zip(admissions) {
@@ -410,5 +434,6 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         payload,
         trace_id: get(row, "trace_id")?,
         unreadable,
+        rescued: get::<Option<i64>>(row, "rescue")?.is_some(),
     })
 }

@@ -1,6 +1,6 @@
 //! Claiming one run by its id, for a node that is there for nothing else.
 
-use belfry_core::RunId;
+use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 
 use super::claim::claimed;
@@ -15,11 +15,13 @@ pub(super) async fn claim_one(
     now: Timestamp,
     claim: &Claim,
     run: RunId,
+    unread: &[ScheduleId],
 ) -> Result<Vec<Claimed>, Fault> {
     // A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
     let sql = "select q.lane, l.agent_gate, l.turn_gate from nodes n cross join live l join queues q on q.id = l.queue_id \
-               where n.id = $1 and not n.fenced and l.id = $2 and q.needs <@ $3 for share of n";
-    let found = tx.query(sql, &[&claim.node.0, &run.0, &claim.labels]).await?;
+               where n.id = $1 and not n.fenced and l.id = $2 and q.needs <@ $3 \
+               and not l.schedule_id = any($4) for share of n";
+    let found = tx.query(sql, &[&claim.node.0, &run.0, &claim.labels, &unread]).await?;
     let Some(row) = found.first() else { return Ok(Vec::new()) };
     let gates: Vec<i64> =
         [get::<Option<i64>>(row, "agent_gate")?, get(row, "turn_gate")?].into_iter().flatten().collect();
@@ -37,7 +39,7 @@ pub(super) async fn claim_one(
         return Ok(Vec::new());
     }
     let sql = "update live set state = 2, parked_on = null, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, \
-               started_at = $2 where id = $3 and (state = 0 or state = 1 and parked_on is not null) and not_before <= $2 returning *";
+               started_at = $2, rescue = case when rescue is not null then nextval('numbers') end where id = $3 and (state = 0 or state = 1 and parked_on is not null) and not_before <= $2 returning *";
     let started = tx.query(sql, &[&claim.node.0, &now, &run.0]).await?;
     started.iter().map(|started| claimed(started, get(row, "lane")?)).collect()
 }

@@ -17,8 +17,9 @@ use super::tls;
 use crate::Error;
 use crate::pauses::{Explained, Pauses, Point};
 
-/// So many verbs at once; more wait. Two cores of a database are busy with fewer.
-const CONNECTIONS_MAX: usize = 8;
+/// How long a request waits for a connection before it is refused; shorter than `lock_timeout`, after which a connection
+/// that waits for a lock is free again. Work of the node itself waits as long as its verb may take.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 /// A transaction that lost against another is repeated so often.
 const TRIES_MAX: u32 = 10;
 /// A frozen node must not keep others waiting, so the server ends what takes too long. All that is asked often is a look-up
@@ -28,6 +29,40 @@ const TRIES_MAX: u32 = 10;
 const OPTIONS: &str = "-c search_path=belfry -c plan_cache_mode=force_generic_plan -c jit=off \
      -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
      -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC";
+
+/// The parts of the pool. Each has connections of its own, so that a slow statement of one part never delays another:
+/// eight in all, because two cores of a database are busy with fewer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// This node's lease: join, renew, marks, the clock. Alone, because a late renewal ends everything that runs here.
+    Lease,
+    /// Other nodes: who lives, fencing, giving runs back, heartbeats. These may wait for locks of runs.
+    Rescue,
+    /// The loops of this node: due, commit, claim, finish, output of attempts.
+    Work,
+    /// Everything that is asked from outside: lists, `why`, edits, triggers, webhooks; also pruning.
+    Requests,
+}
+
+impl Part {
+    const ALL: [Part; 4] = [Part::Lease, Part::Rescue, Part::Work, Part::Requests];
+
+    /// Maximum number of connections.
+    fn connections_max(self) -> usize {
+        match self {
+            Part::Lease | Part::Rescue => 1,
+            Part::Work | Part::Requests => 3,
+        }
+    }
+
+    /// How long a verb may take. A renewal that hangs is tried again on a new connection while the lease still holds.
+    pub(super) fn deadline(self) -> Duration {
+        match self {
+            Part::Lease => Duration::from_secs(5),
+            Part::Rescue | Part::Work | Part::Requests => super::DEADLINE,
+        }
+    }
+}
 
 /// A parameter of a statement.
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
@@ -57,12 +92,18 @@ pub(super) struct Pool {
     config: Config,
     tls: MakeRustlsConnect,
     pub(super) place: String,
-    idle: Mutex<Vec<Connection>>,
-    permits: Semaphore,
+    /// By [`Part`].
+    shares: Box<[Share; 4]>,
     pub(super) pauses: Pauses,
     pub(super) explained: Explained,
     /// Deferred ticks were armed, and nobody was told.
     pub(super) armed: AtomicBool,
+}
+
+/// The connections of one part of the pool.
+struct Share {
+    idle: Mutex<Vec<Connection>>,
+    permits: Semaphore,
 }
 
 struct Connection {
@@ -87,8 +128,10 @@ impl Pool {
             config,
             tls,
             place,
-            idle: Mutex::default(),
-            permits: Semaphore::new(CONNECTIONS_MAX),
+            shares: Box::new(Part::ALL.map(|part| Share {
+                idle: Mutex::default(),
+                permits: Semaphore::new(part.connections_max()),
+            })),
             pauses: Pauses::default(),
             explained: Explained::default(),
             armed: AtomicBool::new(false),
@@ -108,10 +151,18 @@ impl Pool {
         Ok(client)
     }
 
-    async fn take(&self) -> Result<Held<'_>, Error> {
-        let permit = self.permits.acquire().await.map_err(|_| Error::unexpected("the pool is closed"))?;
+    async fn take(&self, part: Part) -> Result<Held<'_>, Error> {
+        let share = &self.shares[part as usize];
+        let wait = if part == Part::Requests { WAIT_MAX } else { Duration::MAX };
+        let permit = tokio::time::timeout(wait, share.permits.acquire()).await.map_err(|_| {
+            let (max, wait) = (part.connections_max(), wait.as_secs());
+            let detail =
+                format!("all {max} connections for requests were busy for {wait} s; try again later");
+            Error::Unavailable { detail, ambiguous: false }
+        })?;
+        let permit = permit.map_err(|_| Error::unexpected("the pool is closed"))?;
         let idle = {
-            let mut idle = self.idle.lock();
+            let mut idle = share.idle.lock();
             idle.retain(|connection| !connection.client.is_closed());
             idle.pop()
         };
@@ -123,23 +174,32 @@ impl Pool {
                 Connection { client, statements: HashMap::new() }
             }
         };
-        Ok(Held { pool: self, connection: Some(connection), _permit: permit })
+        Ok(Held { pool: self, share, connection: Some(connection), _permit: permit })
     }
 
     /// A transaction. It begins with its first statement.
-    pub(super) async fn transaction<'a>(&'a self, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
-        Tx::new(self, Step::Before, committing).await
+    pub(super) async fn transaction<'a>(
+        &'a self,
+        part: Part,
+        committing: &'a AtomicBool,
+    ) -> Result<Tx<'a>, Error> {
+        Tx::new(self, part, Step::Before, committing).await
     }
 
     /// Statements that stand each for itself.
-    pub(super) async fn statements<'a>(&'a self, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
-        Tx::new(self, Step::Never, committing).await
+    pub(super) async fn statements<'a>(
+        &'a self,
+        part: Part,
+        committing: &'a AtomicBool,
+    ) -> Result<Tx<'a>, Error> {
+        Tx::new(self, part, Step::Never, committing).await
     }
 }
 
 /// A connection that goes back to the pool only when told.
 struct Held<'a> {
     pool: &'a Pool,
+    share: &'a Share,
     connection: Option<Connection>,
     _permit: SemaphorePermit<'a>,
 }
@@ -151,7 +211,7 @@ impl Held<'_> {
 
     fn give_back(mut self) {
         if let Some(connection) = self.connection.take().filter(|connection| !connection.client.is_closed()) {
-            self.pool.idle.lock().push(connection);
+            self.share.idle.lock().push(connection);
         }
     }
 }
@@ -181,8 +241,13 @@ pub(super) struct Tx<'a> {
 }
 
 impl<'a> Tx<'a> {
-    async fn new(pool: &'a Pool, step: Step, committing: &'a AtomicBool) -> Result<Tx<'a>, Error> {
-        Ok(Tx { held: pool.take().await?, step, committing, roomy: BTreeSet::new(), armed: false })
+    async fn new(
+        pool: &'a Pool,
+        part: Part,
+        step: Step,
+        committing: &'a AtomicBool,
+    ) -> Result<Tx<'a>, Error> {
+        Ok(Tx { held: pool.take(part).await?, step, committing, roomy: BTreeSet::new(), armed: false })
     }
 
     /// There may be room in a lane when this is committed.

@@ -15,7 +15,7 @@ use super::connection::{Fault, Tx};
 use super::enqueue::Places;
 use super::plan::{commit_plain, is_plain, schedule_definition, take_token};
 use super::rows::get;
-use super::{DEADLINE, Postgres, insert_skips};
+use super::{Postgres, insert_skips};
 use crate::Error;
 use crate::memory::{compile, given_up};
 use crate::shapes::*;
@@ -51,7 +51,7 @@ impl Postgres {
         places: &Places,
     ) -> Answer<Vec<Committed>> {
         if !self.queues_limited.load(Ordering::Relaxed) && !commits.iter().any(Commit::was_deferred) {
-            let answer = transact!(self, |tx| self.commit_in(&mut tx, now, commits, places).await)?;
+            let answer = transact!(self, Work, |tx| self.commit_in(&mut tx, now, commits, places).await)?;
             if let Some(committed) = answer {
                 return Ok(committed);
             }
@@ -73,7 +73,7 @@ impl Postgres {
         places: &Places,
         committed: &mut Vec<Committed>,
     ) -> Answer<()> {
-        let mut limited = look!(self, |tx| limited_lanes(&mut tx).await)?;
+        let mut limited = look!(self, Work, |tx| limited_lanes(&mut tx).await)?;
         self.queues_limited.store(!limited.is_empty(), Ordering::Relaxed);
         while let Some(first) = commits.get(committed.len()) {
             let rest = &commits[committed.len()..];
@@ -87,18 +87,18 @@ impl Postgres {
                 Group::Free | Group::Queued => &rest[..rest.iter().take_while(alike).count()],
             };
             let answer = match kind {
-                Group::Free => transact!(self, |tx| self.commit_in(&mut tx, now, group, places).await)?,
+                Group::Free => transact!(self, Work, |tx| self.commit_in(&mut tx, now, group, places).await)?,
                 Group::Queued => {
-                    Some(transact!(self, |tx| commit_queued(&mut tx, now, group, places).await)?)
+                    Some(transact!(self, Work, |tx| commit_queued(&mut tx, now, group, places).await)?)
                 }
-                Group::Single => {
-                    Some(vec![transact!(self, |tx| self.commit_single(&mut tx, now, first, places).await)?])
-                }
+                Group::Single => Some(vec![transact!(self, Work, |tx| self
+                    .commit_single(&mut tx, now, first, places)
+                    .await)?]),
             };
             match answer {
                 Some(answers) => committed.extend(answers),
                 // A lane has been given a limit meanwhile.
-                None => limited = look!(self, |tx| limited_lanes(&mut tx).await)?,
+                None => limited = look!(self, Work, |tx| limited_lanes(&mut tx).await)?,
             }
         }
         Ok(())

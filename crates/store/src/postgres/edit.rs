@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use belfry_core::definition::read_stored;
 use belfry_core::{AgentDefinition, AgentId, RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::plan::{cold_of, schedule_definition};
+use super::plan::cold_of;
 use super::rows::get;
 use super::source::{self, Known, Spec};
 use super::{Cold, Postgres, finish};
@@ -49,8 +50,7 @@ impl Postgres {
         expect: &Expect,
     ) -> Result<Removed, Fault> {
         source::lock_names(tx).await?;
-        let sql =
-            "select id, source, revision, definition from schedules where id = $1 and retired_at is null";
+        let sql = "select id, source, revision, definition, format from schedules where id = $1 and retired_at is null";
         let found = tx.query(sql, &[&id]).await?;
         let Some(found) = found.first().map(Known::read).transpose()? else { return Ok(Removed::NotFound) };
         if found.source != API {
@@ -73,7 +73,8 @@ impl Postgres {
         expect: &Expect<AgentDefinition>,
     ) -> Result<PutAgent, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select source, edition, definition from agents where name = $1 and retired_at is null";
+        let sql =
+            "select source, edition, definition, format from agents where name = $1 and retired_at is null";
         let found = tx.query(sql, &[&spec.name]).await?;
         let before = match found.first() {
             None => None,
@@ -120,7 +121,7 @@ impl Postgres {
         expect: &Expect<AgentDefinition>,
     ) -> Result<Removed, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select id, source, edition, definition from agents where name = $1 and retired_at is null";
+        let sql = "select id, source, edition, definition, format from agents where name = $1 and retired_at is null";
         let found = tx.query(sql, &[&name]).await?;
         let Some(row) = found.first() else { return Ok(Removed::NotFound) };
         let (id, source): (AgentId, String) = (get(row, "id")?, get(row, "source")?);
@@ -149,7 +150,7 @@ impl Postgres {
                    a.edition as agent_edition from schedule_state s join agents a on a.id = s.agent_id \
                    where s.schedule_id = any($1)";
         let rows = tx.query(sql, &[&ids]).await?;
-        let mut known: HashMap<ScheduleId, (Arc<Cold>, Arc<AgentDefinition>)> = HashMap::new();
+        let mut known: HashMap<ScheduleId, Read> = HashMap::new();
         let mut missing = Vec::new();
         for row in &rows {
             let (schedule, agent): (ScheduleId, AgentId) = (get(row, "schedule_id")?, get(row, "agent_id")?);
@@ -158,7 +159,9 @@ impl Postgres {
             let cold = cache.schedules.get(&(schedule, edition));
             let agent = cache.agents.get(&(agent, agent_edition));
             match (cold, agent) {
-                (Some(cold), Some(agent)) => drop(known.insert(schedule, (cold.clone(), agent.clone()))),
+                (Some(cold), Some(agent)) => {
+                    drop(known.insert(schedule, (cold.clone(), agent.clone(), None)))
+                }
                 _ => missing.push(schedule),
             }
         }
@@ -168,8 +171,8 @@ impl Postgres {
         let mut found: HashMap<ScheduleId, Definitions> = HashMap::new();
         for row in &rows {
             let id: ScheduleId = get(row, "schedule_id")?;
-            if let Some((cold, agent)) = known.get(&id) {
-                found.insert(id, definitions(row, cold, agent)?);
+            if let Some(read) = known.get(&id) {
+                found.insert(id, definitions(row, read)?);
             }
         }
         Ok(ids.iter().map(|id| found.get(id).cloned()).collect())
@@ -179,20 +182,27 @@ impl Postgres {
         &self,
         tx: &mut Tx<'_>,
         ids: &[ScheduleId],
-        known: &mut HashMap<ScheduleId, (Arc<Cold>, Arc<AgentDefinition>)>,
+        known: &mut HashMap<ScheduleId, Read>,
     ) -> Result<(), Fault> {
         let sql = "select c.id as schedule_id, s.edition as schedule_edition, c.name, c.definition as schedule_text, \
-                   a.id, a.edition, a.definition from schedules c join schedule_state s on s.schedule_id = c.id \
+                   c.format as schedule_format, a.id, a.edition, a.format, a.definition from schedules c join schedule_state s on s.schedule_id = c.id \
                    join agents a on a.id = c.agent_id where c.id = any($1)";
         for row in tx.query(sql, &[&ids]).await? {
             let schedule: ScheduleId = get(&row, "schedule_id")?;
-            let cold = Arc::new(cold_of(get(&row, "name")?, get(&row, "schedule_text")?));
-            let agent = Arc::new(finish::definition(&row)?);
+            let (format, text) = (get(&row, "schedule_format")?, get(&row, "schedule_text")?);
+            let cold = Arc::new(cold_of(get(&row, "name")?, format, text));
+            let agent = finish::read_agent(&row)?;
+            if let Some(why) = cold.unreadable.as_ref().or(agent.as_ref().err()) {
+                let why = self.unread.add(schedule, why);
+                known.insert(schedule, (cold, Arc::default(), Some(why)));
+                continue;
+            }
+            let agent = Arc::new(agent.unwrap_or_default());
             let mut cache = self.cache.lock();
             cache.bound();
             cache.schedules.insert((schedule, get(&row, "schedule_edition")?), cold.clone());
             cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
-            known.insert(schedule, (cold, agent));
+            known.insert(schedule, (cold, agent, None));
         }
         Ok(())
     }
@@ -203,12 +213,15 @@ fn is_expected(expect: &Expect, found: Option<&Known>) -> bool {
     match found {
         None => expect.holds(None),
         Some(_) if *expect == Expect::Any => true,
-        Some(found) => schedule_definition(&found.text)
+        Some(found) => read_stored(found.format, &found.text)
             .is_ok_and(|definition| expect.holds(Some((found.revision, &definition)))),
     }
 }
 
-fn definitions(row: &Row, cold: &Cold, agent: &Arc<AgentDefinition>) -> Result<Definitions, Fault> {
+/// What was read of a schedule, and of its agent, and why one of them could not be.
+type Read = (Arc<Cold>, Arc<AgentDefinition>, Option<Arc<str>>);
+
+fn definitions(row: &Row, (cold, agent, unreadable): &Read) -> Result<Definitions, Fault> {
     Ok(Definitions {
         schedule: get(row, "schedule_id")?,
         agent: get(row, "agent_id")?,
@@ -221,5 +234,6 @@ fn definitions(row: &Row, cold: &Cold, agent: &Arc<AgentDefinition>) -> Result<D
         origin: get(row, "origin")?,
         waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
         last_success_at: get(row, "last_success_at")?,
+        unreadable: unreadable.clone(),
     })
 }

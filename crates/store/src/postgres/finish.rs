@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use belfry_core::definition::{Unreadable, read_stored};
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentDefinition, Epoch, Reason, RunId, RunState, Token};
 use belfry_time::Timestamp;
@@ -414,9 +415,12 @@ pub(super) async fn mark(
     told.iter().map(|row| Ok(belfry_core::NodeId(get(row, "node_id")?))).collect()
 }
 
+/// An agent's definition, or why it cannot be read.
+pub(super) fn read_agent(row: &tokio_postgres::Row) -> Result<Result<AgentDefinition, Unreadable>, Fault> {
+    Ok(read_stored(get(row, "format")?, get(row, "definition")?))
+}
+
 /// An agent's definition.
 pub(super) fn definition(row: &tokio_postgres::Row) -> Result<AgentDefinition, Fault> {
-    let text: &str = get(row, "definition")?;
-    serde_json::from_str(text)
-        .map_err(|error| Error::unexpected(format!("an agent's definition: {error}")).into())
+    read_agent(row)?.map_err(|why| Error::unexpected(format!("an agent {why}")).into())
 }

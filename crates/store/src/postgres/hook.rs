@@ -8,12 +8,12 @@ use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::{Facts, RunId, hook};
 use belfry_time::Timestamp;
 
+use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Tx};
 use super::enqueue::{Places, enqueue};
 use super::rows::{self, get};
 use super::session::{first_with, take_key};
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;

@@ -1,14 +1,14 @@
 //! Lists, and records as they are listed.
 
-use belfry_core::RunId;
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
+use belfry_core::definition::{When, read_stored};
+use belfry_core::{AgentDefinition, RunId, ScheduleDefinition};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::plan::schedule_definition;
 use super::rows::{self, Live, get, small};
 use super::{books, finish};
 use crate::shapes::*;
@@ -58,7 +58,7 @@ pub(super) use chain;
 /// Schedules with all that a record says.
 macro_rules! schedules {
     () => {
-        "select c.id, c.agent_id, c.name, c.definition, c.revision, c.source, s.*, \
+        "select c.id, c.agent_id, c.name, c.definition, greatest(c.format, a.format) as format, c.revision, c.source, s.*, \
          t.kind, t.tick_at as token_tick_at, t.due_at, d.lane as deferred_lane, d.tick_at as deferred_tick_at, \
          d.since as deferred_since, a.name as agent_name, b.period_start, b.failures, \
          l.running, l.pending, l.live_tick, l.retry_at, \
@@ -90,12 +90,16 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         get(row, "skipped_tick")?,
         open_skip.map(|open| open.to),
     ];
-    Ok(ScheduleRecord {
+    let (definition, unreadable) = match read_stored(get(row, "format")?, get(row, "definition")?) {
+        Ok(definition) => (definition, None),
+        Err(why) => (ScheduleDefinition::new(When::After(String::new())), Some(why)),
+    };
+    let record = ScheduleRecord {
         id: get(row, "id")?,
         agent: get(row, "agent_id")?,
         agent_name: get(row, "agent_name")?,
         name: get(row, "name")?,
-        definition: schedule_definition(get(row, "definition")?)?,
+        definition,
         revision: get(row, "revision")?,
         source: get(row, "source")?,
         status: rows::status(row)?,
@@ -121,6 +125,10 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         pending: small(get(row, "pending")?),
         next_retry_at: get(row, "retry_at")?,
         budget: budget(row)?,
+    };
+    Ok(match unreadable {
+        Some(why) => record.unreadable(&why),
+        None => record,
     })
 }
 
@@ -253,16 +261,21 @@ async fn runs_of(
 }
 
 pub(super) async fn agents(tx: &mut Tx<'_>) -> Result<Vec<AgentRecord>, Fault> {
-    let sql = "select a.id, a.name, a.source, a.edition, a.definition, b.period_start, b.failures \
+    let sql = "select a.id, a.name, a.source, a.edition, a.format, a.definition, b.period_start, b.failures \
                from agents a left join budgets b on b.agent_id = a.id \
                where a.retired_at is null order by a.name";
     let record = |row: &Row| {
+        let (definition, unreadable) = match finish::read_agent(row)? {
+            Ok(definition) => (definition, None),
+            Err(why) => (AgentDefinition::default(), Some(why.to_string())),
+        };
         Ok(AgentRecord {
             id: get(row, "id")?,
             name: get(row, "name")?,
             source: get(row, "source")?,
             revision: get(row, "edition")?,
-            definition: finish::definition(row)?,
+            definition,
+            unreadable,
             budget: budget(row)?,
         })
     };

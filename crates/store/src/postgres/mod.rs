@@ -8,12 +8,12 @@
 
 /// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
 macro_rules! verb {
-    ($store:expr, $within:expr, $begin:ident, |$tx:ident| $body:expr) => {{
+    ($store:expr, $part:expr, $within:expr, $begin:ident, |$tx:ident| $body:expr) => {{
         let committing = AtomicBool::new(false);
         let work = async {
             let mut tries = 0;
             loop {
-                let mut $tx = $store.pool.$begin(&committing).await?;
+                let mut $tx = $store.pool.$begin($part, &committing).await?;
                 let outcome = $body;
                 if let Some(answer) = $tx.close(outcome, &mut tries).await? {
                     if $store.pool.armed.swap(false, Ordering::SeqCst) {
@@ -33,18 +33,26 @@ macro_rules! verb {
     }};
 }
 
-/// One transaction.
+/// One transaction, on a connection for requests unless another part of the pool is named.
 macro_rules! transact {
     ($store:expr, |$tx:ident| $body:expr) => {
-        verb!($store, DEADLINE, transaction, |$tx| $body)
+        transact!($store, Requests, |$tx| $body)
     };
+    ($store:expr, $part:ident, |$tx:ident| $body:expr) => {{
+        let part = $crate::postgres::connection::Part::$part;
+        verb!($store, part, part.deadline(), transaction, |$tx| $body)
+    }};
 }
 
-/// Statements that only read, each for itself.
+/// Statements that only read, each for itself, on a connection for requests unless another part of the pool is named.
 macro_rules! look {
     ($store:expr, |$tx:ident| $body:expr) => {
-        verb!($store, DEADLINE, statements, |$tx| $body)
+        look!($store, Requests, |$tx| $body)
     };
+    ($store:expr, $part:ident, |$tx:ident| $body:expr) => {{
+        let part = $crate::postgres::connection::Part::$part;
+        verb!($store, part, part.deadline(), statements, |$tx| $body)
+    }};
 }
 
 mod books;
@@ -71,6 +79,7 @@ mod session;
 mod source;
 mod tls;
 mod token;
+mod unread;
 mod watch;
 mod why;
 
@@ -79,7 +88,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::definition::Scope;
+use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -88,7 +97,7 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 
-use self::connection::{Fault, Pool, Tx, error_of};
+use self::connection::{Fault, Part, Pool, Tx, error_of};
 use self::notify::Hints;
 use crate::sabotage::Switch;
 use crate::sessions::*;
@@ -96,6 +105,7 @@ use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
+use crate::unread::Unread;
 use crate::views::*;
 use crate::{Error, hint};
 
@@ -115,6 +125,8 @@ pub struct Postgres {
     /// Whether the last plans met lanes with a limit on what waits.
     queues_limited: AtomicBool,
     hints: Box<Hints>,
+    /// Schedules that this version cannot read.
+    unread: Unread,
     /// Breaks it on purpose.
     pub sabotage: Switch,
 }
@@ -136,6 +148,8 @@ struct Cold {
     uncompiled: Option<Arc<belfry_core::ScheduleDefinition>>,
     overlap: Scope,
     command: String,
+    /// Why this version cannot read it.
+    unreadable: Option<Unreadable>,
 }
 
 /// A queue, by what it takes to serve it.
@@ -180,6 +194,7 @@ impl Postgres {
             gates_in_the_way: AtomicBool::new(false),
             queues_limited: AtomicBool::new(false),
             hints: Box::default(),
+            unread: Unread::default(),
             sabotage: Switch::default(),
         })
     }
@@ -188,7 +203,7 @@ impl Postgres {
 impl Postgres {
     /// What time it is there.
     pub async fn clock(&self) -> Answer<Timestamp> {
-        look!(self, |tx| read::clock(&mut tx).await)
+        look!(self, Lease, |tx| read::clock(&mut tx).await)
     }
 
     pub(crate) async fn stats(&self) -> Answer<Stats> {
@@ -282,7 +297,7 @@ impl Store for Postgres {
     ) -> Answer<Applied> {
         check_names(agents)?;
         let specs = source::compile_all(agents);
-        let answer = verb!(self, LONG_DEADLINE, transaction, |tx| self
+        let answer = verb!(self, Part::Requests, LONG_DEADLINE, transaction, |tx| self
             .apply_in(&mut tx, now, source, digest, &specs)
             .await);
         self.tell(answer, |_| true).await
@@ -349,7 +364,11 @@ impl Store for Postgres {
         if schedules.is_empty() {
             return Ok(Vec::new());
         }
-        look!(self, |tx| self.definitions_in(&mut tx, schedules).await)
+        look!(self, Work, |tx| self.definitions_in(&mut tx, schedules).await)
+    }
+
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        look!(self, Work, |tx| self.find_unreadable(&mut tx).await)
     }
 
     async fn pause(
@@ -377,11 +396,11 @@ impl Store for Postgres {
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
-        look!(self, |tx| self.due_in(&mut tx, now, after, limit).await)
+        look!(self, Work, |tx| self.due_in(&mut tx, now, after, limit).await)
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
-        look!(self, |tx| plan::next_due(&mut tx).await)
+        look!(self, Work, |tx| plan::next_due(&mut tx, &self.unread.ids()).await)
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
@@ -390,7 +409,7 @@ impl Store for Postgres {
         }
         let commits = &*all_storable(commits);
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
-        let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
+        let places = look!(self, Work, |tx| self.places(&mut tx, &runs).await)?;
         let answer = self.commit_or_defer(now, commits, &places).await;
         self.hint(answer, |committed| hint::made_runs(commits, committed))
     }
@@ -445,11 +464,11 @@ impl Store for Postgres {
     }
 
     async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        look!(self, |tx| lane::made_lanes(&mut tx).await).map(|lanes| lanes.into_values().collect())
+        look!(self, Work, |tx| lane::made_lanes(&mut tx).await).map(|lanes| lanes.into_values().collect())
     }
 
     async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
-        look!(self, |tx| claim::next_start(&mut tx, now).await)
+        look!(self, Work, |tx| claim::next_start(&mut tx, now).await)
     }
 
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
@@ -465,7 +484,10 @@ impl Store for Postgres {
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         match claim.only {
-            Some(run) => transact!(self, |tx| claim_one::claim_one(&mut tx, now, claim, run).await),
+            Some(run) => {
+                transact!(self, Work, |tx| claim_one::claim_one(&mut tx, now, claim, run, &self.unread.ids())
+                    .await)
+            }
             None => self.claim_until_settled(now, claim).await,
         }
     }
@@ -475,10 +497,10 @@ impl Store for Postgres {
             return Ok(Vec::new());
         }
         let finishes = &*all_storable(finishes);
-        let unbooked = transact!(self, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
+        let unbooked = transact!(self, Work, |tx| self.finish_unbooked(&mut tx, now, finishes).await);
         let answer = match unbooked {
             Ok(Some(answers)) => Ok(answers),
-            Ok(None) => transact!(self, |tx| self.finish_in(&mut tx, now, finishes).await),
+            Ok(None) => transact!(self, Work, |tx| self.finish_in(&mut tx, now, finishes).await),
             Err(error) => Err(error),
         };
         self.hint(answer, |finished| hint::ended(finished))
@@ -493,12 +515,12 @@ impl Store for Postgres {
         if runs.is_empty() {
             return Ok(0);
         }
-        let answer = transact!(self, |tx| self.give_back_in(&mut tx, now, node, runs).await);
+        let answer = transact!(self, Rescue, |tx| self.give_back_in(&mut tx, now, node, runs).await);
         self.hint(answer, |given| *given > 0)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
-        look!(self, |tx| output::append(&mut tx, run, epoch, chunks).await)
+        look!(self, Work, |tx| output::append(&mut tx, run, epoch, chunks).await)
     }
 
     async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
@@ -506,15 +528,15 @@ impl Store for Postgres {
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
-        transact!(self, |tx| node::join(&mut tx, node).await)
+        transact!(self, Lease, |tx| node::join(&mut tx, node).await)
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        transact!(self, |tx| node::renew(&mut tx, node, lease_until).await)
+        transact!(self, Lease, |tx| node::renew(&mut tx, node, lease_until).await)
     }
 
     async fn marks(&self, node: NodeId) -> Answer<Marks> {
-        look!(self, |tx| node::marks(&mut tx, node).await)
+        look!(self, Lease, |tx| node::marks(&mut tx, node).await)
     }
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
@@ -523,11 +545,11 @@ impl Store for Postgres {
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
-        look!(self, |tx| node::nodes(&mut tx).await)
+        look!(self, Rescue, |tx| node::nodes(&mut tx).await)
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        let answer = transact!(self, |tx| self.fence_in(&mut tx, now, node, lease_seen).await);
+        let answer = transact!(self, Rescue, |tx| self.fence_in(&mut tx, now, node, lease_seen).await);
         self.hint(answer, Option::is_some)
     }
 
@@ -619,6 +641,6 @@ impl Store for Postgres {
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {
-        verb!(self, LONG_DEADLINE, statements, |tx| read::integrity(&mut tx).await)
+        verb!(self, Part::Requests, LONG_DEADLINE, statements, |tx| read::integrity(&mut tx).await)
     }
 }

@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -14,11 +15,12 @@ use crate::shapes::*;
 use crate::unknown;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
-    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) \
-               values ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+    let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at, \
+                   renewal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers')) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
-               lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, last_seen_at = excluded.last_seen_at";
+               lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, \
+               last_seen_at = excluded.last_seen_at, renewal = excluded.renewal";
     let pid = i64::from(node.pid);
     tx.execute(
         sql,
@@ -39,8 +41,8 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
 }
 
 pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<Renewed, Fault> {
-    let sql =
-        "update nodes set lease_until = greatest(lease_until, $2) where id = $1 and not fenced returning 1";
+    let sql = "update nodes set lease_until = greatest(lease_until, $2), renewal = nextval('numbers') \
+               where id = $1 and not fenced returning 1";
     if tx.query(sql, &[&id.0, &lease_until]).await?.is_empty() {
         return Ok(Renewed::Fenced);
     }
@@ -99,36 +101,46 @@ impl Postgres {
         lease_seen: Timestamp,
     ) -> Result<Option<Rescued>, Fault> {
         // From here on no claim under this node can come to its end: claims hold its row.
-        let sql =
-            "update nodes set fenced = true where id = $1 and not fenced and lease_until = $2 returning 1";
-        if tx.query(sql, &[&id.0, &lease_seen]).await?.is_empty() {
-            return Ok(None);
-        }
+        let sql = "update nodes set fenced = true where id = $1 and not fenced and lease_until = $2 \
+                   returning renewal";
+        let fenced = tx.query(sql, &[&id.0, &lease_seen]).await?;
+        let Some(node) = fenced.first() else { return Ok(None) };
         let own = tx.query("select id from live where node_id = $1 and state = 2", &[&id.0]).await?;
         let own: Vec<Uuid> = own.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let (books, runs) = lock_running(tx, &own).await?;
         let lines = lines_of(tx, &runs).await?;
-        let mut rescued = Rescued::default();
+        let runs: Vec<Live> = runs.into_iter().filter(|live| live.node == Some(id)).collect();
+        let orphan = |live: &Live| Orphan {
+            run: live.id,
+            cancel: left_behind(live, &lines),
+            attempt: rows::small(live.attempt),
+            max_attempts: rows::small(live.max_attempts),
+            rescue: live.rescue,
+            suspicions: live.suspicions,
+        };
+        let orphans: Vec<Orphan<RunId>> = runs.iter().map(orphan).collect();
+        let suspect = suspect(&orphans, get(node, "renewal")?);
+        let mut rescued = Rescued { suspect, ..Rescued::default() };
         let mut changes = Vec::new();
-        for live in runs.into_iter().filter(|live| live.node == Some(id)) {
+        for (mut live, orphan) in runs.into_iter().zip(&orphans) {
             rescued.traces.extend(live.trace_id.map(|trace| (live.id, trace)));
-            let end = match left_behind(&live, &lines) {
-                Some(reason) => Some((RunState::Cancelled, reason)),
-                None if live.attempt >= live.max_attempts => Some((RunState::Failed, Reason::Orphaned)),
-                None => None,
-            };
-            match end {
-                Some((state, reason)) => {
+            match fate(orphan, suspect == Some(live.id)) {
+                Fate::End { state, reason, error } => {
                     rescued.ended.push((live.id, state));
+                    live.error = error.map(str::to_owned).or(live.error);
                     changes.push(Change::end(live, state, Some(reason)));
                 }
-                None => {
+                Fate::Back => {
                     rescued.pending.push(live.id);
                     changes.push(Change::back(live, now, true));
                 }
             }
         }
         self.settle(tx, now, books, changes).await?;
+        let back: Vec<Uuid> = rescued.pending.iter().map(|run| run.0).collect();
+        let sql = "update live set rescue = 0, suspicions = suspicions + case when id = $2 then 1 else 0 end \
+                   where id = any($1)";
+        tx.execute(sql, &[&back, &suspect.map(|run| run.0)]).await?;
         Ok(Some(rescued))
     }
 

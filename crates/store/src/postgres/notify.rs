@@ -17,8 +17,8 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::{Fault, Tx};
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::hint::Hint;
 use crate::store::Answer;

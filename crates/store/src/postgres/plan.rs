@@ -6,7 +6,7 @@ use std::sync::Arc;
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
-use belfry_core::definition::Scope;
+use belfry_core::definition::{Scope, Unreadable, read_stored};
 use belfry_core::plan::Standing;
 use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleId};
 use belfry_time::Timestamp;
@@ -35,8 +35,9 @@ struct Token {
     unreadable: Option<String>,
 }
 
-pub(super) async fn next_due(tx: &mut Tx<'_>) -> Result<Option<Timestamp>, Fault> {
-    let first = tx.query("select due_at from timers order by due_at limit 1", &[]).await?;
+pub(super) async fn next_due(tx: &mut Tx<'_>, unread: &[ScheduleId]) -> Result<Option<Timestamp>, Fault> {
+    let sql = "select due_at from timers where not schedule_id = any($1) order by due_at limit 1";
+    let first = tx.query(sql, &[&unread]).await?;
     first.first().map(|row| get(row, "due_at")).transpose()
 }
 
@@ -57,10 +58,11 @@ impl Postgres {
                    s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin \
                    from (select * from timers where due_at <= $1 \
                        and (due_at, schedule_id) > (coalesce($3, '-infinity'::timestamptz), coalesce($4, 0::bigint)) \
-                       order by due_at, schedule_id limit $2) t \
+                       and not schedule_id = any($5) order by due_at, schedule_id limit $2) t \
                    join schedule_state s on s.schedule_id = t.schedule_id order by t.due_at, t.schedule_id";
         let (due_at, schedule) = after.unzip();
-        let found = tx.query(sql, &[&now, &i64::from(limit), &due_at, &schedule]).await?;
+        let unread = self.unread.ids();
+        let found = tx.query(sql, &[&now, &i64::from(limit), &due_at, &schedule, &unread]).await?;
         let mut tokens = Vec::with_capacity(found.len());
         for row in &found {
             let Some(token) = rows::token(row)? else { continue };
@@ -83,7 +85,14 @@ impl Postgres {
         let books = Reading::open(tx, &agents).await?;
         let due = tokens.into_iter().filter_map(|token| {
             let cold = cold.get(&token.schedule)?;
-            let agent = agents.get(&token.agent)?;
+            let agent = match (&cold.unreadable, agents.get(&token.agent)?) {
+                (None, Ok(agent)) => agent,
+                // Another version may be able to read it: it stays as it is.
+                (Some(why), _) | (None, Err(why)) => {
+                    self.unread.add(token.schedule, why);
+                    return None;
+                }
+            };
             let (live, pending) = lives.of(&token, cold);
             Some(Due {
                 schedule: token.schedule,
@@ -123,10 +132,10 @@ impl Postgres {
         }
         let ids: Vec<ScheduleId> = missing.keys().copied().collect();
         // One that was edited since the token was read is newer than its edition, which nobody will read again.
-        let sql = "select name, definition, id from schedules where id = any($1)";
+        let sql = "select name, definition, id, format from schedules where id = any($1)";
         for row in tx.query(sql, &[&ids]).await? {
             let id: ScheduleId = row.try_get(2)?;
-            let cold = Arc::new(cold_of(row.try_get(0)?, row.try_get(1)?));
+            let cold = Arc::new(cold_of(row.try_get(0)?, row.try_get(3)?, row.try_get(1)?));
             let mut cache = self.cache.lock();
             cache.bound();
             if let Some(edition) = missing.get(&id) {
@@ -142,24 +151,26 @@ impl Postgres {
         &self,
         tx: &mut Tx<'_>,
         ids: impl Iterator<Item = AgentId>,
-    ) -> Result<HashMap<AgentId, Arc<AgentDefinition>>, Fault> {
+    ) -> Result<HashMap<AgentId, ReadAgent>, Fault> {
         let ids: Vec<AgentId> = ids.collect::<BTreeSet<_>>().into_iter().collect();
         let mut found = HashMap::with_capacity(ids.len());
         let mut missing = Vec::new();
         for row in tx.query("select id, edition from agents where id = any($1)", &[&ids]).await? {
             let place = (get(&row, "id")?, get(&row, "edition")?);
             match self.cache.lock().agents.get(&place) {
-                Some(agent) => drop(found.insert(place.0, agent.clone())),
+                Some(agent) => drop(found.insert(place.0, Ok(agent.clone()))),
                 None => missing.push(place.0),
             }
         }
         if !missing.is_empty() {
-            let sql = "select id, edition, definition from agents where id = any($1)";
+            let sql = "select id, edition, format, definition from agents where id = any($1)";
             for row in tx.query(sql, &[&missing]).await? {
-                let agent = Arc::new(finish::definition(&row)?);
-                let mut cache = self.cache.lock();
-                cache.bound();
-                cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+                let agent = finish::read_agent(&row)?.map(Arc::new);
+                if let Ok(agent) = &agent {
+                    let mut cache = self.cache.lock();
+                    cache.bound();
+                    cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+                }
                 found.insert(get(&row, "id")?, agent);
             }
         }
@@ -492,13 +503,11 @@ impl Reading {
         known.copied().unwrap_or_default()
     }
 
-    async fn open(
-        tx: &mut Tx<'_>,
-        agents: &HashMap<AgentId, Arc<AgentDefinition>>,
-    ) -> Result<Reading, Fault> {
+    async fn open(tx: &mut Tx<'_>, agents: &HashMap<AgentId, ReadAgent>) -> Result<Reading, Fault> {
         let mut reading = Reading::default();
         let with = |has: fn(&AgentDefinition) -> bool| -> Vec<AgentId> {
-            agents.iter().filter(|(_, agent)| has(agent)).map(|(id, _)| *id).collect()
+            let reads = |agent: &ReadAgent| agent.as_ref().is_ok_and(|agent| has(agent));
+            agents.iter().filter(|(_, agent)| reads(agent)).map(|(id, _)| *id).collect()
         };
         let breakers = with(|agent| agent.breaker.is_some());
         if !breakers.is_empty() {
@@ -517,12 +526,16 @@ impl Reading {
     }
 }
 
+/// An agent's definition, or why it cannot be read.
+type ReadAgent = Result<Arc<AgentDefinition>, Unreadable>;
+
 /// A schedule as it was written. One that cannot be read says why, and disturbs no other.
-pub(super) fn cold_of(name: &str, text: &str) -> Cold {
-    match serde_json::from_str::<belfry_core::ScheduleDefinition>(text) {
+pub(super) fn cold_of(name: &str, format: i32, text: &str) -> Cold {
+    match read_stored::<belfry_core::ScheduleDefinition>(format, text) {
         Ok(definition) => {
             let compiled = compile(&definition, name);
             Cold {
+                unreadable: None,
                 name: Arc::from(name),
                 overlap: definition.options.overlap,
                 command: definition.options.command.clone(),
@@ -530,10 +543,11 @@ pub(super) fn cold_of(name: &str, text: &str) -> Cold {
                 compiled,
             }
         }
-        Err(error) => Cold {
+        Err(why) => Cold {
             name: Arc::from(name),
-            compiled: Err(Arc::from(format!("its stored definition cannot be read: {error}"))),
+            compiled: Err(Arc::from(why.to_string())),
             uncompiled: None,
+            unreadable: Some(why),
             overlap: Scope::Schedule,
             command: String::new(),
         },

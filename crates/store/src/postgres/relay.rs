@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::Fault;
 use super::rows::{big, get};
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::store::Answer;
 use crate::views::Telling;

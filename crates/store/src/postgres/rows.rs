@@ -22,7 +22,8 @@ macro_rules! live_columns {
     () => {
         "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
          l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.prompt, l.payload, l.trace_id, \
-         l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane"
+         l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane, l.rescue, \
+         l.suspicions"
     };
 }
 pub(super) use live_columns;
@@ -54,6 +55,8 @@ pub(super) struct Live {
     pub(super) exit_code: Option<i32>,
     pub(super) error: Option<String>,
     pub(super) lane: String,
+    pub(super) rescue: Option<i64>,
+    pub(super) suspicions: u32,
 }
 
 impl Live {
@@ -84,6 +87,8 @@ impl Live {
             exit_code: get(row, "exit_code")?,
             error: get(row, "error")?,
             lane: get(row, "lane")?,
+            rescue: get(row, "rescue")?,
+            suspicions: u32::try_from(get::<i16>(row, "suspicions")?).unwrap_or(0),
         })
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use belfry_core::check::Status;
+use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::{
     AgentDefinition, AgentId, Reason, Schedule, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token,
 };
@@ -13,7 +14,6 @@ use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
 use super::defer::give_up;
-use super::plan::schedule_definition;
 use super::rows::{self, get, status_columns};
 use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
 use crate::Error;
@@ -84,6 +84,7 @@ pub(super) struct Known {
     pub(super) source: String,
     pub(super) revision: i64,
     pub(super) text: String,
+    pub(super) format: i32,
 }
 
 impl Known {
@@ -93,6 +94,7 @@ impl Known {
             source: get(row, "source")?,
             revision: get(row, "revision")?,
             text: get(row, "definition")?,
+            format: get(row, "format")?,
         })
     }
 }
@@ -242,9 +244,14 @@ pub(super) async fn put_agents(
     specs: &[Spec<'_>],
 ) -> Result<HashMap<String, AgentId>, Fault> {
     let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
-    let sql = "select id, name, source, definition from agents where retired_at is null and name = any($1)";
+    let sql =
+        "select id, name, source, definition, format from agents where retired_at is null and name = any($1)";
     let mut known = HashMap::new();
+    let mut newer = HashSet::new();
     for row in tx.query(sql, &[&names]).await? {
+        if get::<i32>(&row, "format")? > FORMAT {
+            newer.insert(get::<AgentId>(&row, "id")?);
+        }
         let same: (AgentId, String, String) =
             (get(&row, "id")?, get(&row, "source")?, get(&row, "definition")?);
         known.insert(get::<String>(&row, "name")?, same);
@@ -253,23 +260,26 @@ pub(super) async fn put_agents(
     for spec in specs {
         let text = text(&spec.text)?;
         let policies = spec.definition.breaker.is_some() || spec.definition.budget.is_some();
+        let format = spec.definition.format();
         let id = match (ids.get(spec.name), known.get(spec.name)) {
             (Some(id), _) => *id,
             (None, Some((id, _, _))) => *id,
             (None, None) => {
-                let sql = "insert into agents (id, source, name, edition, definition, policies) \
-                           values (nextval('numbers'), $1, $2, nextval('numbers'), $3, $4) returning id";
-                let made = tx.query(sql, &[&source, &spec.name, &text, &policies]).await?;
+                let sql = "insert into agents (id, source, name, edition, definition, policies, format) \
+                           values (nextval('numbers'), $1, $2, nextval('numbers'), $3, $4, $5) returning id";
+                let made = tx.query(sql, &[&source, &spec.name, &text, &policies, &format]).await?;
                 let row = made.first().ok_or_else(|| Error::unexpected("an agent was not made"))?;
                 ids.insert(spec.name.to_owned(), get(row, "id")?);
                 continue;
             }
         };
-        let same = known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
+        // What a newer version wrote stays: that version knows better what it is.
+        let same = newer.contains(&id)
+            || known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
         if !same {
             let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
-                       policies = $4 where id = $1";
-            tx.execute(sql, &[&id, &source, &text, &policies]).await?;
+                       policies = $4, format = $5 where id = $1";
+            tx.execute(sql, &[&id, &source, &text, &policies, &format]).await?;
         }
         ids.insert(spec.name.to_owned(), id);
     }
@@ -299,6 +309,7 @@ pub(super) async fn put_schedules(
             match known.get(&schedule.name) {
                 None if names.insert(schedule.name.as_str()) => fresh.push((*agent, schedule)),
                 None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
+                Some(known) if known.format > FORMAT => put.push(Put::OwnedBy(NEWER_VERSION.to_owned())),
                 Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
                     put.push(Put::OwnedBy(known.source.clone()));
                 }
@@ -327,7 +338,7 @@ pub(super) async fn known_schedules(
 ) -> Result<HashMap<String, Known>, Fault> {
     let names: Vec<&str> =
         specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
-    let sql = "select id, name, source, revision, definition from schedules \
+    let sql = "select id, name, source, revision, definition, format from schedules \
                where retired_at is null and (source = $1 or name = any($2))";
     let mut known = HashMap::new();
     for row in tx.query(sql, &[&source, &names]).await? {
@@ -347,13 +358,15 @@ async fn insert_schedules(
     let ids: Vec<ScheduleId> = ids.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
     let agents: Vec<AgentId> = fresh.iter().map(|(agent, _)| *agent).collect();
     let names: Vec<&str> = fresh.iter().map(|(_, spec)| spec.name.as_str()).collect();
+    let formats: Vec<i32> = fresh.iter().map(|(_, spec)| spec.definition.format()).collect();
     let texts: Vec<&str> = fresh.iter().map(|(_, spec)| text(&spec.text)).collect::<Result<_, Fault>>()?;
-    let sql = "insert into schedules (source, revision, id, agent_id, name, definition) \
-               select $1::text, 1, u.* from unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) as u";
-    tx.execute(sql, &[&source, &ids, &agents, &names, &texts]).await?;
-    let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition) \
-               select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[]) as u";
-    tx.execute(sql, &[&now, &ids, &texts]).await?;
+    let sql = "insert into schedules (source, revision, id, agent_id, name, definition, format) \
+               select $1::text, 1, u.* \
+               from unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::integer[]) as u";
+    tx.execute(sql, &[&source, &ids, &agents, &names, &texts, &formats]).await?;
+    let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition, format) \
+               select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[], $4::integer[]) as u";
+    tx.execute(sql, &[&now, &ids, &texts, &formats]).await?;
     let standings: Vec<(Status, Option<Token>)> = fresh
         .iter()
         .map(|(_, spec)| standing_of(spec.definition, &spec.compiled, Token::first(now)))
@@ -382,7 +395,7 @@ async fn change(
     if known.text == text {
         return Ok(false);
     }
-    let old = schedule_definition(&known.text).ok();
+    let old: Option<ScheduleDefinition> = read_stored(known.format, &known.text).ok();
     if old.as_ref() == Some(spec.definition) {
         return Ok(false);
     }
@@ -399,17 +412,18 @@ async fn change(
     if new_timing || !spec.definition.options.enabled {
         give_up(tx, now, &[known.id]).await?;
     }
-    let sql = "update schedules set definition = $2, revision = $3 where id = $1";
-    tx.execute(sql, &[&known.id, &text, &revision]).await?;
+    let format = spec.definition.format();
+    let sql = "update schedules set definition = $2, revision = $3, format = $4 where id = $1";
+    tx.execute(sql, &[&known.id, &text, &revision, &format]).await?;
     let sql = "update schedule_state set edition = nextval('numbers'), delete_after_run = $2 where schedule_id = $1";
     tx.execute(sql, &[&known.id, &spec.definition.options.delete_after_run]).await?;
     let enabled = spec.definition.options.enabled;
     if new_timing {
         let old = old.as_ref().map_or_else(|| Err(Arc::from("")), |old| compile(old, &spec.name));
         start_revision(tx, now, known.id, &locked, &old, spec).await?;
-        let sql = "insert into schedule_revisions (schedule_id, revision, from_at, definition) \
-                   values ($1, $2, $3, $4) on conflict do nothing";
-        tx.execute(sql, &[&known.id, &revision, &now, &text]).await?;
+        let sql = "insert into schedule_revisions (schedule_id, revision, from_at, definition, format) \
+                   values ($1, $2, $3, $4, $5) on conflict do nothing";
+        tx.execute(sql, &[&known.id, &revision, &now, &text, &format]).await?;
     } else if old.is_some_and(|old| old.options.enabled != enabled) {
         switch(tx, now, known.id, &locked, enabled, &spec.compiled).await?;
     }

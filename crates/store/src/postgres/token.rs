@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::connection::Fault;
 use super::rows::get;
-use super::{DEADLINE, Postgres, enqueue};
+use super::{Postgres, enqueue};
 use crate::Error;
 use crate::access::*;
 use crate::shapes::Key;

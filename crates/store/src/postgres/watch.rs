@@ -6,9 +6,9 @@ use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::Fault;
 use super::rows::get;
-use super::{DEADLINE, Postgres};
 use crate::Error;
 use crate::store::Answer;
 use crate::views::Page;
@@ -23,7 +23,7 @@ fn snapshot(row: &Row) -> Result<SnapshotRow, Fault> {
 impl Watch for Postgres {
     async fn beat(&self, snapshot: &Snapshot) -> Answer<bool> {
         let text = serde_json::to_string(snapshot).unwrap_or_default();
-        transact!(self, |tx| async {
+        transact!(self, Rescue, |tx| async {
             let sql =
                 "update nodes set last_seen_at = greatest(last_seen_at, $2) where id = $1 and not fenced";
             if tx.execute(sql, &[&snapshot.node.0, &snapshot.at]).await? == 0 {

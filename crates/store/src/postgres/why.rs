@@ -1,13 +1,15 @@
 //! What became of ticks, and what schedules were.
 
+use belfry_core::definition::read_stored;
 use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 
 use super::connection::{Fault, Tx};
 use super::list::{ended_query, live_query};
-use super::plan::{cold_of, schedule_definition};
+use super::plan::cold_of;
 use super::rows::{self, Live, get};
+use crate::Error;
 use crate::unknown;
 use crate::views::*;
 
@@ -59,11 +61,11 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
     if let Some(row) = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?.first() {
         return Ok(TickFate::Skipped(range(row)?));
     }
-    let sql = "select s.*, c.name, c.definition from schedule_state s join schedules c on c.id = s.schedule_id \
+    let sql = "select s.*, c.name, c.definition, c.format from schedule_state s join schedules c on c.id = s.schedule_id \
                where s.schedule_id = $1";
     let found = tx.query(sql, &[&id]).await?;
     let Some(row) = found.first() else { return Ok(TickFate::Unknown) };
-    let cold = cold_of(get(row, "name")?, get(row, "definition")?);
+    let cold = cold_of(get(row, "name")?, get(row, "format")?, get(row, "definition")?);
     let (status, open_skip) = (rows::status(row)?, rows::open_skip(row)?);
     Ok(TickFate::of_state(&status, get(row, "status_since")?, open_skip, &cold.compiled, tick_at))
 }
@@ -73,9 +75,12 @@ pub(super) async fn revision_at(
     id: ScheduleId,
     at: Timestamp,
 ) -> Result<Option<(i64, ScheduleDefinition)>, Fault> {
-    let sql = "select revision, definition from schedule_revisions \
+    let sql = "select revision, definition, format from schedule_revisions \
                where schedule_id = $1 and from_at <= $2 order by revision desc limit 1";
     let found = tx.query(sql, &[&id, &at]).await?;
-    let revision = |row: &Row| Ok((get(row, "revision")?, schedule_definition(get(row, "definition")?)?));
+    let revision = |row: &Row| {
+        let definition = read_stored(get(row, "format")?, get(row, "definition")?);
+        Ok((get(row, "revision")?, definition.map_err(|why| Error::unexpected(format!("a schedule {why}")))?))
+    };
     found.first().map(revision).transpose()
 }

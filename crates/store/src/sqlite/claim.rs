@@ -12,6 +12,22 @@ use super::{Done, Verb, bytes, lossy, micros, node_bytes, run_id};
 use crate::sessions::read_given;
 use crate::shapes::*;
 
+/// How many more runs are looked at where some are held back, because those behind them at their gates wait as well.
+const HELD_BACK_MAX: usize = 1000;
+
+/// Starts one run, also a parked one.
+const START_ONE: &str = "update live set state = 2, parked_on = null, node_id = ?1, epoch = epoch + 1,
+    attempt = attempt + 1, started_at = ?2,
+    rescue = case when rescue is not null then (select rescues from nodes where id = ?1) end where id = ?3";
+
+/// What is read of a ready run.
+macro_rules! ready_columns {
+    () => {
+        "id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command,
+         trigger, tick_at, prompt, payload, trace_id, rescue is not null"
+    };
+}
+
 /// A ready run: its place in the order, its gates, and what its claim will say. The attempt is still the one before.
 struct Ready {
     queue: i64,
@@ -33,6 +49,7 @@ impl Verb<'_> {
             return self.claim_one(now, claim, run);
         }
         let mut claimed = Vec::new();
+        let mut rescues = usize::from(claim.rescue);
         for (lane, slots) in &claim.lanes {
             let queues = self.queues(lane, &claim.labels)?;
             let mut slots = (*slots).min(self.room_of_lane(lane)?) as usize;
@@ -40,7 +57,7 @@ impl Verb<'_> {
             while slots > 0 {
                 let ready = self.ready(now, &queues, lane, slots)?;
                 let before = claimed.len();
-                let look_again = self.admit(now, claim, ready, slots, &mut claimed)?;
+                let look_again = self.admit(now, claim, ready, slots, &mut rescues, &mut claimed)?;
                 slots -= claimed.len() - before;
                 if !look_again {
                     break;
@@ -60,15 +77,17 @@ impl Verb<'_> {
         let Some((queue, lane, needs)) = place else { return Ok(Vec::new()) };
         let needs: Vec<String> = from_json(&needs)?;
         let ready = self.row(
-            "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
-                    tick_at, prompt, payload, trace_id
-             from live where id = ? and (state = 0 or state = 1 and parked_on is not null) and not_before <= ?",
+            concat!(
+                "select ",
+                ready_columns!(),
+                " from live where id = ? and (state = 0 or state = 1 and parked_on is not null) and not_before <= ?"
+            ),
             params![bytes(run), micros(now)],
             |row| ready_of(row, queue, &lane),
         )?;
-        let Some(ready) = ready.filter(|_| needs.iter().all(|label| claim.labels.contains(label))) else {
-            return Ok(Vec::new());
-        };
+        let serves = needs.iter().all(|label| claim.labels.contains(label));
+        let reads = |run: &Ready| self.shared.unread.why(run.claimed.schedule).is_none();
+        let Some(ready) = ready.filter(|run| serves && reads(run)) else { return Ok(Vec::new()) };
         if self.room_of_lane(&lane)? == 0 {
             return Ok(Vec::new());
         }
@@ -77,12 +96,17 @@ impl Verb<'_> {
                 return Ok(Vec::new());
             }
         }
-        self.execute(
-            "update live set state = 2, parked_on = null, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
-            params![node_bytes(claim.node), micros(now), bytes(run)],
-        )?;
+        self.start_one(now, claim, &ready)?;
         let Claimed { epoch, attempt, .. } = ready.claimed;
         Ok(vec![Claimed { epoch: epoch + 1, attempt: attempt + 1, ..ready.claimed }])
+    }
+
+    fn start_one(&self, now: Timestamp, claim: &Claim, run: &Ready) -> Done<()> {
+        let node = node_bytes(claim.node);
+        if run.claimed.rescued {
+            self.execute("update nodes set rescues = rescues + 1 where id = ?", [node])?;
+        }
+        self.execute(START_ONE, params![node, micros(now), bytes(run.claimed.run)]).map(drop)
     }
 
     /// When the next run that is not due yet may start. Queue by queue and rank by rank, so that those that are due are not
@@ -123,20 +147,43 @@ impl Verb<'_> {
         Ok(served)
     }
 
-    /// The first ready runs of some queues, in order.
+    /// The first ready runs of some queues and all that are rescued, in order.
     fn ready(&self, now: Timestamp, queues: &[i64], lane: &str, limit: usize) -> Done<Vec<Ready>> {
+        let unread = self.unread_ids()?;
+        let mut rescued = Vec::new();
+        for queue in queues {
+            rescued.extend(self.rows(
+                concat!(
+                    "select ",
+                    ready_columns!(),
+                    " from live indexed by live_rescued
+                      where queue_id = ? and state = 0 and rescue is not null and not_before <= ?
+                        and schedule_id not in (select value from json_each(?))"
+                ),
+                params![queue, micros(now), unread],
+                |row| ready_of(row, *queue, lane),
+            )?);
+        }
+        let limit = if rescued.is_empty() { limit } else { limit + HELD_BACK_MAX };
         let mut ready = Vec::new();
         for queue in queues {
             ready.extend(self.rows(
-                "select id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger,
-                        tick_at, prompt, payload, trace_id
-                 from live where queue_id = ? and state = 0 and not_before <= ? order by rank, not_before, id limit ?",
-                params![queue, micros(now), limit as i64],
+                concat!(
+                    "select ",
+                    ready_columns!(),
+                    " from live where queue_id = ? and state = 0 and rescue is null and not_before <= ?
+                        and schedule_id not in (select value from json_each(?)) order by rank, not_before, id limit ?"
+                ),
+                params![queue, micros(now), unread, limit as i64],
                 |row| ready_of(row, *queue, lane),
             )?);
         }
         ready.sort_by_key(|run| run.place);
         ready.truncate(limit);
+        if !rescued.is_empty() {
+            ready.append(&mut rescued);
+            ready.sort_by_key(|run| run.place);
+        }
         Ok(ready)
     }
 
@@ -148,6 +195,7 @@ impl Verb<'_> {
         claim: &Claim,
         ready: Vec<Ready>,
         slots: usize,
+        rescues: &mut usize,
         claimed: &mut Vec<Claimed>,
     ) -> Done<bool> {
         let mut free: HashMap<i64, i64> = HashMap::new();
@@ -156,21 +204,23 @@ impl Verb<'_> {
                 free.insert(*gate, self.room(*gate)?);
             }
         }
-        let candidates: Vec<_> =
-            ready.iter().map(|run| Candidate { run: (), gates: run.gates.clone() }).collect();
+        let candidates: Vec<_> = ready
+            .iter()
+            .map(|run| Candidate { run: (), gates: run.gates.clone(), rescued: run.claimed.rescued })
+            .collect();
+        let reads_all = self.shared.unread.ids().is_empty();
         let mut parked = false;
+        let mut left = *rescues;
         let mut free_starts: BTreeMap<i64, (i64, i64, [u8; 16])> = BTreeMap::new();
-        for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots)) {
+        for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots, &mut left)) {
             let id = bytes(run.claimed.run);
             match admission {
                 Admission::Start => {
-                    if run.gates.is_empty() {
+                    *rescues -= usize::from(run.claimed.rescued);
+                    if run.gates.is_empty() && !run.claimed.rescued && reads_all {
                         free_starts.insert(run.queue, run.place);
                     } else {
-                        self.execute(
-                            "update live set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ? where id = ?",
-                            params![node_bytes(claim.node), micros(now), id],
-                        )?;
+                        self.start_one(now, claim, &run)?;
                     }
                     let Claimed { epoch, attempt, .. } = run.claimed;
                     claimed.push(Claimed { epoch: epoch + 1, attempt: attempt + 1, ..run.claimed });
@@ -196,7 +246,7 @@ impl Verb<'_> {
             self.execute(
                 "update or fail live indexed by live_ready
                  set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?3
-                 where queue_id = ?2 and state = 0 and not_before <= ?3 and (rank, not_before, id) <= (?4, ?5, ?6)",
+                 where queue_id = ?2 and state = 0 and rescue is null and not_before <= ?3 and (rank, not_before, id) <= (?4, ?5, ?6)",
                 params![node_bytes(claim.node), queue, micros(now), rank, not_before, id],
             )?;
         }
@@ -262,6 +312,7 @@ fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result
         payload,
         trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
         unreadable,
+        rescued: row.get(16)?,
     };
     let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
     Ok(Ready {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use belfry_core::definition::{Unreadable, read_stored};
 use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
-use super::source::from_json;
 use super::{COMPILED_MAX, Done, Verb, maybe_instant, micros, run_id};
+use crate::error::Error;
 use crate::shapes::AgentSpec;
 use crate::views::*;
 
@@ -16,10 +17,11 @@ struct Found {
     source: String,
     revision: i64,
     definition: String,
+    format: i32,
 }
 
 fn standing(row: &Row<'_>) -> rusqlite::Result<Found> {
-    Ok(Found { source: row.get(0)?, revision: row.get(1)?, definition: row.get(2)? })
+    Ok(Found { source: row.get(0)?, revision: row.get(1)?, definition: row.get(2)?, format: row.get(3)? })
 }
 
 fn is_expected(expect: &Expect, found: Option<&Found>) -> Done<bool> {
@@ -27,7 +29,9 @@ fn is_expected(expect: &Expect, found: Option<&Found>) -> Done<bool> {
     if *expect == Expect::Any {
         return Ok(true);
     }
-    Ok(expect.holds(Some((found.revision, &from_json(&found.definition)?))))
+    // One that cannot be read is none that anybody has seen.
+    Ok(read_stored(found.format, &found.definition)
+        .is_ok_and(|definition| expect.holds(Some((found.revision, &definition)))))
 }
 
 /// An agent as it stands.
@@ -54,7 +58,7 @@ impl Verb<'_> {
         let Some(id) = known else { return Ok(Put::NoAgent) };
         let name = format!("{agent}/{name}");
         let found = self.row(
-            "select source, revision, definition from schedules where name = ? and retired_at is null",
+            "select source, revision, definition, format from schedules where name = ? and retired_at is null",
             [&name],
             standing,
         )?;
@@ -67,7 +71,7 @@ impl Verb<'_> {
 
     pub(super) fn remove_by_api(&self, now: Timestamp, id: ScheduleId, expect: &Expect) -> Done<Removed> {
         let found = self.row(
-            "select source, revision, definition from schedules where id = ? and retired_at is null",
+            "select source, revision, definition, format from schedules where id = ? and retired_at is null",
             [id],
             standing,
         )?;
@@ -113,14 +117,16 @@ impl Verb<'_> {
     /// An agent as it stands, by its name.
     fn agent_named(&self, name: &str) -> Done<Option<KnownAgent>> {
         let found = self.row(
-            "select id, source, revision, definition from agents where name = ? and retired_at is null",
+            "select id, source, revision, definition, format from agents where name = ? and retired_at is null",
             [name],
             |row| {
-                Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, i64>(2)?, row.get::<_, String>(3)?))
+                let text: String = row.get(3)?;
+                Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, i64>(2)?, read_stored(row.get(4)?, &text)))
             },
         )?;
-        let Some((id, source, revision, text)) = found else { return Ok(None) };
-        Ok(Some(KnownAgent { id, source, revision, definition: from_json(&text)? }))
+        let Some((id, source, revision, read)) = found else { return Ok(None) };
+        let definition = read.map_err(|why| Error::unexpected(format!("the agent {name} {why}")))?;
+        Ok(Some(KnownAgent { id, source, revision, definition }))
     }
 
     pub(super) fn remove_agent_by_api(
@@ -158,6 +164,7 @@ impl Verb<'_> {
         struct Known {
             name: String,
             definition: String,
+            format: i32,
             agent: AgentId,
             agent_name: String,
             agent_revision: i64,
@@ -166,7 +173,8 @@ impl Verb<'_> {
             last_success_at: Option<Timestamp>,
         }
         let row = self.row(
-            "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for, st.last_success_at
+            "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for,
+                    s.format, st.last_success_at
              from schedules s join agents a on a.id = s.agent_id join schedule_state st on st.schedule_id = s.id
              where s.id = ?",
             [id],
@@ -179,6 +187,7 @@ impl Verb<'_> {
                     agent_revision: row.get(4)?,
                     origin: maybe_instant(row, "origin")?,
                     waits_for: row.get(6)?,
+                    format: row.get(7)?,
                     last_success_at: maybe_instant(row, "last_success_at")?,
                 })
             },
@@ -186,10 +195,14 @@ impl Verb<'_> {
         let Some(row) = row else { return Ok(None) };
         let compiled = self.compile(id, &row.name, &row.definition);
         let uncompiled = compiled.is_err().then(|| serde_json::from_str(&row.definition).ok().map(Arc::new));
+        let agent = self.known_agent(row.agent, row.agent_revision)?;
+        let unreadable = self.why_unreadable(id, &row.name, row.format, &row.definition);
+        let unreadable = unreadable.or_else(|| agent.as_ref().err().cloned());
         Ok(Some(Definitions {
             schedule: id,
             agent: row.agent,
-            agent_definition: self.known_agent(row.agent, row.agent_revision)?,
+            agent_definition: agent.unwrap_or_default(),
+            unreadable: unreadable.map(|why| self.shared.unread.add(id, &why)),
             agent_revision: row.agent_revision,
             agent_name: Arc::from(row.agent_name),
             compiled,
@@ -202,19 +215,19 @@ impl Verb<'_> {
     }
 
     /// What an agent is, read once for each revision.
-    fn known_agent(&self, id: AgentId, revision: i64) -> Done<Arc<AgentDefinition>> {
+    fn known_agent(&self, id: AgentId, revision: i64) -> Done<Result<Arc<AgentDefinition>, Unreadable>> {
         if let Some(definition) = self.shared.agents.lock().get(&(id, revision)) {
-            return Ok(definition.clone());
+            return Ok(Ok(definition.clone()));
         }
-        let text =
-            self.row("select definition from agents where id = ?", [id], |row| row.get::<_, String>(0))?;
-        let definition: Arc<AgentDefinition> =
-            Arc::new(text.map(|text| from_json(&text)).transpose()?.unwrap_or_default());
+        let definition = match self.read_agent(id)?.unwrap_or_else(|| Ok(AgentDefinition::default())) {
+            Ok(definition) => Arc::new(definition),
+            Err(why) => return Ok(Err(why)),
+        };
         let mut known = self.shared.agents.lock();
         if known.len() >= COMPILED_MAX {
             known.clear();
         }
         known.insert((id, revision), definition.clone());
-        Ok(definition)
+        Ok(Ok(definition))
     }
 }

@@ -159,7 +159,9 @@ impl Verb<'_> {
             self.moved.borrow_mut().extend(self.session_of(run)?);
         }
         self.execute(
-            "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?, attempt = attempt - ? where id = ?",
+            // An attempt that counts has left its node alive; one that does not count may never have started.
+            "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?1,
+                 attempt = attempt - ?2, rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
         self.freed.borrow_mut().extend(gates.into_iter().flatten());

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
-use belfry_core::definition::When;
+use belfry_core::definition::{When, read_stored};
 use belfry_core::{RunId, RunState, ScheduleDefinition, ScheduleId};
 use rusqlite::{Row, params};
 
@@ -70,7 +70,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
 }
 
 /// Schedules with all that a record says.
-const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at,
+const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, max(s.format, a.format) as format, s.revision, s.source, st.*, t.kind, t.tick_at, t.due_at,
         d.lane as deferred_lane, d.tick_at as deferred_tick_at, d.since as deferred_since, a.name as agent_name, b.period_start, b.failures,
         (select count(*) from live l where l.schedule_id = s.id and l.state = 2) as running,
         (select count(*) from live l where l.schedule_id = s.id and l.state <> 2) as pending,
@@ -82,7 +82,7 @@ const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, s.revisi
         left join budgets b on b.agent_id = s.agent_id";
 
 /// A row of schedules as a record, whose definition is still text.
-fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, String)> {
+fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, i32, String)> {
     let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
         Some(run) => Some(LastRun {
             run: run_id(run),
@@ -133,7 +133,7 @@ fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, String)> 
         next_retry_at: maybe_instant(row, "retry_at")?,
         budget: budget_of(row)?,
     };
-    Ok((record, row.get("definition")?))
+    Ok((record, row.get("format")?, row.get("definition")?))
 }
 
 fn budget_of(row: &Row<'_>) -> rusqlite::Result<Option<Budget>> {
@@ -142,14 +142,17 @@ fn budget_of(row: &Row<'_>) -> rusqlite::Result<Option<Budget>> {
     Ok(period_start.zip(failures).map(|(period_start, failures)| Budget { period_start, failures }))
 }
 
-fn with_definition((record, text): (ScheduleRecord, String)) -> Done<ScheduleRecord> {
-    Ok(ScheduleRecord { definition: from_json(&text)?, ..record })
+fn with_definition((record, format, text): (ScheduleRecord, i32, String)) -> ScheduleRecord {
+    match read_stored(format, &text) {
+        Ok(definition) => ScheduleRecord { definition, ..record },
+        Err(why) => record.unreadable(&why),
+    }
 }
 
 impl Verb<'_> {
     pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
         let sql = format!("{SCHEDULES} where s.name = ? and s.retired_at is null");
-        self.row(sql, [name], schedule_record)?.map(with_definition).transpose()
+        Ok(self.row(sql, [name], schedule_record)?.map(with_definition))
     }
 
     pub(super) fn list_schedules(
@@ -170,7 +173,7 @@ impl Verb<'_> {
         );
         let found =
             self.rows(sql, params![from, to, filter.mask(), filter.source, limit], schedule_record)?;
-        let items: Vec<ScheduleRecord> = found.into_iter().map(with_definition).collect::<Done<_>>()?;
+        let items: Vec<ScheduleRecord> = found.into_iter().map(with_definition).collect();
         let is_full = items.len() == limit as usize;
         let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
         Ok(Page { items, next })
@@ -282,15 +285,16 @@ impl Verb<'_> {
                     source: row.get("source")?,
                     revision: row.get("revision")?,
                     definition: belfry_core::AgentDefinition::default(),
+                    unreadable: None,
                     budget: budget_of(row)?,
                 };
-                Ok((record, row.get::<_, String>("definition")?))
+                Ok(match read_stored(row.get("format")?, row.get_ref("definition")?.as_str()?) {
+                    Ok(definition) => AgentRecord { definition, ..record },
+                    Err(why) => AgentRecord { unreadable: Some(why.to_string()), ..record },
+                })
             },
         )?;
-        found
-            .into_iter()
-            .map(|(record, text)| Ok(AgentRecord { definition: from_json(&text)?, ..record }))
-            .collect()
+        Ok(found)
     }
 
     pub(super) fn list_breakers(&self) -> Done<Vec<BreakerEntry>> {

@@ -23,6 +23,7 @@ mod session;
 mod source;
 mod statements;
 mod token;
+mod unread;
 mod watch;
 mod why;
 
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
+use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -54,6 +56,7 @@ use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
+use crate::unread::Unread;
 use crate::views::*;
 use identity::{Identity, ServerLock};
 use statements::Statements;
@@ -69,6 +72,8 @@ pub struct Sqlite {
 
 struct Channels {
     writer: mpsc::Sender<Job>,
+    /// What the loops of this node read. Apart, so that no list delays a renewal or the planner.
+    loops: mpsc::Sender<Job>,
     readers: mpsc::Sender<Job>,
 }
 
@@ -93,6 +98,8 @@ struct Shared {
     seen_version: AtomicI64,
     /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// Schedules that this version cannot read.
+    unread: Unread,
     /// The same for agents, by revision.
     agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
@@ -154,6 +161,7 @@ impl Sqlite {
             hint: Hint::default(),
             seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
+            unread: Unread::default(),
             agents: Mutex::default(),
         });
         let (writer, commands) = mpsc::channel(WAITING_MAX);
@@ -161,14 +169,19 @@ impl Sqlite {
             let shared = shared.clone();
             move || write_loop(connection, commands, &shared)
         })?];
-        let (readers, questions) = mpsc::channel(WAITING_MAX);
-        let questions = Arc::new(Mutex::new(questions));
-        for _ in 0..READERS {
-            let connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-            let (questions, shared) = (questions.clone(), shared.clone());
-            running.push(spawn("belfry-reader", move || read_loop(&connection, &questions, &shared))?);
-        }
-        Ok(Sqlite { threads: Some(Channels { writer, readers }), running, shared, _lock: lock })
+        let mut readers_of = |name: &str, threads: usize| -> Result<mpsc::Sender<Job>, Error> {
+            let (sender, questions) = mpsc::channel(WAITING_MAX);
+            let questions = Arc::new(Mutex::new(questions));
+            for _ in 0..threads {
+                let connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+                let (questions, shared) = (questions.clone(), shared.clone());
+                running.push(spawn(name, move || read_loop(&connection, &questions, &shared))?);
+            }
+            Ok(sender)
+        };
+        let loops = readers_of("belfry-loops", 1)?;
+        let readers = readers_of("belfry-reader", READERS)?;
+        Ok(Sqlite { threads: Some(Channels { writer, loops, readers }), running, shared, _lock: lock })
     }
 
     /// Breaks it on purpose.
@@ -205,6 +218,15 @@ impl Sqlite {
         self.ask(|channels| &channels.writer, verb).await
     }
 
+    /// A read of this node's own loops.
+    async fn look<T: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
+    ) -> Answer<T> {
+        self.ask(|channels| &channels.loops, verb).await
+    }
+
+    /// A read that somebody asked for.
     async fn read<T: Send + 'static>(
         &self,
         verb: impl FnOnce(&Verb<'_>) -> Done<T> + Send + 'static,
@@ -436,8 +458,8 @@ impl Verb<'_> {
         {
             return compiled.clone();
         }
-        let compiled = serde_json::from_str(definition)
-            .map_err(|error| Arc::from(format!("its stored definition cannot be read: {error}")))
+        let compiled = read_stored(FORMAT, definition)
+            .map_err(|error| Arc::from(error.to_string()))
             .and_then(|definition: belfry_core::ScheduleDefinition| {
                 definition.compile(name).map(Arc::new).map_err(Arc::from)
             });
@@ -562,7 +584,11 @@ impl Store for Sqlite {
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let schedules = schedules.to_vec();
-        self.read(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
+        self.look(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
+    }
+
+    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
+        self.look(|verb| verb.find_unreadable()).await
     }
 
     async fn pause(
@@ -589,12 +615,16 @@ impl Store for Sqlite {
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
-        self.read(move |verb| verb.due(now, after, limit)).await
+        self.look(move |verb| verb.due(now, after, limit)).await
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
-        self.read(|verb| {
-            verb.row("select due_at from timers order by due_at limit 1", [], |row| instant(row, "due_at"))
+        self.look(|verb| {
+            verb.row(
+                "select due_at from timers where schedule_id not in (select value from json_each(?)) order by due_at limit 1",
+                [verb.unread_ids()?],
+                |row| instant(row, "due_at"),
+            )
         })
         .await
     }
@@ -657,11 +687,11 @@ impl Store for Sqlite {
     }
 
     async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        self.read(|verb| Ok(verb.made_lanes()?.into_values().collect())).await
+        self.look(|verb| Ok(verb.made_lanes()?.into_values().collect())).await
     }
 
     async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
-        self.read(move |verb| verb.next_start(now)).await
+        self.look(move |verb| verb.next_start(now)).await
     }
 
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
@@ -716,11 +746,11 @@ impl Store for Sqlite {
         if !self.write(move |verb| verb.renew(node, lease_until)).await? {
             return Ok(Renewed::Fenced);
         }
-        self.read(move |verb| verb.held(node)).await
+        self.look(move |verb| verb.held(node)).await
     }
 
     async fn marks(&self, node: NodeId) -> Answer<Marks> {
-        self.read(move |verb| verb.marks(node)).await
+        self.look(move |verb| verb.marks(node)).await
     }
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
@@ -729,7 +759,7 @@ impl Store for Sqlite {
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
-        self.read(|verb| verb.nodes()).await
+        self.look(|verb| verb.nodes()).await
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
@@ -837,5 +867,50 @@ impl Store for Sqlite {
 
     async fn integrity(&self) -> Answer<Vec<String>> {
         self.read(|verb| verb.integrity()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn readers_at_work_delay_neither_renewal_nor_planning() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Sqlite::serve(&folder.path().join("belfry.db")).unwrap());
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let id = NodeId(uuid::Uuid::from_u128(1));
+        let (host, labels) = ("here".to_owned(), Vec::new());
+        let (fenced, draining) = (false, false);
+        let (started_at, lease_until, last_seen_at) = (now, now, now);
+        let node = Node { id, host, pid: 1, labels, started_at, lease_until, fenced, draining, last_seen_at };
+        store.join(&node).await.unwrap();
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let readers: Vec<_> = (0..READERS + 5)
+            .map(|_| {
+                let (store, held) = (store.clone(), held.clone());
+                // It ends when the other side of the channel is dropped.
+                tokio::spawn(async move { store.read(move |_| Ok(held.lock().recv().is_err())).await })
+            })
+            .collect();
+        let own_loops = async {
+            assert!(matches!(store.renew(id, now).await.unwrap(), Renewed::Held { .. }));
+            store.marks(id).await.unwrap();
+            assert_eq!(store.nodes().await.unwrap().len(), 1);
+            assert!(store.due(now, None, 10).await.unwrap().is_empty());
+            store.next_due().await.unwrap();
+            store.next_start(now).await.unwrap();
+            store.lane_settings().await.unwrap();
+        };
+        tokio::time::timeout(Duration::from_secs(3), own_loops).await.expect("the loops wait for readers");
+        drop(let_go);
+        for reader in readers {
+            assert!(reader.await.unwrap().unwrap());
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::{Epoch, NodeId, Reason, RunId, RunState};
+use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
 use uuid::Uuid;
@@ -13,7 +14,11 @@ use crate::unknown;
 impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
-            "insert or replace into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+             on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
+                 started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
+                 draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -32,7 +37,7 @@ impl Verb<'_> {
     /// Extends a lease; `false` where it was fenced.
     pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<bool> {
         let renewed = self.execute(
-            "update nodes set lease_until = max(lease_until, ?) where id = ? and not fenced",
+            "update nodes set lease_until = max(lease_until, ?), renewal = rescues where id = ? and not fenced",
             params![micros(lease_until), node_bytes(id)],
         )?;
         Ok(renewed > 0)
@@ -113,34 +118,50 @@ impl Verb<'_> {
     }
 
     pub(super) fn fence(&self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Done<Option<Rescued>> {
-        let fenced = self.execute(
-            "update nodes set fenced = 1 where id = ? and not fenced and lease_until = ?",
+        let renewal = self.row(
+            "update nodes set fenced = 1 where id = ? and not fenced and lease_until = ? returning renewal",
             params![node_bytes(id), micros(lease_seen)],
+            |row| row.get::<_, i64>(0),
         )?;
-        if fenced == 0 {
-            return Ok(None);
-        }
-        let runs = self.rows(
-            "select id, case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
-                    then 27 else cancel_reason end, attempt >= max_attempts, trace_id from live where state = 2 and node_id = ? order by id",
+        let Some(renewal) = renewal else { return Ok(None) };
+        let found = self.rows(
+            "select id, case when cancel_reason is null and trigger = 4
+                        and not exists (select 1 from session_runs r where r.run_id = live.id) then 27 else cancel_reason end,
+                    attempt, max_attempts, rescue, suspicions, trace_id
+             from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get::<_, Option<i16>>(1)?.map(unknown::cancel_reason), row.get::<_, bool>(2)?, row.get::<_, Option<[u8; 16]>>(3)?)),
+            |row| {
+                let orphan = Orphan {
+                    run: run_id(row.get(0)?),
+                    cancel: row.get::<_, Option<i16>>(1)?.map(unknown::cancel_reason),
+                    attempt: row.get(2)?,
+                    max_attempts: row.get(3)?,
+                    rescue: row.get(4)?,
+                    suspicions: row.get(5)?,
+                };
+                Ok((orphan, row.get::<_, Option<[u8; 16]>>(6)?))
+            },
         )?;
-        let mut rescued = Rescued::default();
-        for (run, cancel, last, trace) in runs {
+        let (orphans, traces): (Vec<Orphan<RunId>>, Vec<_>) = found.into_iter().unzip();
+        let suspect = suspect(&orphans, renewal);
+        let mut rescued = Rescued { suspect, ..Rescued::default() };
+        for (orphan, trace) in orphans.iter().zip(traces) {
+            let (run, is_suspect) = (orphan.run, suspect == Some(orphan.run));
             rescued.traces.extend(trace.map(|trace| (run, Uuid::from_bytes(trace))));
-            let end = match cancel {
-                Some(reason) => Some((RunState::Cancelled, reason)),
-                None if last => Some((RunState::Failed, Reason::Orphaned)),
-                None => None,
-            };
-            match end {
-                Some((state, reason)) => {
+            match fate(orphan, is_suspect) {
+                Fate::End { state, reason, error } => {
+                    if error.is_some() {
+                        self.execute("update live set error = ? where id = ?", params![error, bytes(run)])?;
+                    }
                     self.end(now, run, state, reason)?;
                     rescued.ended.push((run, state));
                 }
-                None => {
+                Fate::Back => {
                     self.back_to_pending(run, now, true)?;
+                    self.execute(
+                        "update live set rescue = 0, suspicions = suspicions + ? where id = ?",
+                        params![is_suspect, bytes(run)],
+                    )?;
                     rescued.pending.push(run);
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
-use belfry_core::definition::Scope;
+use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, TokenKind,
@@ -20,6 +20,9 @@ use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
 
+/// What an agent is, with what is used of its budget, or why it cannot be read.
+type ReadAgent = Result<(Arc<AgentDefinition>, Option<Budget>), Unreadable>;
+
 impl Verb<'_> {
     pub(super) fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Done<Vec<Due>> {
         struct Row {
@@ -27,17 +30,19 @@ impl Verb<'_> {
             agent: AgentId,
             name: String,
             definition: String,
+            format: i32,
             version: i64,
             standing: Standing,
             unreadable: Option<String>,
         }
         let after = after.map_or((i64::MIN, i64::MIN), |(due_at, schedule)| (micros(due_at), schedule));
         let rows = self.rows(
-            "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition,
+            "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition, s.format,
                     st.origin, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
              from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
-             where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) order by t.due_at, t.schedule_id limit ?",
-            params![micros(now), after.0, after.1, limit],
+             where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) and t.schedule_id not in (select value from json_each(?))
+             order by t.due_at, t.schedule_id limit ?",
+            params![micros(now), after.0, after.1, self.unread_ids()?, limit],
             |row| {
                 let standing = Standing { token: token_of(row)?, origin: maybe_instant(row, "origin")?, open_skip: open_skip_of(row)? };
                 Ok(Row {
@@ -45,13 +50,14 @@ impl Verb<'_> {
                     agent: row.get("agent_id")?,
                     name: row.get("name")?,
                     definition: row.get("definition")?,
+                    format: row.get("format")?,
                     version: row.get("version")?,
                     standing,
                     unreadable: unknown::timer_kind(row.get("kind")?).1,
                 })
             },
         )?;
-        let mut agents: HashMap<AgentId, (Arc<AgentDefinition>, Option<Budget>)> = HashMap::new();
+        let mut agents: HashMap<AgentId, ReadAgent> = HashMap::new();
         let mut due = Vec::with_capacity(rows.len());
         for row in rows {
             let compiled = match row.unreadable {
@@ -59,11 +65,30 @@ impl Verb<'_> {
                 Some(words) => Err(Arc::from(words)),
             };
             if let std::collections::hash_map::Entry::Vacant(place) = agents.entry(row.agent) {
-                let definition = self.agent_definition(row.agent)?.unwrap_or_default();
-                let budget = if definition.budget.is_some() { self.budget_of(row.agent)? } else { None };
-                place.insert((Arc::new(definition), budget));
+                place.insert(
+                    match self.read_agent(row.agent)?.unwrap_or_else(|| Ok(AgentDefinition::default())) {
+                        Ok(definition) => {
+                            let budget =
+                                if definition.budget.is_some() { self.budget_of(row.agent)? } else { None };
+                            Ok((Arc::new(definition), budget))
+                        }
+                        Err(why) => Err(why),
+                    },
+                );
             }
-            let (agent_definition, budget) = &agents[&row.agent];
+            let unreadable = self.why_unreadable(row.id, &row.name, row.format, &row.definition);
+            let (agent_definition, budget) = match (unreadable, &agents[&row.agent]) {
+                (None, Ok(agent)) => agent,
+                // Another version may be able to read it: it stays as it is.
+                (Some(why), _) => {
+                    self.shared.unread.add(row.id, &why);
+                    continue;
+                }
+                (None, Err(why)) => {
+                    self.shared.unread.add(row.id, why);
+                    continue;
+                }
+            };
             let (mut live, mut pending, mut breaker) = (0, 0, Breaker::default());
             if let Ok(schedule) = &compiled {
                 let options = schedule.options();

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use belfry_core::check::Status;
-use belfry_core::definition::ScheduleDefinition;
-use belfry_core::{AgentDefinition, AgentId, Reason, RunState, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_core::definition::{FORMAT, ScheduleDefinition, read_stored};
+use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, SkipReason, Token};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -55,23 +55,27 @@ impl Verb<'_> {
         let definition = to_json(&spec.definition)?;
         let breaker = spec.definition.breaker.as_ref().map(to_json).transpose()?;
         let budget = spec.definition.budget.as_ref().map(to_json).transpose()?;
-        let known =
-            self.row("select id from agents where name = ? and retired_at is null", [&spec.name], |row| {
-                row.get(0)
-            })?;
+        let format = spec.definition.format();
+        let known = self.row(
+            "select id, format from agents where name = ? and retired_at is null",
+            [&spec.name],
+            |row| Ok((row.get(0)?, row.get::<_, i32>(1)?)),
+        )?;
         let id = match known {
-            Some(id) => {
+            // A newer version wrote it, and knows better what it is.
+            Some((id, known)) if known > FORMAT => return Ok(id),
+            Some((id, _)) => {
                 self.execute(
-                    "update agents set source = ?1, revision = revision + (definition <> ?2), definition = ?2, breaker = ?3, budget = ?4
-                     where id = ?5",
-                    params![source, definition, breaker, budget, id],
+                    "update agents set source = ?1, revision = revision + (definition <> ?2), definition = ?2, breaker = ?3,
+                         budget = ?4, format = ?5 where id = ?6",
+                    params![source, definition, breaker, budget, format, id],
                 )?;
                 id
             }
             None => {
                 self.execute(
-                    "insert into agents (name, source, revision, definition, breaker, budget) values (?, ?, 1, ?, ?, ?)",
-                    params![spec.name, source, definition, breaker, budget],
+                    "insert into agents (name, source, revision, definition, breaker, budget, format) values (?, ?, 1, ?, ?, ?, ?)",
+                    params![spec.name, source, definition, breaker, budget, format],
                 )?;
                 self.connection.last_insert_rowid()
             }
@@ -104,17 +108,21 @@ impl Verb<'_> {
     ) -> Done<Put> {
         let text = to_json(definition)?;
         let known = self.row(
-            "select id, definition, source from schedules where name = ? and retired_at is null",
+            "select id, definition, source, format from schedules where name = ? and retired_at is null",
             [name],
-            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)),
+            |row| {
+                let text: String = row.get(1)?;
+                Ok((row.get::<_, ScheduleId>(0)?, text, row.get::<_, String>(2)?, row.get::<_, i32>(3)?))
+            },
         )?;
-        let Some((id, old_text, owner)) = known else {
+        let format = definition.format();
+        let Some((id, old_text, owner, old_format)) = known else {
             self.execute(
-                "insert into schedules (agent_id, name, source, revision, definition) values (?, ?, ?, 1, ?)",
-                params![agent, name, source, text],
+                "insert into schedules (agent_id, name, source, revision, definition, format) values (?, ?, ?, 1, ?, ?)",
+                params![agent, name, source, text, format],
             )?;
             let id = self.connection.last_insert_rowid();
-            self.add_revision(now, id, 1, &text)?;
+            self.add_revision(now, id, 1, &text, format)?;
             let compiled = self.compile(id, name, &text);
             let (status, token) = standing_of(definition, &compiled, Token::first(now));
             self.execute(
@@ -125,18 +133,25 @@ impl Verb<'_> {
             self.set_token(id, token)?;
             return Ok(Put::Added(id));
         };
+        if old_format > FORMAT {
+            return Ok(Put::OwnedBy(NEWER_VERSION.to_owned()));
+        }
         if owner != source {
             if [owner.as_str(), source].contains(&API) {
                 return Ok(Put::OwnedBy(owner));
             }
             self.execute("update schedules set source = ? where id = ?", params![source, id])?;
         }
-        let old: ScheduleDefinition = from_json(&old_text)?;
-        if old == *definition {
+        // One that cannot be read is replaced as a whole.
+        let old: Option<ScheduleDefinition> = read_stored(old_format, &old_text).ok();
+        if old.as_ref() == Some(definition) {
             return Ok(Put::Unchanged(id));
         }
         let old_compiled = self.compile(id, name, &old_text);
-        self.execute("update schedules set definition = ? where id = ?", params![text, id])?;
+        self.execute(
+            "update schedules set definition = ?, format = ? where id = ?",
+            params![text, format, id],
+        )?;
         self.execute(
             "update schedule_state set delete_after_run = ? where schedule_id = ?",
             params![definition.options.delete_after_run, id],
@@ -145,18 +160,27 @@ impl Verb<'_> {
         let status = self
             .row("select * from schedule_state where schedule_id = ?", [id], status_of)?
             .unwrap_or(Status::Active);
-        if heals(&status, &compiled) || old.timing_key() != definition.timing_key() {
+        if heals(&status, &compiled)
+            || old.as_ref().map(ScheduleDefinition::timing_key) != Some(definition.timing_key())
+        {
             self.start_revision(now, id, &text, &old_compiled, &compiled, definition)?;
-        } else if old.options.enabled != definition.options.enabled {
+        } else if old.is_some_and(|old| old.options.enabled != definition.options.enabled) {
             self.switch(now, id, definition.options.enabled, &compiled)?;
         }
         Ok(Put::Changed(id))
     }
 
-    fn add_revision(&self, now: Timestamp, id: ScheduleId, revision: i64, text: &str) -> Done<()> {
+    fn add_revision(
+        &self,
+        now: Timestamp,
+        id: ScheduleId,
+        revision: i64,
+        text: &str,
+        format: i32,
+    ) -> Done<()> {
         self.execute(
-            "insert into schedule_revisions (schedule_id, revision, from_at, definition) values (?, ?, ?, ?)",
-            params![id, revision, micros(now), text],
+            "insert into schedule_revisions (schedule_id, revision, from_at, definition, format) values (?, ?, ?, ?, ?)",
+            params![id, revision, micros(now), text, format],
         )
         .map(drop)
     }
@@ -179,7 +203,7 @@ impl Verb<'_> {
             [id],
             |row| row.get(0),
         )?;
-        self.add_revision(now, id, revision.unwrap_or(1), text)?;
+        self.add_revision(now, id, revision.unwrap_or(1), text, definition.format())?;
         self.execute(
             "update schedule_state set origin = null, waits_for = null where schedule_id = ?",
             [id],
@@ -354,13 +378,6 @@ impl Verb<'_> {
             )?;
         }
         Ok(())
-    }
-
-    /// What an agent is, now.
-    pub(super) fn agent_definition(&self, id: AgentId) -> Done<Option<AgentDefinition>> {
-        let text =
-            self.row("select definition from agents where id = ?", [id], |row| row.get::<_, String>(0))?;
-        text.map(|text| from_json(&text)).transpose()
     }
 }
 

@@ -1,13 +1,15 @@
 //! What became of ticks, and what schedules were.
 
+use belfry_core::definition::read_stored;
 use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::list::{ENDED, live_query, record};
 use super::plan::open_skip_of;
-use super::source::{from_json, status_of};
+use super::source::status_of;
 use super::{Done, Verb, instant, micros};
+use crate::error::Error;
 use crate::unknown;
 use crate::views::*;
 
@@ -79,10 +81,14 @@ impl Verb<'_> {
         at: Timestamp,
     ) -> Done<Option<(i64, ScheduleDefinition)>> {
         let found = self.row(
-            "select revision, definition from schedule_revisions where schedule_id = ? and from_at <= ? order by revision desc limit 1",
+            "select revision, definition, format from schedule_revisions where schedule_id = ? and from_at <= ? order by revision desc limit 1",
             params![id, micros(at)],
-            |row| Ok((row.get(0)?, row.get::<_, String>(1)?)),
+            |row| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?)),
         )?;
-        found.map(|(revision, text)| Ok((revision, from_json(&text)?))).transpose()
+        let read = |(revision, text, format): (i64, String, i32)| {
+            let definition = read_stored(format, &text);
+            Ok((revision, definition.map_err(|why| Error::unexpected(format!("a schedule {why}")))?))
+        };
+        found.map(read).transpose()
     }
 }

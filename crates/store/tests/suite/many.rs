@@ -231,6 +231,7 @@ async fn claim<S: Store>(arena: &Arena<S>, node: NodeId, random: &mut Random, ru
         lanes: vec![("cron".into(), 1 + random.below(8) as u32)],
         labels: Vec::new(),
         only: None,
+        rescue: true,
     };
     let start = Instant::now();
     let claimed = arena.store.claim(now(), &claim).await.unwrap();

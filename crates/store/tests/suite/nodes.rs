@@ -2,19 +2,23 @@
 
 use std::time::Duration;
 
-use belfry_core::{AgentDefinition, Reason};
+use belfry_core::{AgentDefinition, NodeId, Reason, RunId, RunState};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 use tokio::time::timeout;
 
 use super::world::*;
 
-/// All of them, each on a store of its own.
+/// All of them, each on a store of its own. Boxed where they are deep, for the stack of a test is small.
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     whoever_waits_hears_of_work(&fresh().await).await;
     a_node_reads_its_cancel_marks(&fresh().await).await;
     a_rescued_run_has_its_trace(&fresh().await).await;
     a_node_reads_that_it_is_to_drain(&fresh().await).await;
+    Box::pin(rescued_runs_are_claimed_one_at_a_time(&fresh().await)).await;
+    Box::pin(a_rescued_run_keeps_its_place_at_a_gate(&fresh().await)).await;
+    Box::pin(a_run_that_kills_three_nodes_is_given_up_and_no_other(&fresh().await)).await;
+    Box::pin(nobody_is_suspect_after_a_renewal(&fresh().await)).await;
 }
 
 /// Takes all hints that are there.
@@ -128,4 +132,114 @@ async fn a_rescued_run_has_its_trace(store: &impl Store) {
     let lease = store.nodes().await.unwrap()[0].lease_until;
     let rescued = store.fence(world.now, node, lease).await.unwrap().unwrap();
     assert_eq!((rescued.pending.first(), rescued.traces), (Some(&ids[0]), vec![(ids[0], trace)]));
+}
+
+/// A world with a node that claims `runs` runs of an agent without limits, and dies.
+async fn after_a_death<S: Store>(store: &S, runs: usize) -> (World<'_, S>, Vec<RunId>) {
+    let mut world = World::new(store);
+    world.apply(&["a", "b"].map(|name| agent(name, unlimited(), &[("s", every("1h"))]))).await;
+    let node = world.join(1).await;
+    let mut made = Vec::new();
+    for _ in 0..runs {
+        made.push(world.enqueue("a/s", None).await.0);
+    }
+    assert_eq!(world.claim(node, 50).await.len(), runs, "nothing holds back what was not rescued");
+    let rescued = die(&mut world, node).await;
+    assert_eq!((rescued.pending.as_slice(), rescued.suspect), (made.as_slice(), None));
+    (world, made)
+}
+
+/// The node's lease lapses, and it is fenced.
+async fn die<S: Store>(world: &mut World<'_, S>, node: NodeId) -> Rescued {
+    world.advance(31_000);
+    let nodes = world.store.nodes().await.unwrap();
+    let lease = nodes.iter().find(|known| known.id == node).unwrap().lease_until;
+    world.store.fence(world.now, node, lease).await.unwrap().unwrap()
+}
+
+async fn rescued_runs_are_claimed_one_at_a_time(store: &impl Store) {
+    let (mut world, made) = after_a_death(store, 3).await;
+    let node = world.join(2).await;
+    let (fresh, _) = world.enqueue("b/s", None).await;
+    let ids = |claimed: &[Claimed]| claimed.iter().map(|run| (run.run, run.rescued)).collect::<Vec<_>>();
+    let first = world.claim(node, 50).await;
+    assert_eq!(ids(&first), [(made[0], true), (fresh, false)], "one of them, and what is new");
+    assert_eq!(ids(&world.claim_with(node, 50, false).await), [], "it has not started");
+    let second = world.claim(node, 50).await;
+    assert_eq!(ids(&second), [(made[1], true)]);
+    let given = [(second[0].run, second[0].epoch)];
+    assert_eq!(store.give_back(world.now, node, &given).await.unwrap(), 1);
+    assert_eq!(ids(&world.claim_with(node, 50, false).await), [], "also one that was never started");
+    assert_eq!(ids(&world.claim(node, 50).await), [(made[1], true)]);
+    assert_eq!(ids(&world.claim_only(node, made[2]).await), [(made[2], true)], "a guest has only one");
+    world.fail(&first[0]).await;
+    world.advance(60_000);
+    assert_eq!(ids(&world.claim_with(node, 50, false).await), [(made[0], false)], "not after an attempt");
+}
+
+async fn a_rescued_run_keeps_its_place_at_a_gate(store: &impl Store) {
+    let mut world = World::new(store);
+    let limited = AgentDefinition { max_concurrent: Some(2), ..AgentDefinition::default() };
+    world
+        .apply(&[agent("a", limited, &[("s", every("1h"))]), agent("b", unlimited(), &[("s", every("1h"))])])
+        .await;
+    let node = world.join(1).await;
+    let made = [world.enqueue("a/s", None).await.0, world.enqueue("a/s", None).await.0];
+    assert_eq!(world.claim(node, 50).await.len(), 2);
+    die(&mut world, node).await;
+    let node = world.join(2).await;
+    world.advance(1_000);
+    let (younger, _) = world.enqueue("a/s", None).await;
+    let (free, _) = world.enqueue("b/s", None).await;
+    let ids = |claimed: Vec<Claimed>| claimed.iter().map(|run| run.run).collect::<Vec<_>>();
+    assert_eq!(ids(world.claim_with(node, 1, false).await), [free], "nobody overtakes at the gate");
+    assert_eq!(ids(world.claim(node, 50).await), [made[0]]);
+    assert_eq!(ids(world.claim_with(node, 50, false).await), []);
+    let second = world.claim(node, 50).await;
+    assert_eq!(second[0].run, made[1]);
+    assert_eq!(ids(world.claim(node, 50).await), [], "two at once");
+    world.complete(&second[0]).await;
+    assert_eq!(ids(world.claim_with(node, 50, false).await), [younger]);
+}
+
+async fn a_run_that_kills_three_nodes_is_given_up_and_no_other(store: &impl Store) {
+    let (mut world, made) = after_a_death(store, 3).await;
+    for death in [2, 3] {
+        let node = world.join(death).await;
+        // Until it has claimed the one that kills.
+        while world.claim(node, 50).await[0].run != made[1] {}
+        let rescued = die(&mut world, node).await;
+        assert_eq!(rescued.suspect, Some(made[1]));
+        assert_eq!(rescued.pending.contains(&made[1]), death == 2);
+    }
+    let ended = store.run(made[1]).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.reason), (RunState::Failed, Some(Reason::Orphaned)));
+    assert_eq!(ended.error.as_deref(), Some(belfry_core::rescue::SUSPECT_ERROR));
+    assert!(ended.attempt < ended.max_attempts);
+    let node = world.join(4).await;
+    let mut others = Vec::new();
+    while let [claimed] = world.claim(node, 50).await.as_slice() {
+        others.push(claimed.run);
+        world.complete(claimed).await;
+    }
+    others.sort();
+    assert_eq!(others, [made[0], made[2]]);
+    world.assert_whole().await;
+}
+
+async fn nobody_is_suspect_after_a_renewal(store: &impl Store) {
+    let (mut world, _) = after_a_death(store, 2).await;
+    for death in 2..4 {
+        let node = world.join(death).await;
+        let claimed = world.claim(node, 50).await.remove(0);
+        store.renew(node, world.now + SignedDuration::from_secs(30)).await.unwrap();
+        let rescued = die(&mut world, node).await;
+        assert_eq!((rescued.pending.as_slice(), rescued.suspect), ([claimed.run].as_slice(), None));
+    }
+    // The last that it claimed has ended, and so has not killed it.
+    let node = world.join(5).await;
+    let first = world.claim(node, 50).await.remove(0);
+    let last = world.claim(node, 50).await.remove(0);
+    world.complete(&last).await;
+    assert_eq!(die(&mut world, node).await.suspect, Some(first.run));
 }

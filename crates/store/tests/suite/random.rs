@@ -63,7 +63,7 @@ enum Operation {
     KeepPlan,
     CommitKept,
     Enqueue(usize, Option<usize>),
-    Claim(u128, u32),
+    Claim(u128, u32, bool),
     Finish { which: usize, outcome: usize, stale: bool },
     Cancel(usize),
     GiveBack(usize),
@@ -112,7 +112,7 @@ fn operation(random: &mut Random) -> Operation {
         17 => Operation::Remove(random.below(NAMES.len())),
         18..=19 => Operation::Append { which: random.below(1000), stale: random.chance(20) },
         20..=29 => Operation::Advance([100, 1_000, 10_000, 60_000, 120_000, 600_000][random.below(6)]),
-        30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32),
+        30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32, random.chance(70)),
         48..=69 => {
             Operation::Finish { which: random.below(1000), outcome: random.below(6), stale: random.chance(5) }
         }
@@ -120,8 +120,8 @@ fn operation(random: &mut Random) -> Operation {
         75..=79 => Operation::Cancel(random.below(1000)),
         80..=81 => Operation::GiveBack(random.below(1000)),
         82..=83 => Operation::Join(random.below(3) as u128),
-        84..=85 => Operation::Renew(random.below(3) as u128),
-        86 => Operation::Fence(random.below(3) as u128),
+        84 => Operation::Renew(random.below(3) as u128),
+        85..=86 => Operation::Fence(random.below(3) as u128),
         87..=88 => Operation::Pause(
             random.below(NAMES.len()),
             random.chance(60).then(|| [5_000, 61_000, 600_000][random.below(3)]),
@@ -235,8 +235,8 @@ impl<'a, S: Store> Side<'a, S> {
                 self.runs.push(run);
                 format!("{answer:?}")
             }
-            Operation::Claim(node, slots) => {
-                let claimed = self.world.claim(node_id(*node), *slots).await;
+            Operation::Claim(node, slots, rescue) => {
+                let claimed = self.world.claim_with(node_id(*node), *slots, *rescue).await;
                 let words: Vec<_> = claimed.iter().map(|claimed| self.claimed_words(claimed)).collect();
                 self.claimed.extend(claimed);
                 words.join("\n")
@@ -461,10 +461,23 @@ impl<'a, S: Store> Side<'a, S> {
     }
 
     fn claimed_words(&self, claimed: &Claimed) -> String {
-        let Claimed { run, epoch, attempt, max_attempts, schedule, command, trigger, tick_at, lane, .. } =
-            claimed;
+        let Claimed {
+            run,
+            epoch,
+            attempt,
+            max_attempts,
+            schedule,
+            command,
+            trigger,
+            tick_at,
+            lane,
+            rescued,
+            ..
+        } = claimed;
         let name = self.names.get(schedule);
-        format!("{run} {epoch} {attempt}/{max_attempts} {name:?} {command} {trigger} {tick_at:?} {lane}")
+        format!(
+            "{run} {epoch} {attempt}/{max_attempts} {name:?} {command} {trigger} {tick_at:?} {lane} {rescued}"
+        )
     }
 
     fn run_words(&self, mut run: RunRecord) -> String {

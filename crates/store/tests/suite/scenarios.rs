@@ -32,16 +32,16 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
-    super::cases::all(&fresh).await;
-    super::deferring::all(&fresh).await;
-    super::editing::all(&fresh).await;
-    super::listing::all(&fresh).await;
-    super::pausing::all(&fresh).await;
-    super::why::all(&fresh).await;
-    super::nodes::all(&fresh).await;
-    super::sessions::all(&fresh).await;
-    super::pruning::all(&fresh).await;
-    super::refusing::all(&fresh).await;
+    Box::pin(super::cases::all(&fresh)).await;
+    Box::pin(super::deferring::all(&fresh)).await;
+    Box::pin(super::editing::all(&fresh)).await;
+    Box::pin(super::listing::all(&fresh)).await;
+    Box::pin(super::pausing::all(&fresh)).await;
+    Box::pin(super::why::all(&fresh)).await;
+    Box::pin(super::nodes::all(&fresh)).await;
+    Box::pin(super::sessions::all(&fresh)).await;
+    Box::pin(super::pruning::all(&fresh)).await;
+    Box::pin(super::refusing::all(&fresh)).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {

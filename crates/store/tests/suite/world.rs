@@ -274,18 +274,25 @@ impl<'a, S: Store> World<'a, S> {
         node.id
     }
 
+    /// As a node without a rescued run that has yet to start.
     pub async fn claim(&self, node: NodeId, slots: u32) -> Vec<Claimed> {
+        self.claim_with(node, slots, true).await
+    }
+
+    pub async fn claim_with(&self, node: NodeId, slots: u32, rescue: bool) -> Vec<Claimed> {
         let claim = Claim {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
             labels: vec!["gpu".into()],
             only: None,
+            rescue,
         };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 
     pub async fn claim_only(&self, node: NodeId, run: RunId) -> Vec<Claimed> {
-        let claim = Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run) };
+        let claim =
+            Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run), rescue: true };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 

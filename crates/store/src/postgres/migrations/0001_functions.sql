@@ -98,9 +98,11 @@ begin
 end $$;
 
 -- Starts the first ready runs of lanes, as far as nobody who waits behind a gate comes before them. Of a lane that has
--- slots left then, and somebody who waits, it tells the place and the slots, with no run.
+-- slots left then, and somebody who waits, it tells the place and the slots, with no run. Rescued runs are not started
+-- here: if one may be and there is one, nothing is started and all slots are told.
 create function claim_free(
-    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[]
+    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean,
+    unread bigint[]
 ) returns table (
     place integer, id uuid, rank integer, not_before timestamptz, epoch integer, attempt bigint, max_attempts bigint,
     agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
@@ -111,19 +113,26 @@ declare
     first tid[];
     before record;
     gated boolean;
+    rescued boolean := false;
 begin
+    if may_rescue then
+        perform 1 from live l where l.state = 0 and l.rescue is not null and l.not_before <= claimed_at
+            and not l.schedule_id = any(unread) limit 1;
+        rescued := found;
+    end if;
     for nth in 1 .. cardinality(lanes) loop
         -- A lane with a limit is for whoever holds its gate.
         perform 1 from gates g where g.kind = 4 and g.key = 0 and g.command = lanes[nth]
             and coalesce(g.cap, g.queue_limit) is not null;
-        if found then
+        if found or rescued then
             return query select nth, null::uuid, 0, claimed_at, 0, slots[nth], 0::bigint, 0::bigint,
                 0::bigint, null::text, 0::smallint, null::timestamptz, null::text, null::text, null::uuid;
             continue;
         end if;
         select w.* into before from queues q cross join lateral (
             select l.rank, l.not_before, l.id from live l
-            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+                and not l.schedule_id = any(unread)
             order by l.rank, l.not_before, l.id limit 1
         ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.not_before, w.id limit 1;
         gated := found;
@@ -134,8 +143,8 @@ begin
         first := array(
             select c.place from unnest(plain) as q (id) cross join lateral (
                 select l.ctid as place, l.rank, l.not_before, l.id from live l
-                where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
-                    and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+                    and not l.schedule_id = any(unread) and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
                 order by l.rank, l.not_before, l.id limit slots[nth] for update skip locked
             ) c order by c.rank, c.not_before, c.id limit slots[nth]);
         if cardinality(first) > 0 then
@@ -184,17 +193,29 @@ end $$;
 -- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,
 -- and what is counted and read afterwards is as it is under them.
 create function candidates(
-    claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[]
+    claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
+    may_rescue boolean, unread bigint[]
 ) returns table (
-    id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint
+    id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint, rescued boolean
 ) language plpgsql as $$
 declare
     behind bigint[] := array(select q.id from queues q where q.lane = served and q.gated and q.needs <@ labels);
+    -- Rescued runs behind gates. They keep their places at the gates also while they are held back.
+    back uuid[] := array(
+        select l.id from unnest(behind) as q (id) cross join lateral (
+            select l.id from live l
+            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+        ) l);
+    most bigint := wanted + case when cardinality(back) > 0 then 1000 else 0 end;
     needed bigint[] := array(
-        select distinct w.gate from unnest(behind) as q (id) cross join lateral (
-            select l.agent_gate, l.turn_gate from live l
-            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
-            order by l.rank, l.not_before, l.id limit wanted
+        select distinct w.gate from (
+            select f.agent_gate, f.turn_gate from unnest(behind) as q (id) cross join lateral (
+                select l.agent_gate, l.turn_gate from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                order by l.rank, l.not_before, l.id limit most
+            ) f
+            union all
+            select l.agent_gate, l.turn_gate from live l where l.id = any(back)
         ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
         where w.gate is not null and not w.gate = any(held));
     ours bigint[] := array(select g.id from gates g where g.id = any(needed) order by g.id for no key update skip locked);
@@ -212,25 +233,37 @@ begin
         end if;
     end if;
     if busy then
-        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint;
+        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, false;
         return;
     end if;
     return query select null::uuid, 0, claimed_at, g.id, null::bigint, coalesce(g.cap, 2147483647)
             - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
-            - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id)
+            - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id), false
         from gates g where g.id = any(held || ours);
     return query select c.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint from live l
-            where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
-            order by l.rank, l.not_before, l.id limit wanted
-        ) c order by c.rank, c.not_before, c.id limit wanted;
+            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, false from live l
+            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+            order by l.rank, l.not_before, l.id limit most
+        ) c order by c.rank, c.not_before, c.id limit most;
+    if cardinality(back) > 0 then
+        return query select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, true from live l
+            where l.id = any(back) and l.state + 0 = 0;
+    end if;
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
-                select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint from live l
-                where l.state = 0 and l.queue_id = q.id and l.not_before <= claimed_at
+                select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, false from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                 order by l.rank, l.not_before, l.id limit slots for update skip locked
             ) c where q.lane = served and not q.gated and q.needs <@ labels
             order by c.rank, c.not_before, c.id limit slots;
+        if may_rescue then
+            return query select c.* from queues q cross join lateral (
+                    select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, true from live l
+                    where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                    order by l.rank, l.not_before, l.id limit 1 for update skip locked
+                ) c where q.lane = served and not q.gated and q.needs <@ labels
+                order by c.rank, c.not_before, c.id limit 1;
+        end if;
     end if;
 end $$;
 
@@ -270,6 +303,8 @@ begin
             update live l set state = 0, node_id = null, parked_on = null,
                 due_at = coalesce(l.due_at, l.not_before), not_before = not_befores[f.place],
                 attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
+                -- An attempt that counts has left its node alive; one that does not count may never have started.
+                rescue = case when l.rescue is not null and not counted[f.place] then 0 end,
                 exit_code = exit_codes[f.place], error = errors[f.place]
             from (
                 select u.place from generate_series(1, cardinality(runs)) as u (place) order by runs[u.place]

@@ -16,12 +16,16 @@ create table agents (
     name text collate "C" not null,
     edition bigint not null,
     definition text not null,
+    -- The lowest format that can read it.
+    format integer not null default 1,
     -- Has a breaker or a budget: only then do the ends of its runs look here.
     policies boolean not null,
     retired_at timestamptz
 );
 create unique index agents_name on agents (name) where retired_at is null;
 create index agents_policies on agents (id) where policies;
+-- Those that not every version can read.
+create index agents_format on agents (id) where format > 1;
 
 -- Cold.
 create table schedules (
@@ -32,11 +36,13 @@ create table schedules (
     source text not null,
     revision bigint not null,
     definition text not null,
+    format integer not null default 1,
     retired_at timestamptz
 );
 create unique index schedules_name on schedules (name) where retired_at is null;
 -- An agent's live runs are found by its schedules: an index of them by agent would be written on every claim.
 create index schedules_agent on schedules (agent_id);
+create index schedules_format on schedules (id) where format > 1;
 create index schedules_source on schedules (source) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
@@ -47,6 +53,7 @@ create table schedule_revisions (
     revision bigint not null,
     from_at timestamptz not null,
     definition text not null,
+    format integer not null default 1,
     primary key (schedule_id, revision)
 );
 
@@ -158,11 +165,16 @@ create table live (
     exit_code integer,
     error text,
     -- Its queue's.
-    lane text not null
+    lane text not null,
+    -- It came back from a node that died: 0 while it waits, else the number of its claim.
+    rescue bigint,
+    -- How often it was the suspect when its node died.
+    suspicions smallint not null default 0
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
 create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
@@ -232,7 +244,9 @@ create table nodes (
     labels text[] not null,
     started_at timestamptz not null,
     lease_until timestamptz not null,
-    fenced boolean not null
+    fenced boolean not null,
+    -- The number of its last renewal, to tell which claims came after it.
+    renewal bigint not null
 ) with (fillfactor = 50);
 
 create table breakers (

@@ -8,6 +8,8 @@ create table agents (
   source text not null,
   revision integer not null,
   definition text not null,
+  -- The lowest format that can read it.
+  format integer not null default 1,
   -- Parts of the definition that the end of a run looks at, where there are such.
   breaker text,
   budget text,
@@ -23,18 +25,23 @@ create table schedules (
   source text not null,
   revision integer not null,
   definition text not null,
+  format integer not null default 1,
   retired_at integer
 ) strict;
 create unique index schedules_name on schedules (name) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
 create index schedules_agent on schedules (agent_id);
+-- Those that not every version can read.
+create index schedules_format on schedules (id) where format > 1;
+create index agents_format on agents (id) where format > 1;
 
 create table schedule_revisions (
   schedule_id integer not null,
   revision integer not null,
   from_at integer not null,
   definition text not null,
+  format integer not null default 1,
   primary key (schedule_id, revision)
 ) strict, without rowid;
 
@@ -127,11 +134,16 @@ create table live (
   created_at integer not null,
   started_at integer,
   exit_code integer,
-  error text
+  error text,
+  -- It came back from a node that died: 0 while it waits, else the number of its claim, see nodes.
+  rescue integer,
+  -- How often it was the suspect when its node died.
+  suspicions integer not null default 0
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
+create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
 create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
@@ -199,7 +211,10 @@ create table nodes (
   labels text not null,
   started_at integer not null,
   lease_until integer not null,
-  fenced integer not null
+  fenced integer not null,
+  -- How many rescued runs it has claimed, and how many of these before its last renewal.
+  rescues integer not null default 0,
+  renewal integer not null default 0
 ) strict, without rowid;
 
 create table breakers (

@@ -1,0 +1,105 @@
+//! What becomes of the runs of a node that has died.
+//!
+//! What kills a node must not take the next one with it. A run that comes back from a dead node is *rescued*: a node starts
+//! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued run that it claimed last
+//! is the suspect, unless the node renewed its lease since.
+
+use crate::{Reason, RunState};
+
+/// A run is given up when it is the suspect for this many deaths.
+pub const SUSPICIONS_MAX: u32 = 2;
+
+/// What is written as the error of a run that is given up.
+pub const SUSPECT_ERROR: &str = "its node died right after starting it, twice; it is not started again";
+
+/// A run that was running under the dead node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Orphan<R> {
+    /// The run.
+    pub run: R,
+    /// It must not wait for another attempt: it is to be cancelled, or its session was reset.
+    pub cancel: Option<Reason>,
+    /// The attempt that died.
+    pub attempt: u32,
+    /// Maximum number of attempts.
+    pub max_attempts: u32,
+    /// Of a rescued run: a number that grows with each claim of a rescued run and each renewal of the node.
+    pub rescue: Option<i64>,
+    /// How often it was the suspect before.
+    pub suspicions: u32,
+}
+
+/// What becomes of an orphan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It ends.
+    End {
+        /// Failed or cancelled.
+        state: RunState,
+        /// Why.
+        reason: Reason,
+        /// In words; without, the error of its last attempt stays.
+        error: Option<&'static str>,
+    },
+    /// It waits for its next attempt, as a rescued run.
+    Back,
+}
+
+/// The suspect among the orphans of a node, if there is one. `renewal` is the number of the node's last renewal.
+pub fn suspect<R: Copy>(orphans: &[Orphan<R>], renewal: i64) -> Option<R> {
+    let last = orphans.iter().filter(|orphan| orphan.rescue.is_some()).max_by_key(|orphan| orphan.rescue)?;
+    last.rescue.is_some_and(|rescue| rescue > renewal).then_some(last.run)
+}
+
+/// What becomes of an orphan.
+pub fn fate<R>(orphan: &Orphan<R>, is_suspect: bool) -> Fate {
+    let failed = |error| Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error };
+    match orphan.cancel {
+        Some(reason) => Fate::End { state: RunState::Cancelled, reason, error: None },
+        None if is_suspect && orphan.suspicions + 1 >= SUSPICIONS_MAX => failed(Some(SUSPECT_ERROR)),
+        None if orphan.attempt >= orphan.max_attempts => failed(None),
+        None => Fate::Back,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn orphan(run: u8, rescue: Option<i64>) -> Orphan<u8> {
+        Orphan { run, cancel: None, attempt: 1, max_attempts: 20, rescue, suspicions: 0 }
+    }
+
+    #[test]
+    fn the_rescued_run_that_was_claimed_last_is_the_suspect() {
+        let orphans = [orphan(1, Some(7)), orphan(2, Some(9)), orphan(3, None)];
+        assert_eq!(suspect(&orphans, 5), Some(2));
+    }
+
+    #[test]
+    fn nobody_is_the_suspect_after_a_renewal_or_at_the_first_death() {
+        assert_eq!(suspect(&[orphan(1, Some(7)), orphan(2, Some(9))], 10), None);
+        assert_eq!(suspect(&[orphan(1, None), orphan(2, None)], 0), None);
+    }
+
+    #[test]
+    fn twice_suspect_is_failed_whatever_attempts_are_left() {
+        let once = orphan(1, Some(1));
+        let twice = Orphan { suspicions: 1, ..once };
+        assert_eq!(fate(&once, true), Fate::Back);
+        assert_eq!(fate(&twice, false), Fate::Back);
+        let given_up =
+            Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error: Some(SUSPECT_ERROR) };
+        assert_eq!(fate(&twice, true), given_up);
+    }
+
+    #[test]
+    fn others_come_back_while_they_have_attempts_and_were_not_cancelled() {
+        let last = Orphan { attempt: 20, ..orphan(1, None) };
+        let orphaned = Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error: None };
+        assert_eq!(fate(&last, false), orphaned);
+        let cancelled = Orphan { cancel: Some(Reason::Requested), suspicions: 1, ..last };
+        let end = Fate::End { state: RunState::Cancelled, reason: Reason::Requested, error: None };
+        assert_eq!(fate(&cancelled, true), end);
+    }
+}

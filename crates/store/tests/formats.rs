@@ -1,0 +1,119 @@
+//! Definitions that this version cannot read: those of a newer version, and broken ones. Everything else goes on, and they
+//! stay as they are.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "support/pg.rs"]
+mod pg;
+mod suite;
+
+use belfry_core::check::Status;
+use belfry_store::postgres::Postgres;
+use belfry_store::sqlite::Sqlite;
+use belfry_store::*;
+use suite::world::{World, agent, every, unlimited};
+
+const NAMES: [&str; 5] = ["broken", "junk", "newer", "plain", "shiny"];
+
+fn fleet() -> Vec<AgentSpec> {
+    NAMES.map(|name| agent(name, unlimited(), &[("s", every("1h"))])).to_vec()
+}
+
+/// What a newer version writes, and what nobody should.
+const WRITTEN_ELSEWHERE: [&str; 4] = [
+    "update schedules set format = 999, definition = '{\"every\": \"1h\", \"shiny\": {}}' where name = 'shiny/s'",
+    "update agents set format = 999 where name = 'newer'",
+    "update agents set definition = '{\"shiny\": true}' where name = 'broken'",
+    "update schedules set definition = 'not JSON' where name = 'junk/s'",
+];
+
+/// A store whose definitions are written by others, opened before and after.
+async fn holds<S: Store>(open: impl AsyncFn() -> S, sql: impl AsyncFn(&'static str) -> Vec<i64>) {
+    let before = open().await;
+    let mut world = World::new(&before);
+    world.apply(&fleet()).await;
+    for name in NAMES.into_iter().filter(|name| *name != "plain") {
+        world.enqueue(&format!("{name}/s"), None).await;
+    }
+    drop(before);
+    for change in WRITTEN_ELSEWHERE {
+        sql(change).await;
+    }
+    let store = open().await;
+    let mut world = World::new(&store);
+    world.ids_from(1_000);
+    let node = world.join(1).await;
+
+    // What a newer version wrote is known without reading it, the rest is found on the way.
+    let unreadable = async || -> Vec<String> {
+        store.unreadable().await.unwrap().into_iter().map(|found| found.name).collect()
+    };
+    assert_eq!(unreadable().await, ["newer/s", "shiny/s"]);
+    let due = async |now| -> Vec<String> {
+        store.due(now, None, 10).await.unwrap().iter().map(|due| due.name.to_string()).collect()
+    };
+    assert_eq!(due(world.now).await, ["plain/s"], "the planner goes on with what it can read");
+    assert_eq!(unreadable().await, ["broken/s", "junk/s", "newer/s", "shiny/s"]);
+    let words: Vec<String> =
+        store.unreadable().await.unwrap().iter().map(|found| found.why.to_string()).collect();
+    assert!(words[0].contains("unknown field `shiny`"), "{words:?}");
+    assert!(words[3].contains("needs a newer version of Belfry"), "{words:?}");
+    assert_eq!(world.plan_all().await, 1);
+    assert!(store.next_due().await.unwrap().is_none(), "and does not wait for the rest");
+
+    let claimed = world.claim(node, 50).await;
+    let names: Vec<String> = claimed.iter().map(|run| run.schedule).map(|id| id.to_string()).collect();
+    let plain = world.schedule("plain/s").await.id.to_string();
+    assert_eq!(names, [plain], "it claims only what it can read");
+    for run in &claimed {
+        world.complete(run).await;
+    }
+
+    let listed = store.schedules(&ScheduleFilter::default(), None, 100).await.unwrap().items;
+    assert_eq!(listed.len(), NAMES.len(), "one that cannot be read takes no other from the list");
+    for record in &listed {
+        let shown = matches!(&record.status, Status::Invalid { .. });
+        assert_eq!(shown, ["junk/s", "newer/s", "shiny/s"].contains(&record.name.as_str()), "{record:?}");
+    }
+    let agents = store.agents().await.unwrap();
+    let unread: Vec<&str> =
+        agents.iter().filter(|agent| agent.unreadable.is_some()).map(|agent| agent.name.as_str()).collect();
+    assert_eq!((agents.len(), unread), (NAMES.len(), vec!["broken", "newer"]));
+    assert_eq!(sql("select count(*) from schedule_state where status <> 0").await, [0], "nothing is invalid");
+
+    // The files of this version heal what is broken, and leave alone what a newer one wrote.
+    world.apply(&fleet()).await;
+    assert_eq!(sql("select count(*) from schedules where format = 999").await, [1]);
+    assert_eq!(sql("select count(*) from agents where format = 999").await, [1]);
+    assert_eq!(unreadable().await, ["newer/s", "shiny/s"]);
+    let mut names = due(world.now).await;
+    names.sort();
+    assert_eq!(names, ["broken/s", "junk/s", "plain/s"]);
+    sql("update agents set format = 1 where name = 'newer'").await;
+    assert_eq!(unreadable().await, ["shiny/s"]);
+    assert!(due(world.now).await.contains(&"newer/s".to_owned()), "it is planned as soon as it can be read");
+}
+
+#[tokio::test]
+async fn an_older_node_leaves_newer_definitions_alone_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let sql = async |text: &'static str| -> Vec<i64> {
+        let file = rusqlite::Connection::open(&path).unwrap();
+        let mut statement = file.prepare(text).unwrap();
+        statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+    };
+    holds(async || Sqlite::open(&path).unwrap(), sql).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_node_leaves_newer_definitions_alone_on_postgres() {
+    let Some(url) = pg::fresh_database() else { return };
+    let sql = async |text: &'static str| -> Vec<i64> {
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute("set search_path = belfry").await.unwrap();
+        client.query(text, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+    };
+    Box::pin(holds(async || Postgres::open(&url).await.unwrap(), sql)).await;
+}
