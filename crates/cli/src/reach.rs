@@ -118,10 +118,11 @@ pub fn say(text: &str) {
 
 /// The answer of a command: JSON where it is asked for, else words.
 pub fn answer(output: &Output, json: &impl Serialize, text: &str) -> Result<(), Failure> {
-    Ok(match output.format {
+    match output.format {
         Format::Table => writeln!(terminal::stdout(), "{}", words::harmless(text))?,
         Format::Json | Format::Jsonl => terminal::json(Layout::Line, [json])?,
-    })
+    }
+    Ok(())
 }
 
 /// Runs what waits to its end.

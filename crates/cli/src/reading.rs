@@ -72,10 +72,11 @@ fn meant(name: &str, known: &[String]) -> String {
 
 /// Prints a list as JSON: one document, or one a line.
 pub fn print_items<T: Serialize>(format: Format, items: Vec<T>) -> Result<(), Failure> {
-    Ok(match format {
+    match format {
         Format::Jsonl => terminal::json(Layout::Line, items)?,
         Format::Json | Format::Table => terminal::json(Layout::Pretty, [belfry::api::List::whole(items)])?,
-    })
+    }
+    Ok(())
 }
 
 /// Prints one thing as JSON, on one line for `jsonl`.
