@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code)]
 mod support;
 
 use std::time::Duration;
