@@ -75,7 +75,7 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
         [] => {
             Err(SecretFlaw { key: None, message: "a webhook needs a secret, or must say that it has none" })
         }
-        [("secret", NO_SECRET)] => Ok(Proof::Token),
+        [("secret", NO_SECRET)] if settings["secret"].is_string() => Ok(Proof::Token),
         _ => match secrets.iter().find(|(_, text)| *text == NO_SECRET) {
             Some((key, _)) => Err(SecretFlaw {
                 key: Some(key),
