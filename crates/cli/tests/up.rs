@@ -33,3 +33,5 @@ mod reloading;
 mod sharing;
 #[path = "up/starting.rs"]
 mod starting;
+#[path = "up/stranger.rs"]
+mod stranger;

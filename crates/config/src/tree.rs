@@ -230,7 +230,13 @@ struct Frame {
 
 enum Inside {
     List(Vec<Node>),
-    Map { entries: Vec<(Key, Node)>, places: HashMap<String, Span>, merges: Vec<Node>, key: Option<Key> },
+    Map {
+        entries: Vec<(Key, Node)>,
+        places: HashMap<String, Span>,
+        merges: Vec<Node>,
+        /// The key whose value comes next, and whether it is the merge key: `<<` without quotes.
+        key: Option<(Key, bool)>,
+    },
 }
 
 impl Builder {
@@ -392,9 +398,9 @@ impl Builder {
                             first: Some(before),
                         });
                     }
-                    *key = Some(Key { text, span: node.span });
+                    *key = Some((Key { text, span: node.span }, merge));
                 }
-                Some(key) if key.text == "<<" => match node.data {
+                Some((_, true)) => match node.data {
                     Data::Map(_) => merges.push(node),
                     Data::List(items) if items.iter().all(|item| matches!(item.data, Data::Map(_))) => {
                         merges.extend(items);
@@ -408,7 +414,7 @@ impl Builder {
                         });
                     }
                 },
-                Some(key) => entries.push((key, node)),
+                Some((key, false)) => entries.push((key, node)),
             },
         }
         Ok(())

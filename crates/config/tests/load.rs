@@ -371,3 +371,11 @@ fn aliases_do_not_make_a_tree_deeper_than_allowed() {
     }
     assert!(errors_of(&text)[0].starts_with("nested too deeply"));
 }
+
+#[test]
+fn only_a_merge_key_without_quotes_merges() {
+    let loaded = load_text("agents:\n  a: {run: [x], payload: {\"<<\": 1}}\n");
+    assert_eq!(loaded.agents[0].definition.work.payload["<<"], 1);
+    let loaded = load_text("agents:\n  a: &a {run: [x]}\n  b: {<<: *a}\n");
+    assert_eq!(loaded.agents[1].definition.work.action, Action::Run(vec!["x".into()]));
+}

@@ -98,7 +98,7 @@ fn values() -> BTreeMap<&'static str, &'static str> {
         ("/$defs/schedule/properties/webhook", "secret: none | secrets: [\"${T}\"] | github: true"),
         (
             "/$defs/schedule/properties/chat",
-            "mode: followup | drop: new | cap: 5 | debounce: 1s | max_concurrent: 2",
+            "mode: followup | drop: new | cap: 5 | debounce: 1s | max_concurrent: 2 | max_bytes: 2MiB",
         ),
     ])
 }

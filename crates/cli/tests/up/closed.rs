@@ -22,8 +22,8 @@ agents:
       s: {every: 200ms, anchor: slot}
 "#;
 
-/// A loud word for a test that needs another user.
-fn is_root() -> bool {
+/// Whether this is root. Says loudly that a test which needs another user is skipped where it is not.
+pub fn is_root() -> bool {
     if !Uid::effective().is_root() {
         let words = "\nSKIPPED: only root can act as another user\n";
         drop(std::io::stderr().write_all(words.as_bytes()));
