@@ -1,8 +1,9 @@
 //! What becomes of the runs of a node that has died.
 //!
 //! What kills a node must not take the next one with it. A run that comes back from a dead node is *rescued*: a node starts
-//! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued run that it claimed last
-//! is the suspect, unless the node renewed its lease since.
+//! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued runs that it claimed since
+//! its last renewal are *suspects*. A suspect is started alone: the next rescued run follows only when the suspect has ended,
+//! or when the node has renewed its lease since. So at the third death one suspect is left, and it is given up.
 
 use crate::{Reason, RunState};
 
@@ -45,10 +46,11 @@ pub enum Fate {
     Back,
 }
 
-/// The suspect among the orphans of a node, if there is one. `renewal` is the number of the node's last renewal.
-pub fn suspect<R: Copy>(orphans: &[Orphan<R>], renewal: i64) -> Option<R> {
-    let last = orphans.iter().filter(|orphan| orphan.rescue.is_some()).max_by_key(|orphan| orphan.rescue)?;
-    last.rescue.is_some_and(|rescue| rescue > renewal).then_some(last.run)
+impl<R> Orphan<R> {
+    /// Whether the node claimed it as a rescued run after its last renewal, which has this number.
+    pub fn is_suspect(&self, renewal: i64) -> bool {
+        self.rescue.is_some_and(|rescue| rescue > renewal)
+    }
 }
 
 /// What becomes of an orphan.
@@ -71,15 +73,11 @@ mod tests {
     }
 
     #[test]
-    fn the_rescued_run_that_was_claimed_last_is_the_suspect() {
-        let orphans = [orphan(1, Some(7)), orphan(2, Some(9)), orphan(3, None)];
-        assert_eq!(suspect(&orphans, 5), Some(2));
-    }
-
-    #[test]
-    fn nobody_is_the_suspect_after_a_renewal_or_at_the_first_death() {
-        assert_eq!(suspect(&[orphan(1, Some(7)), orphan(2, Some(9))], 10), None);
-        assert_eq!(suspect(&[orphan(1, None), orphan(2, None)], 0), None);
+    fn rescued_runs_that_were_claimed_since_the_last_renewal_are_suspects() {
+        let orphans = [orphan(1, Some(4)), orphan(2, Some(7)), orphan(3, Some(9)), orphan(4, None)];
+        let suspects: Vec<u8> =
+            orphans.iter().filter(|orphan| orphan.is_suspect(5)).map(|orphan| orphan.run).collect();
+        assert_eq!(suspects, [2, 3]);
     }
 
     #[test]

@@ -18,7 +18,8 @@ use belfry_core::{Reason, RunState};
 
 /// The store that a node of this test works on.
 const STORE: &str = "BELFRY_TEST_DEADLY_STORE";
-/// Where the deadly run aborts the process: in its `handler`, or before, while the attempt is prepared (`trigger`).
+/// Where the deadly run aborts the process: in its `handler`, a moment `later` there, or before, while the attempt is
+/// prepared (`trigger`).
 const PLACE: &str = "BELFRY_TEST_DEADLY_PLACE";
 const DEADLY: &str = "abort";
 const INNOCENT: usize = 50;
@@ -34,20 +35,23 @@ async fn open(url: &str, serve: bool) -> AnyStore {
 async fn work(url: &str) {
     let store = Arc::new(open(url, true).await);
     let place = std::env::var(PLACE).unwrap();
-    let dies_early = place == "trigger";
+    let (dies_early, dies_later) = (place == "trigger", place == "later");
     let engine = Engine::builder()
         .store(store)
-        .options(Options { lease: LEASE, ..Options::default() })
+        .options(Options { lease: if dies_later { LONG_LEASE } else { LEASE }, ..Options::default() })
         .on_trigger(move |attempt| {
             if dies_early && matches!(&attempt.prompt, Prompt::Text(text) if text == DEADLY) {
                 std::process::abort();
             }
         })
-        .handler("a", |run| async move {
+        .handler("a", move |run| async move {
             if run.prompt() == DEADLY {
+                if dies_later {
+                    tokio::time::sleep(Duration::from_millis(60)).await;
+                }
                 std::process::abort();
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(if dies_later { 100 } else { 20 })).await;
             Ok(())
         })
         .build();
@@ -57,6 +61,8 @@ async fn work(url: &str) {
 
 /// Short, so that a death is noticed soon.
 const LEASE: Duration = Duration::from_secs(4);
+/// On SQLite a death is noticed by the process; no renewal falls between the start of the deadly run and its abort.
+const LONG_LEASE: Duration = Duration::from_secs(600);
 
 struct Nodes {
     url: String,
@@ -168,6 +174,11 @@ async fn a_handler_that_aborts_its_node_is_given_up_on_sqlite() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_aborts_its_node_before_it_starts_is_given_up_on_sqlite() {
     on_sqlite("trigger", "a_run_that_aborts_its_node_before_it_starts_is_given_up_on_sqlite").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_aborts_its_node_a_moment_later_is_given_up_on_sqlite() {
+    on_sqlite("later", "a_handler_that_aborts_its_node_a_moment_later_is_given_up_on_sqlite").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -161,6 +161,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
         lane: "cron".into(),
         prompt: None,
         rescued: false,
+        suspect: false,
         payload: serde_json::json!({}),
         trace_id: None,
         unreadable: Some("its stored payload cannot be read".into()),

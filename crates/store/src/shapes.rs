@@ -369,8 +369,8 @@ pub struct Claim {
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
     /// but no limit: where a gate is full it stays as it is.
     pub only: Option<RunId>,
-    /// Whether one rescued run may be among them: not while the node has a rescued run that has not started yet. A run
-    /// claimed by `only` is alone anyway.
+    /// Whether one rescued run may be among them: not while the node has a rescued run that has not started yet, or a
+    /// suspect that has neither ended nor outlived a renewal. A run claimed by `only` is alone anyway.
     pub rescue: bool,
 }
 
@@ -407,6 +407,8 @@ pub struct Claimed {
     pub unreadable: Option<String>,
     /// It came back from a node that died.
     pub rescued: bool,
+    /// It may have killed a node: see [`belfry_core::rescue`].
+    pub suspect: bool,
 }
 
 /// How an attempt ended, and what becomes of its run.
@@ -532,8 +534,8 @@ pub struct Rescued {
     pub ended: Vec<(RunId, RunState)>,
     /// The traces of those that have one from outside.
     pub traces: Vec<(RunId, Uuid)>,
-    /// The run that may have killed the node.
-    pub suspect: Option<RunId>,
+    /// Runs of which one may have killed the node.
+    pub suspects: Vec<RunId>,
 }
 
 /// A run, live or ended.

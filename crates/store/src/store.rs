@@ -252,7 +252,7 @@ pub trait Store: Send + Sync + 'static {
     fn nodes(&self) -> impl Future<Output = Answer<Vec<Node>>> + Send;
 
     /// Fences a node whose lease is still the one that was seen to lapse, and rescues its runs: each has used up an
-    /// attempt; a run without attempts left ends failed, and so does a run that is the suspect for the second time
+    /// attempt; a run without attempts left ends failed, and so does a run that is a suspect for the second time
     /// (`belfry_core::rescue`). `None` where the lease was renewed or the node fenced meanwhile. After a crash the node
     /// is fenced and all its runs are rescued, or neither.
     fn fence(

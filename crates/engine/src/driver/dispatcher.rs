@@ -46,7 +46,7 @@ impl Driver {
             labels: self.options.labels.clone(),
             only,
             // What kills a node must not take other rescued runs with it.
-            rescue: !self.tasks.values().any(|task| task.rescuing && !task.ended),
+            rescue: !self.tasks.values().any(|task| task.rescue != Rescue::Over && !task.ended),
         }));
     }
 
@@ -160,7 +160,10 @@ impl Driver {
                 definitions,
                 command: claimed.command,
                 trace,
-                rescuing: claimed.rescued,
+                rescue: match claimed.rescued {
+                    true => Rescue::Starting { suspect: claimed.suspect },
+                    false => Rescue::Over,
+                },
                 stopping: false,
                 ended: claimed.unreadable.is_some(),
             },
@@ -189,11 +192,23 @@ impl Driver {
         self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
     }
 
-    /// The program or handler of a rescued run has started: the next rescued run may follow.
-    pub(super) fn started(&mut self, run: RunId, epoch: Epoch) {
-        if let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch && task.rescuing) {
-            task.rescuing = false;
-            self.claim_wanted = true;
+    /// The program or handler of a rescued run has started: the next rescued run may follow, unless this is a suspect.
+    pub(super) fn started(&mut self, now: Now, run: RunId, epoch: Epoch) {
+        let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch) else { return };
+        task.rescue = match task.rescue {
+            Rescue::Starting { suspect: true } => Rescue::Watched { since: now.mono },
+            _ => Rescue::Over,
+        };
+        self.claim_wanted = true;
+    }
+
+    /// Suspects that had started before a renewal was asked for have not killed this node: the next rescued run may follow.
+    pub(super) fn outlived(&mut self, asked: Duration) {
+        for task in self.tasks.values_mut() {
+            if matches!(task.rescue, Rescue::Watched { since } if since < asked) {
+                task.rescue = Rescue::Over;
+                self.claim_wanted = true;
+            }
         }
     }
 }

@@ -30,6 +30,7 @@ impl Driver {
         match renewed {
             Renewed::Held { cancels, live } => {
                 self.lease_good = asked + self.options.lease;
+                self.outlived(asked);
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 self.return_strays(live);
             }

@@ -263,6 +263,23 @@ impl Loop {
     }
 }
 
+/// Whether a run that came back from a dead node holds back the next such run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rescue {
+    /// It does not.
+    Over,
+    /// Its program or handler has not started here yet.
+    Starting {
+        /// It may have killed a node.
+        suspect: bool,
+    },
+    /// A suspect that has started then: it is watched until the lease is renewed.
+    Watched {
+        /// When it had started.
+        since: Duration,
+    },
+}
+
 /// A run of ours.
 #[derive(Debug)]
 struct Task {
@@ -276,8 +293,7 @@ struct Task {
     definitions: Definitions,
     command: String,
     trace: Uuid,
-    /// It came back from a dead node, and its program or handler has not started here yet.
-    rescuing: bool,
+    rescue: Rescue,
     stopping: bool,
     ended: bool,
 }
@@ -603,7 +619,7 @@ impl Driver {
                 self.lanes(now, lanes);
                 self.unreadable(now, unreadable);
             }
-            Input::Started { run, epoch } => self.started(run, epoch),
+            Input::Started { run, epoch } => self.started(now, run, epoch),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(written) => self.finished(now, written),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),

@@ -43,8 +43,10 @@ impl Driver {
             let from_outside =
                 rescued.traces.iter().find(|(known, _)| *known == run).map(|(_, trace)| *trace);
             let trace = run.trace(from_outside).simple().to_string();
-            let suspect = (rescued.suspect == Some(run))
-                .then(|| "its node died right after starting it: it is the suspect".to_owned());
+            let suspect = rescued
+                .suspects
+                .contains(&run)
+                .then(|| "its node died soon after starting it: it is a suspect".to_owned());
             self.note(Event {
                 run_id: Some(run),
                 state: Some(state),

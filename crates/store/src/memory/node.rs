@@ -1,6 +1,6 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::rescue::{Fate, Orphan, fate};
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 
@@ -56,20 +56,22 @@ impl State {
                 suspicions: live.suspicions,
             })
             .collect();
-        let suspect = suspect(&orphans, self.renewals.get(&id).copied().unwrap_or(0));
-        let mut rescued = Rescued { suspect, ..Rescued::default() };
+        let renewal = self.renewals.get(&id).copied().unwrap_or(0);
+        let mut rescued = Rescued::default();
         for orphan in orphans {
             let run = orphan.run;
             let Some(live) = self.live.get_mut(&run) else { continue };
             rescued.traces.extend(live.new.trace_id.map(|trace| (run, trace)));
-            match fate(&orphan, suspect == Some(run)) {
+            let is_suspect = orphan.is_suspect(renewal);
+            rescued.suspects.extend(is_suspect.then_some(run));
+            match fate(&orphan, is_suspect) {
                 Fate::End { state, reason, error } => {
                     live.error = error.map(str::to_owned).or(live.error.take());
                     self.end(now, run, state, Some(reason), None, None);
                     rescued.ended.push((run, state));
                 }
                 Fate::Back => {
-                    live.suspicions += u32::from(suspect == Some(run));
+                    live.suspicions += u32::from(is_suspect);
                     self.back_to_pending(run, now, true);
                     if let Some(live) = self.live.get_mut(&run) {
                         live.rescue = Some(0);

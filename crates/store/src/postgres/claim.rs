@@ -71,11 +71,11 @@ struct Taken {
 const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
     rescue = case when rescue is not null then nextval('numbers') end \
     where id = any($3) and state + 0 = 0 returning id, rank, not_before, epoch, attempt, max_attempts, agent_id, \
-    schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue";
+    schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue, suspicions";
 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
 const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
-    trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, place \
+    trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, 0::smallint as suspicions, place \
     from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
@@ -435,5 +435,6 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         trace_id: get(row, "trace_id")?,
         unreadable,
         rescued: get::<Option<i64>>(row, "rescue")?.is_some(),
+        suspect: get::<i16>(row, "suspicions")? > 0,
     })
 }

@@ -1,6 +1,6 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::rescue::{Fate, Orphan, fate};
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -119,12 +119,14 @@ impl Postgres {
             suspicions: live.suspicions,
         };
         let orphans: Vec<Orphan<RunId>> = runs.iter().map(orphan).collect();
-        let suspect = suspect(&orphans, get(node, "renewal")?);
-        let mut rescued = Rescued { suspect, ..Rescued::default() };
+        let renewal: i64 = get(node, "renewal")?;
+        let mut rescued = Rescued::default();
         let mut changes = Vec::new();
         for (mut live, orphan) in runs.into_iter().zip(&orphans) {
             rescued.traces.extend(live.trace_id.map(|trace| (live.id, trace)));
-            match fate(orphan, suspect == Some(live.id)) {
+            let is_suspect = orphan.is_suspect(renewal);
+            rescued.suspects.extend(is_suspect.then_some(live.id));
+            match fate(orphan, is_suspect) {
                 Fate::End { state, reason, error } => {
                     rescued.ended.push((live.id, state));
                     live.error = error.map(str::to_owned).or(live.error);
@@ -138,9 +140,10 @@ impl Postgres {
         }
         self.settle(tx, now, books, changes).await?;
         let back: Vec<Uuid> = rescued.pending.iter().map(|run| run.0).collect();
-        let sql = "update live set rescue = 0, suspicions = suspicions + case when id = $2 then 1 else 0 end \
+        let sql = "update live set rescue = 0, suspicions = suspicions + case when id = any($2) then 1 else 0 end \
                    where id = any($1)";
-        tx.execute(sql, &[&back, &suspect.map(|run| run.0)]).await?;
+        let suspects: Vec<Uuid> = rescued.suspects.iter().map(|run| run.0).collect();
+        tx.execute(sql, &[&back, &suspects]).await?;
         Ok(Some(rescued))
     }
 

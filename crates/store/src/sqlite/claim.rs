@@ -24,7 +24,7 @@ const START_ONE: &str = "update live set state = 2, parked_on = null, node_id = 
 macro_rules! ready_columns {
     () => {
         "id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command,
-         trigger, tick_at, prompt, payload, trace_id, rescue is not null"
+         trigger, tick_at, prompt, payload, trace_id, rescue is not null, suspicions > 0"
     };
 }
 
@@ -313,6 +313,7 @@ fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result
         trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
         unreadable,
         rescued: row.get(16)?,
+        suspect: row.get(17)?,
     };
     let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
     Ok(Ready {

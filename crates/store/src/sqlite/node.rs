@@ -1,6 +1,6 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
-use belfry_core::rescue::{Fate, Orphan, fate, suspect};
+use belfry_core::rescue::{Fate, Orphan, fate};
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -143,10 +143,10 @@ impl Verb<'_> {
             },
         )?;
         let (orphans, traces): (Vec<Orphan<RunId>>, Vec<_>) = found.into_iter().unzip();
-        let suspect = suspect(&orphans, renewal);
-        let mut rescued = Rescued { suspect, ..Rescued::default() };
+        let mut rescued = Rescued::default();
         for (orphan, trace) in orphans.iter().zip(traces) {
-            let (run, is_suspect) = (orphan.run, suspect == Some(orphan.run));
+            let (run, is_suspect) = (orphan.run, orphan.is_suspect(renewal));
+            rescued.suspects.extend(is_suspect.then_some(run));
             rescued.traces.extend(trace.map(|trace| (run, Uuid::from_bytes(trace))));
             match fate(orphan, is_suspect) {
                 Fate::End { state, reason, error } => {
