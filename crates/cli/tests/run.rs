@@ -32,7 +32,14 @@ agents:
 "#;
 
 fn runs(site: &Site) -> Vec<RunRecord> {
-    site.store(async |store| store.runs(&RunFilter::default(), None, 100).await.unwrap().items)
+    site.store(async |store| {
+        let mut runs = Vec::new();
+        for listed in store.runs(&RunFilter::default(), None, 100).await.unwrap().items {
+            // With what lists leave out.
+            runs.extend(store.run(listed.id).await.unwrap());
+        }
+        runs
+    })
 }
 
 #[test]

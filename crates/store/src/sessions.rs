@@ -199,10 +199,7 @@ pub(crate) fn given(trigger: Trigger, mut payload: Value) -> Value {
 
 /// What is stored of a run's payload and trigger, and what of it cannot be read.
 pub(crate) fn read_given(trigger_code: i16, payload: &[u8]) -> (Trigger, Value, Option<String>) {
-    let (trigger, unknown) = match Trigger::from_code(trigger_code) {
-        Some(trigger) => (trigger, None),
-        None => (Trigger::Manual, Some(format!("its stored trigger {trigger_code} is not known"))),
-    };
+    let (trigger, unknown) = read_trigger(trigger_code);
     match serde_json::from_slice(payload) {
         Ok(payload) => (trigger, given(trigger, payload), unknown),
         Err(error) => {
@@ -212,15 +209,28 @@ pub(crate) fn read_given(trigger_code: i16, payload: &[u8]) -> (Trigger, Value, 
     }
 }
 
+/// What is stored of a run's trigger, and what of it cannot be read.
+pub(crate) fn read_trigger(code: i16) -> (Trigger, Option<String>) {
+    match Trigger::from_code(code) {
+        Some(trigger) => (trigger, None),
+        None => (Trigger::Manual, Some(format!("its stored trigger {code} is not known"))),
+    }
+}
+
 /// The session of a run, by what made it and what it is given.
-fn session_of(trigger: Trigger, payload: &Value) -> Option<&str> {
+pub(crate) fn session_of(trigger: Trigger, payload: &Value) -> Option<&str> {
     (trigger == Trigger::Message).then(|| payload.get("session")?.as_str()).flatten()
 }
 
 impl RunRecord {
     /// The key of its session, if it is of one.
     pub fn session(&self) -> Option<&str> {
-        session_of(self.trigger, &self.payload)
+        self.session.as_deref()
+    }
+
+    /// The record as lists show it.
+    pub(crate) fn listed(self) -> RunRecord {
+        RunRecord { prompt: None, payload: Value::Object(Map::new()), ..self }
     }
 }
 

@@ -581,9 +581,11 @@ pub struct RunRecord {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
-    /// The prompt that came with it.
+    /// The key of its session, if it is of one.
+    pub session: Option<String>,
+    /// The prompt that came with it. Lists leave it out.
     pub prompt: Option<String>,
-    /// Its payload.
+    /// The payload that came with it. Lists leave it out: there it is empty.
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,

@@ -282,7 +282,7 @@ pub trait Store: Send + Sync + 'static {
     /// A run.
     fn run(&self, run: RunId) -> impl Future<Output = Answer<Option<RunRecord>>> + Send;
 
-    /// All live runs, in the order in which they would be claimed.
+    /// All live runs, in the order in which they would be claimed, without their prompts and payloads.
     fn live_runs(&self) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send;
 
     /// Ended runs of a schedule, the last first.
@@ -304,8 +304,8 @@ pub trait Store: Send + Sync + 'static {
         limit: u32,
     ) -> impl Future<Output = Answer<Page<ScheduleRecord, String>>> + Send;
 
-    /// Runs, live and ended, the newest id first, behind an id. Looks at a bounded number of them; who wants more goes on
-    /// at the page's `next`.
+    /// Runs, live and ended, the newest id first, behind an id, without their prompts and payloads. Looks at a bounded
+    /// number of them; who wants more goes on at the page's `next`.
     fn runs(
         &self,
         filter: &RunFilter,

@@ -385,7 +385,10 @@ pub async fn all_runs(store: &belfry_store::AnyStore) -> Vec<belfry_store::RunRe
     let (mut all, mut after) = (Vec::new(), None);
     loop {
         let page = store.runs(&belfry_store::RunFilter::default(), after, 500).await.unwrap();
-        all.extend(page.items);
+        for listed in page.items {
+            // With what lists leave out.
+            all.extend(store.run(listed.id).await.unwrap());
+        }
         match page.next {
             Some(next) => after = Some(next),
             None => return all,

@@ -162,7 +162,11 @@ impl World {
     }
 
     pub async fn runs(&self) -> Vec<RunRecord> {
-        let mut runs = self.store.runs(&RunFilter::default(), None, 1000).await.unwrap().items;
+        let mut runs = Vec::new();
+        for listed in self.store.runs(&RunFilter::default(), None, 1000).await.unwrap().items {
+            // With what lists leave out.
+            runs.extend(self.store.run(listed.id).await.unwrap());
+        }
         runs.reverse();
         runs
     }

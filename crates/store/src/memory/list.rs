@@ -3,7 +3,7 @@
 use belfry_core::{RunId, RunState};
 
 use super::{Live, ScheduleRow, State};
-use crate::sessions::given;
+use crate::sessions::{given, session_of};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -31,6 +31,7 @@ impl State {
             exit_code: live.exit_code,
             error: live.error.clone(),
             summary: None,
+            session: session_of(new.trigger, &new.payload).map(str::to_owned),
             prompt: new.prompt.clone(),
             payload: given(new.trigger, new.payload.clone()),
             trace_id: new.trace_id,
@@ -92,9 +93,9 @@ impl State {
         limit: u32,
     ) -> Page<RunRecord, RunId> {
         let wanted = |run: &RunRecord| after.is_none_or(|after| run.id < after) && filter.takes(run);
-        let live: Vec<RunRecord> =
-            self.live.iter().map(|(run, live)| self.record(*run, live)).filter(wanted).collect();
-        let ended: Vec<RunRecord> = self.ended.values().filter(|run| wanted(run)).cloned().collect();
+        let live = self.live.iter().map(|(run, live)| self.record(*run, live)).filter(wanted);
+        let ended = self.ended.values().filter(|run| wanted(run)).cloned();
+        let (live, ended) = (live.map(RunRecord::listed).collect(), ended.map(RunRecord::listed).collect());
         Page::of_runs(filter, (live, None), (ended, None), limit)
     }
 

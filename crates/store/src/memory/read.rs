@@ -17,7 +17,7 @@ impl State {
     pub(super) fn live_runs(&self) -> Vec<RunRecord> {
         let mut live: Vec<_> = self.live.iter().collect();
         live.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
-        live.into_iter().map(|(run, live)| self.record(*run, live)).collect()
+        live.into_iter().map(|(run, live)| self.record(*run, live).listed()).collect()
     }
 
     pub(super) fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Vec<RunRecord> {

@@ -17,28 +17,63 @@ use crate::views::*;
 /// Live runs with their names.
 macro_rules! live_query {
     () => {
+        crate::postgres::list::live_with!("l.prompt, l.payload")
+    };
+}
+pub(super) use live_query;
+
+/// Live runs as lists show them: without prompts and payloads, which may be long.
+macro_rules! live_list {
+    () => {
+        crate::postgres::list::live_with!("null::text as prompt, '{}'::text as payload")
+    };
+}
+pub(super) use live_list;
+
+macro_rules! live_with {
+    ($given:literal) => {
         concat!(
             "select ",
             crate::postgres::rows::live_columns!(),
+            ", ",
+            $given,
             ", c.name, a.name as agent_name from live l join queues q on q.id = l.queue_id \
              join schedules c on c.id = l.schedule_id join agents a on a.id = l.agent_id"
         )
     };
 }
-pub(super) use live_query;
+pub(super) use live_with;
 
 /// Ended runs of a table with their names.
 macro_rules! ended_query {
     ($from:literal) => {
+        crate::postgres::list::ended_with!("h.prompt, h.payload", $from)
+    };
+}
+pub(super) use ended_query;
+
+/// Ended runs of a table as lists show them.
+macro_rules! ended_list {
+    ($from:literal) => {
+        ended_with!("null::text as prompt, '{}'::text as payload", $from)
+    };
+}
+
+macro_rules! ended_with {
+    ($given:literal, $from:literal) => {
         concat!(
-            "select h.*, (select c.name from schedules c where c.id = h.schedule_id) as name, \
+            "select h.id, h.schedule_id, h.agent_id, h.command, h.trigger, h.tick_at, h.not_before, h.due_at, h.state, h.reason, \
+             h.lane, h.attempt, h.max_attempts, h.epoch, h.node_id, h.exit_code, h.error, h.summary, h.session, h.trace_id, \
+             h.created_at, h.started_at, h.finished_at, ",
+            $given,
+            ", (select c.name from schedules c where c.id = h.schedule_id) as name, \
              (select a.name from agents a where a.id = h.agent_id) as agent_name from ",
             $from,
             " h"
         )
     };
 }
-pub(super) use ended_query;
+pub(super) use ended_with;
 
 /// The chains of the schedules in `$1`, each down to `$2` runs.
 macro_rules! chain {
@@ -185,11 +220,11 @@ pub(super) async fn runs(
     // The live ones first: who ends between the two looks is seen twice, and never missed.
     if filter.wants_live() {
         let sql = concat!(
-            live_query!(),
+            live_list!(),
             " where l.id = any(array(select id from live where id < $1 order by id desc limit $7)) \
              and ($2::text is null or a.name = $2) and ($3::text is null or q.lane = $3) \
              and ($4::timestamptz is null or l.created_at >= $4) \
-             and ($8::text is null or l.trigger = 4 and session_in(l.payload) = $8) \
+             and ($8::text is null or l.session = $8) \
              and ($5::bigint >> (case l.state when 2 then 1 else 0 end)) & 1 = 1 order by l.id desc limit $6"
         );
         let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
@@ -199,10 +234,10 @@ pub(super) async fn runs(
     }
     if filter.wants_ended() {
         let sql = concat!(
-            ended_query!("(select * from history where id < $1 order by id desc limit $7)"),
+            ended_list!("(select * from history where id < $1 order by id desc limit $7)"),
             " where ($2::text is null or h.agent_id = any(array(select id from agents where name = $2))) \
              and ($3::text is null or h.lane = $3) and ($4::timestamptz is null or h.created_at >= $4) \
-             and ($8::text is null or h.trigger = 4 and session_in(h.payload) = $8) \
+             and ($8::text is null or h.session = $8) \
              and ($5::bigint >> h.state::integer) & 1 = 1 order by h.id desc limit $6"
         );
         let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
@@ -227,17 +262,17 @@ async fn runs_of(
 ) -> Result<Page<RunRecord, RunId>, Fault> {
     let found = tx.query("select id from schedules where name = $1", &[&schedule]).await?;
     let ids: Vec<i64> = found.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
-    let sql = concat!(live_query!(), " where l.schedule_id = any($1) and l.id < $2");
+    let sql = concat!(live_list!(), " where l.schedule_id = any($1) and l.id < $2");
     let live = tx.query(sql, &[&ids, &before]).await?;
     let mut live: Vec<RunRecord> = live.iter().map(Live::record).collect::<Result<_, Fault>>()?;
     live.retain(|run| filter.takes(run));
     let sql = concat!(
         // The chain first, as an array: joined with it, all runs would be walked in their order until enough are found.
         chain!(),
-        ended_query!("history"),
+        ended_list!("history"),
         " where h.id = any(array(select n.id from chain n where n.id < $3)) and ($4::bigint >> h.state::integer) & 1 = 1 \
          and ($5::text is null or h.lane = $5) and ($6::timestamptz is null or h.created_at >= $6) \
-         and ($8::text is null or h.trigger = 4 and session_in(h.payload) = $8) \
+         and ($8::text is null or h.session = $8) \
          order by h.id desc limit $7"
     );
     let ended = tx

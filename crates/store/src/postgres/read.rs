@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
 use super::defer::look_again;
-use super::list::{chain, ended_query, live_query};
+use super::list::{chain, ended_query, live_list, live_query};
 use super::rows::{self, Live, get, small};
 use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
@@ -38,7 +38,7 @@ pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>
 }
 
 pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> {
-    let sql = concat!(live_query!(), " order by l.rank, l.not_before, l.id");
+    let sql = concat!(live_list!(), " order by l.rank, l.not_before, l.id");
     tx.query(sql, &[]).await?.iter().map(Live::record).collect()
 }
 
@@ -129,8 +129,7 @@ impl Postgres {
         let sql = "delete from sessions where id = any(array( \
                        select x.id from sessions x where x.used_at < $1 \
                        and not exists (select 1 from session_runs r where r.session_id = x.id) \
-                       and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.trigger = 4 \
-                           and session_in(l.payload) = x.key) \
+                       and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.session = x.key) \
                        order by x.id limit $2 for update skip locked))";
         let sessions = tx.execute(sql, &[&retention.runs_before, &batch]).await?;
         let (runs, sessions) = (runs.len() as u32 + over, sessions as u32);

@@ -4,13 +4,12 @@ use belfry_core::breaker::{State, TransitionReason};
 use belfry_core::check::Status;
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, Trigger};
 use belfry_time::Timestamp;
-use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 use uuid::Uuid;
 
 use super::connection::Fault;
-use crate::sessions::read_given;
+use crate::sessions::{read_given, read_trigger};
 use crate::shapes::*;
 use crate::{Error, unknown};
 
@@ -21,7 +20,7 @@ const RUNNING: i16 = 2;
 macro_rules! live_columns {
     () => {
         "l.id, l.state, l.rank, l.not_before, l.schedule_id, l.tick_at, l.agent_id, l.command, \
-         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.prompt, l.payload, l.trace_id, \
+         l.node_id, l.epoch, l.attempt, l.max_attempts, l.cancel_reason, l.trigger, l.session, l.trace_id, \
          l.created_at, l.started_at, l.exit_code, l.error, l.due_at, q.lane, l.rescue, \
          l.suspicions"
     };
@@ -45,10 +44,7 @@ pub(super) struct Live {
     pub(super) max_attempts: i64,
     pub(super) cancel: Option<Reason>,
     pub(super) trigger: Trigger,
-    pub(super) prompt: Option<String>,
-    pub(super) payload: Value,
-    /// What of it cannot be read.
-    pub(super) unreadable: Option<String>,
+    pub(super) session: Option<String>,
     pub(super) trace_id: Option<Uuid>,
     pub(super) created_at: Timestamp,
     pub(super) started_at: Option<Timestamp>,
@@ -61,8 +57,6 @@ pub(super) struct Live {
 
 impl Live {
     pub(super) fn read(row: &Row) -> Result<Live, Fault> {
-        let (trigger, payload, unreadable) =
-            read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
         Ok(Live {
             id: RunId(get(row, "id")?),
             state: get(row, "state")?,
@@ -77,10 +71,8 @@ impl Live {
             attempt: get(row, "attempt")?,
             max_attempts: get(row, "max_attempts")?,
             cancel: get::<Option<i16>>(row, "cancel_reason")?.map(unknown::cancel_reason),
-            trigger,
-            prompt: get(row, "prompt")?,
-            payload,
-            unreadable,
+            trigger: read_trigger(get(row, "trigger")?).0,
+            session: get(row, "session")?,
             trace_id: get(row, "trace_id")?,
             created_at: get(row, "created_at")?,
             started_at: get(row, "started_at")?,
@@ -99,39 +91,38 @@ impl Live {
     /// As a record, with the names that its row has as well.
     pub(super) fn record(row: &Row) -> Result<RunRecord, Fault> {
         let live = Live::read(row)?;
-        Ok(RunRecord { agent_name: get(row, "agent_name")?, name: get(row, "name")?, ..live.nameless() })
-    }
-
-    fn nameless(self) -> RunRecord {
+        let (_, payload, unreadable) =
+            read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
         let record = RunRecord {
-            id: self.id,
-            agent: self.agent,
-            agent_name: String::new(),
-            schedule: self.schedule,
-            name: String::new(),
-            state: if self.is_running() { RunState::Running } else { RunState::Pending },
-            command: self.command,
-            trigger: self.trigger,
-            tick_at: self.tick_at,
-            due_at: self.due_at.unwrap_or(self.not_before),
-            not_before: self.not_before,
+            id: live.id,
+            agent: live.agent,
+            agent_name: get(row, "agent_name")?,
+            schedule: live.schedule,
+            name: get(row, "name")?,
+            state: if live.is_running() { RunState::Running } else { RunState::Pending },
+            command: live.command,
+            trigger: live.trigger,
+            tick_at: live.tick_at,
+            due_at: live.due_at.unwrap_or(live.not_before),
+            not_before: live.not_before,
             reason: None,
-            lane: self.lane,
-            attempt: small(self.attempt),
-            max_attempts: small(self.max_attempts),
-            epoch: self.epoch,
-            node: self.node,
-            exit_code: self.exit_code,
-            error: self.error,
+            lane: live.lane,
+            attempt: small(live.attempt),
+            max_attempts: small(live.max_attempts),
+            epoch: live.epoch,
+            node: live.node,
+            exit_code: live.exit_code,
+            error: live.error,
             summary: None,
-            prompt: self.prompt,
-            payload: self.payload,
-            trace_id: self.trace_id,
-            created_at: self.created_at,
-            started_at: self.started_at,
+            session: live.session,
+            prompt: get(row, "prompt")?,
+            payload,
+            trace_id: live.trace_id,
+            created_at: live.created_at,
+            started_at: live.started_at,
             finished_at: None,
         };
-        record.noting(self.unreadable)
+        Ok(record.noting(unreadable))
     }
 }
 
@@ -162,6 +153,7 @@ pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
         exit_code: get(row, "exit_code")?,
         error: get(row, "error")?,
         summary: get(row, "summary")?,
+        session: get(row, "session")?,
         prompt: get(row, "prompt")?,
         payload,
         trace_id: get(row, "trace_id")?,

@@ -339,7 +339,7 @@ async fn open_run(
     add_message(&mut run.payload, seq, new);
     insert_runs(tx, now, &[&run], places).await?;
     // It has no turn until it is given one.
-    tx.execute("update live set state = 1 where id = $1", &[&run.id.0]).await?;
+    tx.execute("update live set state = 1, session = $2 where id = $1", &[&run.id.0, &new.session]).await?;
     let sql = "insert into session_runs (run_id, session_id, seq, alone) values ($1, $2, $3, $4)";
     tx.execute(sql, &[&run.id.0, &id, &seq, &alone]).await?;
     Ok(())
@@ -386,10 +386,8 @@ pub(super) async fn sessions(
     limit: u32,
 ) -> Result<Page<SessionRecord, i64>, Fault> {
     let sql = "select x.*, s.name, \
-                   (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state = 2 \
-                      and session_in(l.payload) = x.key) as active, \
-                   (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state <> 2 \
-                      and session_in(l.payload) = x.key) as queued \
+                   (select count(*) from live l where l.schedule_id = x.schedule_id and l.session = x.key and l.state = 2) as active, \
+                   (select count(*) from live l where l.schedule_id = x.schedule_id and l.session = x.key and l.state <> 2) as queued \
                from sessions x join schedules s on s.id = x.schedule_id join agents a on a.id = s.agent_id \
                where x.id > $1 and ($2::text is null or a.name = $2) and ($3::text is null or s.name = $3) \
                    and ($4::text is null or x.key = $4) order by x.id limit $5";

@@ -197,10 +197,10 @@ impl Verb<'_> {
         // `or fail` spares a journal of this statement alone: a verb that fails is taken back as a whole.
         self.execute(
             "insert or fail into history (id, place, ordinal, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, due_at,
-                                  state, reason, attempt, max_attempts, epoch, node_id, exit_code, error, summary, prompt, payload, trace_id,
+                                  state, reason, attempt, max_attempts, epoch, node_id, exit_code, error, summary, session, prompt, payload, trace_id,
                                   created_at, started_at, finished_at)
              select id, ?2, ?3, ?4, schedule_id, tick_at, agent_id, command, trigger, ?5, not_before, due_at,
-                    ?6, ?7, attempt, max_attempts, epoch, node_id, ?8, ?9, ?10, prompt,
+                    ?6, ?7, attempt, max_attempts, epoch, node_id, ?8, ?9, ?10, session, prompt,
                     case payload when '{}' then null else payload end, trace_id, created_at, started_at, ?11
              from live where id = ?1",
             params![

@@ -1,7 +1,5 @@
 //! Lists, and records as they are listed.
 
-use std::borrow::Cow;
-
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::{When, read_stored};
@@ -20,13 +18,33 @@ use crate::views::*;
 pub(super) const ENDED: &str = "select h.*, s.name, a.name as agent_name
     from history h join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id";
 
+/// Ended runs as lists show them: without prompts and payloads, which may be long.
+fn ended_list(which: &str) -> String {
+    format!(
+        "select h.*, null as prompt, null as payload, s.name, a.name as agent_name
+         from (select id, agent_id, schedule_id, command, trigger, tick_at, not_before, due_at, attempt, max_attempts, epoch, node_id,
+                      exit_code, error, session, trace_id, created_at, started_at, state, reason, summary, finished_at, lane
+               from history where {which}) h
+           join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id"
+    )
+}
+
 /// Live runs with the columns of ended ones.
 pub(super) fn live_query(condition: &str) -> String {
+    live_with("l.prompt, l.payload", condition)
+}
+
+/// Live runs as lists show them.
+pub(super) fn live_list(condition: &str) -> String {
+    live_with("null as prompt, null as payload", condition)
+}
+
+fn live_with(given: &str, condition: &str) -> String {
     let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.attempt, l.max_attempts,
-                   l.epoch, l.node_id, l.exit_code, l.error, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at";
+                   l.epoch, l.node_id, l.exit_code, l.error, l.session, l.trace_id, l.created_at, l.started_at";
     format!(
-        "select {columns}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as finished_at, q.lane,
-                s.name, a.name as agent_name
+        "select {columns}, {given}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary,
+                null as finished_at, q.lane, s.name, a.name as agent_name
          from live l join queues q on q.id = l.queue_id join schedules s on s.id = l.schedule_id join agents a on a.id = l.agent_id
          where {condition}"
     )
@@ -58,6 +76,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
         node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(node_id),
         exit_code: row.get("exit_code")?,
         error: lossy(row, "error")?,
+        session: lossy(row, "session")?,
         summary: lossy(row, "summary")?,
         prompt: lossy(row, "prompt")?,
         payload,
@@ -192,7 +211,7 @@ impl Verb<'_> {
         let agent = &filter.agent;
         let since = filter.since.map(micros);
         // Of each kind so many rows are looked at, the newest first.
-        let scan = |table: &str, sql: Cow<'static, str>| -> Done<(Vec<RunRecord>, Scanned)> {
+        let scan = |table: &str, sql: String| -> Done<(Vec<RunRecord>, Scanned)> {
             let found = self.rows(
                 sql,
                 params![
@@ -216,19 +235,18 @@ impl Verb<'_> {
         };
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
-               and (?8 is null or l.trigger = 4 and case when json_valid(l.payload) then l.payload ->> 'session' end = ?8)
+               and (?8 is null or l.session = ?8)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
-        let live = if filter.wants_live() {
-            scan("live", live_query(condition).into())?
+        let live = if filter.wants_live() { scan("live", live_list(condition))? } else { (Vec::new(), None) };
+        let conditions = "(?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
+               and (?8 is null or h.session = ?8)
+               and (?5 >> h.state) & 1 order by h.id desc limit ?6";
+        let ended = if filter.wants_ended() {
+            let newest = ended_list("id < ?1 order by id desc limit ?7");
+            scan("history", format!("{newest} where {conditions}"))?
         } else {
             (Vec::new(), None)
         };
-        let ended = "select h.*, s.name, a.name as agent_name from (select * from history where id < ?1 order by id desc limit ?7) h
-               join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id
-             where (?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
-               and (?8 is null or h.trigger = 4 and case when json_valid(h.payload) then h.payload ->> 'session' end = ?8)
-               and (?5 >> h.state) & 1 order by h.id desc limit ?6";
-        let ended = if filter.wants_ended() { scan("history", ended.into())? } else { (Vec::new(), None) };
         Ok(Page::of_runs(filter, live, ended, limit))
     }
 
@@ -245,7 +263,7 @@ impl Verb<'_> {
         let (mut live, mut ended) = (Vec::new(), Vec::new());
         for id in ids {
             live.extend(self.rows(
-                live_query("l.schedule_id = ? and l.id < ?"),
+                live_list("l.schedule_id = ? and l.id < ?"),
                 params![id, before],
                 record,
             )?);
@@ -267,7 +285,7 @@ impl Verb<'_> {
             if records.len() == limit as usize {
                 break;
             }
-            let found = self.row(format!("{ENDED} where h.id = ?"), [id], record)?;
+            let found = self.row(ended_list("id = ?"), [id], record)?;
             records.extend(found.filter(|run| filter.takes(run)));
         }
         Ok(Page::of_runs(filter, (live, None), (records, None), limit))

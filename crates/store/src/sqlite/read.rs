@@ -4,7 +4,7 @@ use belfry_core::{AgentId, RunId, RunState, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::list::{ENDED, live_query, record};
+use super::list::{ENDED, live_list, live_query, record};
 use super::source::from_json;
 use super::{Done, Verb, bytes, maybe_instant, micros, run_id};
 use crate::sabotage::Sabotage;
@@ -20,7 +20,7 @@ impl Verb<'_> {
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(live_query("true order by l.rank, l.not_before, l.id"), [], record)
+        self.rows(live_list("true order by l.rank, l.not_before, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.
@@ -118,8 +118,7 @@ impl Verb<'_> {
         let sessions = self.execute(
             "delete from sessions where id in
                (select id from sessions x where used_at < ? and not exists (select 1 from session_runs r where r.session_id = x.id)
-                and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.trigger = 4
-                    and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key)
+                and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.session = x.key)
                 order by id limit ?)",
             params![micros(retention.runs_before), retention.batch],
         )?;

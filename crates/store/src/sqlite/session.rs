@@ -101,7 +101,10 @@ impl Verb<'_> {
         add_message(&mut run.payload, seq, new);
         self.insert_run(now, &run)?;
         // It has no turn until it is given one.
-        self.execute("update live set state = 1 where id = ?", [bytes(run.id)])?;
+        self.execute(
+            "update live set state = 1, session = ? where id = ?",
+            params![new.session, bytes(run.id)],
+        )?;
         self.execute(
             "insert into session_runs (run_id, session_id, seq, alone) values (?, ?, ?, ?)",
             params![bytes(run.id), id, seq, alone],
@@ -265,10 +268,8 @@ impl Verb<'_> {
     ) -> Done<Page<SessionRecord, i64>> {
         let items = self.rows(
             "select x.*, s.name,
-                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state = 2
-                       and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key) as active,
-                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.trigger = 4 and l.state <> 2
-                       and case when json_valid(l.payload) then l.payload ->> 'session' end = x.key) as queued
+                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.session = x.key and l.state = 2) as active,
+                    (select count(*) from live l where l.schedule_id = x.schedule_id and l.session = x.key and l.state <> 2) as queued
              from sessions x join schedules s on s.id = x.schedule_id join agents a on a.id = s.agent_id
              where x.id > ?1 and (?2 is null or a.name = ?2) and (?3 is null or s.name = ?3) and (?4 is null or x.key = ?4)
              order by x.id limit ?5",

@@ -167,12 +167,25 @@ async fn a_run_keeps_its_facts_when_it_ends(store: &impl Store) {
     store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
     let due_at = world.now;
     let first = world.claim(node, 1).await.remove(0);
+    // Prompts and payloads may be long, and lists do not show them.
+    let of_schedule = RunFilter { schedule: Some("a/s".into()), ..RunFilter::default() };
+    let assert_lists_are_short = async || {
+        let mut listed = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
+        listed.extend(store.runs(&of_schedule, None, 10).await.unwrap().items);
+        assert_eq!(listed.len(), 2);
+        listed.extend(store.live_runs().await.unwrap());
+        for run in listed {
+            assert_eq!((run.id, run.prompt, run.payload), (id, None, json!({})));
+        }
+    };
+    assert_lists_are_short().await;
     world.fail(&first).await;
     let waiting = store.run(id).await.unwrap().unwrap();
     assert!(waiting.not_before > due_at, "it waits for its next attempt");
     world.advance(10_000);
     let second = world.claim(node, 1).await.remove(0);
     world.complete(&second).await;
+    assert_lists_are_short().await;
     let ended = store.run(id).await.unwrap().unwrap();
     for run in [&waiting, &ended] {
         assert_eq!((run.name.as_str(), run.agent_name.as_str()), ("a/s", "a"));

@@ -498,7 +498,11 @@ impl<'a, S: Store> Side<'a, S> {
             format!("{:?}", store.counts().await.unwrap()),
             format!("{:?}", store.next_due().await.unwrap()),
         ];
-        words.extend(store.live_runs().await.unwrap().into_iter().map(|run| self.run_words(run)));
+        for listed in store.live_runs().await.unwrap() {
+            // With what lists leave out.
+            let whole = store.run(listed.id).await.unwrap();
+            words.extend([Some(listed), whole].into_iter().flatten().map(|run| self.run_words(run)));
+        }
         words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
         for name in NAMES {
             let Some(record) = store.schedule(name).await.unwrap() else { continue };

@@ -211,6 +211,7 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     let of = |key: &str| RunFilter { session: Some(key.into()), ..RunFilter::default() };
     let listed = store.runs(&of("a"), None, 10).await.unwrap().items;
     assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [new, queued, old], "live and ended");
+    assert!(listed.iter().all(|run| run.session() == Some("a") && run.payload == serde_json::json!({})));
     assert_eq!(store.runs(&of("b"), None, 10).await.unwrap().items, []);
     let named = RunFilter { schedule: Some("bot/talk".into()), ..of("a") };
     assert_eq!(store.runs(&named, None, 10).await.unwrap().items, listed);

@@ -326,7 +326,7 @@ begin
             case when ends[f.place] is null then l.cancel_reason else reasons[f.place] end as reason,
             exit_codes[f.place] as exit_code, errors[f.place] as error, summaries[f.place] as summary,
             l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
-            l.max_attempts, l.epoch, l.node_id, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
+            l.max_attempts, l.epoch, l.node_id, l.session, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
     ), twice as materialized (
         select count(distinct g.schedule_id) < count(*) as any from gone g
     ), told as materialized (
@@ -407,7 +407,7 @@ begin
     ), kept as (
         insert into history (seq, finished_at, id, failed, prev_run, ordinal, schedule_id, agent_id, command, trigger,
             tick_at, not_before, due_at, state, reason, lane, attempt, max_attempts, epoch, node_id, exit_code, error,
-            summary, prompt, payload, trace_id, created_at, started_at)
+            summary, session, prompt, payload, trace_id, created_at, started_at)
         select number + t.place, settled_at, t.run, t.failed,
             case when t.follows is not null then runs[t.follows]
                 else nullif(case when t.failed then b.failed[t.first_place] else b.other[t.first_place] end,
@@ -415,7 +415,7 @@ begin
             case when t.failed then b.failed_before[t.first_place] + t.fails
                 else b.other_before[t.first_place] + t.nth - t.fails end,
             t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.due_at, t.state, t.reason, t.lane,
-            t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.prompt, t.payload,
+            t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.session, t.prompt, t.payload,
             t.trace_id, t.created_at, t.started_at
         from prior b cross join told t
     )
@@ -443,14 +443,6 @@ begin
     if hold and held is not null then
         perform release(held);
     end if;
-end $$;
-
--- The key of a message's session; none where its payload cannot be read.
-create function session_in(payload text) returns text language plpgsql immutable as $$
-begin
-    return payload::json ->> 'session';
-exception when others then
-    return null;
 end $$;
 
 -- How many runs wait in a lane.

@@ -157,6 +157,8 @@ create table live (
     cancel_reason smallint,
     trigger smallint not null,
     probe boolean not null,
+    -- The key of the session that a message is for.
+    session text,
     prompt text,
     payload text not null,
     trace_id uuid,
@@ -180,6 +182,7 @@ create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 create index live_node on live (node_id) where state = 2;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
+create index live_session on live (schedule_id, session) where session is not null;
 
 -- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
 -- a schedule's runs are listed without an index by schedule.
@@ -207,6 +210,7 @@ create table history (
     exit_code integer,
     error text,
     summary text,
+    session text,
     prompt text,
     payload text not null,
     trace_id uuid,

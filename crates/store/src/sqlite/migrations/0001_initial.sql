@@ -128,8 +128,8 @@ create table live (
   attempt integer not null,
   max_attempts integer not null,
   cancel_reason integer,
-  prompt text,
-  payload text not null,
+  -- The key of the session that a message is for.
+  session text,
   trace_id blob,
   created_at integer not null,
   started_at integer,
@@ -138,7 +138,10 @@ create table live (
   -- It came back from a node that died: 0 while it waits, else the number of its claim, see nodes.
   rescue integer,
   -- How often it was the suspect when its node died.
-  suspicions integer not null default 0
+  suspicions integer not null default 0,
+  -- Last, because what stands behind a long text is read through all of its pages.
+  prompt text,
+  payload text not null
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
@@ -148,6 +151,7 @@ create index live_parked on live (parked_on, rank, not_before, id) where state =
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
+create index live_session on live (schedule_id, session) where session is not null;
 
 -- Runs that have ended: inserted once. Each knows its place among those of its schedule, and the one before it of the same
 -- kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
@@ -174,13 +178,15 @@ create table history (
   exit_code integer,
   error text,
   summary text,
-  prompt text,
-  -- None is an empty object.
-  payload text,
+  session text,
   trace_id blob,
   created_at integer not null,
   started_at integer,
-  finished_at integer not null
+  finished_at integer not null,
+  -- Last, as in live.
+  prompt text,
+  -- None is an empty object.
+  payload text
 ) strict, without rowid;
 
 -- What attempts wrote, in the order of places within their run.
