@@ -107,7 +107,7 @@ impl Breaker {
             (State::Closed, _) => Admits::Yes,
             (State::HalfOpen, Some(_)) => Admits::No,
             (State::HalfOpen, None) => Admits::Probe,
-            (State::Open, _) if self.opened_at.is_none_or(|opened| now >= opened + reset_after(policy)) => {
+            (State::Open, _) if self.opened_at.is_none_or(|opened| now >= end(opened, policy)) => {
                 Admits::Probe
             }
             (State::Open, _) => Admits::No,
@@ -175,6 +175,8 @@ impl Breaker {
     }
 }
 
-fn reset_after(policy: &Policy) -> SignedDuration {
-    SignedDuration::from_millis(i64::try_from(policy.reset_after_ms).unwrap_or(i64::MAX))
+/// When a breaker that was opened at an instant lets a probe through.
+fn end(opened: Timestamp, policy: &Policy) -> Timestamp {
+    let reset_after = SignedDuration::from_millis(i64::try_from(policy.reset_after_ms).unwrap_or(i64::MAX));
+    opened.saturating_add(reset_after).unwrap_or(Timestamp::MAX)
 }

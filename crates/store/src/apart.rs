@@ -1,6 +1,7 @@
-//! Batches of plans and ends, written although a store refuses one of them for its content.
+//! Batches of plans and ends, written although a store refuses one of them for its content, or holds something that it
+//! cannot read beside one of them.
 //!
-//! A batch that is refused is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
+//! Such a batch is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
 //! its schedule invalid, an end is stored without its texts. A store that is away, busy or full refuses nothing: what was
 //! not answered is asked again by the caller.
 
@@ -68,7 +69,7 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
         let from = written.answers.len();
         match T::write(store, now, &parts[from..from + length]).await {
             Ok(answers) => written.answers.extend(answers.into_iter().map(Some)),
-            Err(error) if !error.is_refused() => {
+            Err(error) if !error.is_of_content() => {
                 written.error = Some(error);
                 break;
             }
@@ -79,9 +80,9 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
                     written.answers.push(Some(answer));
                 }
                 Err(error) => {
-                    let refused = error.is_refused();
+                    let is_of_content = error.is_of_content();
                     written.error = Some(error);
-                    if !refused {
+                    if !is_of_content {
                         break;
                     }
                     written.answers.push(None);
@@ -106,7 +107,7 @@ async fn write_lesser<T: Part, S: Store>(
                 let answer = answers.pop().ok_or_else(|| Error::unexpected("no answer to a write"))?;
                 return Ok((lesser, answer));
             }
-            Err(again) if again.is_refused() => error = again,
+            Err(again) if again.is_of_content() => error = again,
             Err(again) => return Err(again),
         }
     }

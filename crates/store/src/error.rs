@@ -113,6 +113,11 @@ impl Error {
         matches!(self, Error::Refused { .. })
     }
 
+    /// Whether the store is there, and what was to be kept or what it holds is at fault: then other calls may succeed.
+    pub fn is_of_content(&self) -> bool {
+        matches!(self, Error::Refused { .. } | Error::Unexpected { .. })
+    }
+
     /// Whether the change may have been made although the call failed.
     pub fn is_ambiguous(&self) -> bool {
         matches!(self, Error::Unavailable { ambiguous: true, .. })

@@ -265,6 +265,14 @@ impl<T> Page<(i64, T), i64> {
     }
 }
 
+impl Page<(i64, String), i64> {
+    /// The page without what cannot be read.
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(self) -> Page<(i64, T), i64> {
+        let read = |(number, text): (i64, String)| Some((number, serde_json::from_str(&text).ok()?));
+        Page { items: self.items.into_iter().filter_map(read).collect(), next: self.next }
+    }
+}
+
 /// Which schedules to list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ScheduleFilter {

@@ -148,6 +148,55 @@ async fn a_row_that_cannot_be_read_disturbs_no_other() {
     suite::refusing::rows_that_cannot_be_read(&store, spoil).await;
 }
 
+/// What a mistake may leave in columns; AGENT and SCHEDULE stand for the ids of `bad`.
+const SPOILS: &[&str] = &[
+    "insert into breakers values (AGENT, '', 77, -5) on conflict (agent_id, command) do update set state = 77",
+    "insert into breakers values (AGENT, '', 1, 5, 'infinity')
+        on conflict (agent_id, command) do update set state = 1, opened_at = 'infinity'",
+    "update budgets set period_start = '-infinity', failures = 99999999999 where agent_id = AGENT",
+    "update budgets set period_start = 'infinity', failures = 50 where agent_id = AGENT",
+    "update budgets set failures = -5 where agent_id = AGENT",
+    "update timers set due_at = '-infinity', tick_at = '-infinity' where schedule_id = SCHEDULE",
+    "update timers set tick_at = 'infinity' where schedule_id = SCHEDULE",
+    "update timers set tick_at = '20000-01-01' where schedule_id = SCHEDULE",
+    "update timers set due_at = 'infinity' where schedule_id = SCHEDULE",
+    "update schedule_state set skip_reason = 1, skip_from = '-infinity', skip_to = 'infinity', skip_count = -1
+        where schedule_id = SCHEDULE",
+    "update schedule_state set skip_reason = 1 where schedule_id = SCHEDULE",
+    "update schedule_state set last_state = null, last_finished_at = null where schedule_id = SCHEDULE",
+    "update schedule_state set last_state = 77, last_success_at = 'infinity', last_finished_at = '-infinity',
+        status_since = 'infinity', origin = '20000-01-01' where schedule_id = SCHEDULE",
+    "update live set schedule_id = 99999 where schedule_id = SCHEDULE and state = 2",
+    "update live set schedule_id = 99999 where schedule_id = SCHEDULE and state <> 2",
+    "update live set agent_id = 99999 where schedule_id = SCHEDULE",
+    "update live set attempt = -5, max_attempts = 99999999999 where schedule_id = SCHEDULE",
+    "update live set not_before = '-infinity', due_at = 'infinity' where schedule_id = SCHEDULE",
+    "update live set started_at = 'infinity', created_at = '20000-01-01' where schedule_id = SCHEDULE",
+    "update live set not_before = '20000-01-01' where schedule_id = SCHEDULE",
+    "update history set finished_at = 'infinity', started_at = '-infinity', created_at = '20000-01-01'
+        where agent_id = AGENT",
+    "update history set agent_id = 99999, attempt = -5 where agent_id = AGENT",
+    "update sessions set generation = -5, last_seq = -5, at_once = -5, max_concurrent = -3, tokens = -1,
+        used_at = 'infinity' where schedule_id in (select id from schedules where agent_id = AGENT)",
+    "insert into lanes values ('weird', 1, -5, -7, -9)",
+    "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, renewal)
+        values (gen_random_uuid(), 'h', -1, '{}', '-infinity', 'infinity', false, -1)",
+];
+
+#[tokio::test]
+async fn a_column_that_cannot_be_read_disturbs_no_other() {
+    for statement in SPOILS {
+        let Some(url) = pg::fresh_database() else { return };
+        let store = Postgres::open(&url).await.unwrap();
+        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(async move { drop(connection.await) });
+        client.batch_execute("set search_path = belfry").await.unwrap();
+        let spoil = async |statement: String| client.batch_execute(&statement).await.unwrap();
+        println!("{statement}");
+        suite::refusing::a_column_that_cannot_be_read(&store, statement, spoil).await;
+    }
+}
+
 #[test]
 fn the_suite_notices_what_is_broken_on_purpose() {
     use belfry_store::sabotage::Sabotage;

@@ -104,6 +104,48 @@ async fn a_row_that_cannot_be_read_disturbs_no_other() {
     suite::refusing::rows_that_cannot_be_read(&store, spoil).await;
 }
 
+/// What a mistake may leave in columns; AGENT and SCHEDULE stand for the ids of `bad`.
+const SPOILS: &[&str] = &[
+    "update agents set breaker = 'nonsense' where id = AGENT",
+    "update agents set budget = 'nonsense' where id = AGENT",
+    "insert or replace into budgets values (AGENT, 0, -5)",
+    "insert or replace into budgets values (AGENT, 9223372036854775807, 99999999999)",
+    "insert or replace into breakers values (AGENT, '', 'nonsense')",
+    "update timers set due_at = -9223372036854775808, tick_at = -9223372036854775808 where schedule_id = SCHEDULE",
+    "update timers set tick_at = 9223372036854775807 where schedule_id = SCHEDULE",
+    "update timers set kind = 99999999 where schedule_id = SCHEDULE",
+    "update schedule_state set skip_reason = 77, skip_from = null where schedule_id = SCHEDULE",
+    "update schedule_state set skip_reason = 1, skip_from = -9223372036854775808, skip_to = 9223372036854775807,
+        skip_count = -5 where schedule_id = SCHEDULE",
+    "update schedule_state set last_state = null, last_finished_at = null where schedule_id = SCHEDULE",
+    "update schedule_state set status_since = 9223372036854775807, origin = 9223372036854775807 where schedule_id = SCHEDULE",
+    "update live set attempt = -5, max_attempts = 99999999999 where schedule_id = SCHEDULE",
+    "update live set trigger = 99999999 where schedule_id = SCHEDULE and state <> 2",
+    "update live set not_before = -9223372036854775808, created_at = 9223372036854775807 where schedule_id = SCHEDULE",
+    "update live set started_at = 9223372036854775807, due_at = -9223372036854775808 where schedule_id = SCHEDULE",
+    "update live set agent_id = 99999 where schedule_id = SCHEDULE",
+    "update live set exit_code = 99999999999 where schedule_id = SCHEDULE",
+    "update history set attempt = -5, finished_at = 9223372036854775807, exit_code = -99999999999",
+    "update sessions set generation = -5, last_seq = -5, at_once = -5, max_concurrent = -3, tokens = -1
+        where schedule_id in (select id from schedules where agent_id = AGENT)",
+    "insert into lanes values ('weird', 1, -5, -7, 99999999999)",
+    "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced)
+        values (randomblob(16), 'h', -1, 'nonsense', -9223372036854775808, 9223372036854775807, 0)",
+];
+
+#[tokio::test]
+async fn a_column_that_cannot_be_read_disturbs_no_other() {
+    for statement in SPOILS {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("spoilt.db");
+        let store = Sqlite::open(&path).unwrap();
+        let other = rusqlite::Connection::open(&path).unwrap();
+        let spoil = async |statement: String| other.execute_batch(&statement).unwrap();
+        println!("{statement}");
+        suite::refusing::a_column_that_cannot_be_read(&store, statement, spoil).await;
+    }
+}
+
 #[tokio::test]
 async fn a_command_that_is_refused_fails_no_other_of_its_transaction() {
     let folder = tempfile::tempdir().unwrap();

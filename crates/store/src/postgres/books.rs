@@ -12,6 +12,7 @@ use super::connection::{Fault, Tx};
 use super::finish::read_agent;
 use super::rows::{self, Live, get, small};
 use crate::shapes::*;
+use crate::unknown;
 
 /// Breakers and budgets of agents whose rows are locked.
 #[derive(Default)]
@@ -60,7 +61,9 @@ impl Books {
             books.breakers.insert(place, breaker(&row)?);
         }
         for row in tx.query("select * from budgets where agent_id = any($1)", &[&ids]).await? {
-            books.budgets.insert(get(&row, "agent_id")?, budget(&row)?);
+            if let Some(budget) = budget(&row)? {
+                books.budgets.insert(get(&row, "agent_id")?, budget);
+            }
         }
         Ok(books)
     }
@@ -228,11 +231,12 @@ pub(super) fn breaker(row: &tokio_postgres::Row) -> Result<Breaker, Fault> {
     Ok(Breaker {
         state,
         failures: small(get(row, "failures")?),
-        opened_at: get(row, "opened_at")?,
+        // One that was opened at the end of time would never close.
+        opened_at: get::<Option<Timestamp>>(row, "opened_at")?.filter(|at| *at < Timestamp::MAX),
         probe: get::<Option<Uuid>>(row, "probe")?.map(RunId),
     })
 }
 
-pub(super) fn budget(row: &tokio_postgres::Row) -> Result<Budget, Fault> {
-    Ok(Budget { period_start: get(row, "period_start")?, failures: small(get(row, "failures")?) })
+pub(super) fn budget(row: &tokio_postgres::Row) -> Result<Option<Budget>, Fault> {
+    Ok(unknown::budget(get(row, "period_start")?, get(row, "failures")?))
 }

@@ -161,7 +161,7 @@ async fn commit_queued(
     let mut answers = vec![Committed::Lost; commits.len()];
     let schedules: Vec<ScheduleId> = commits.iter().map(|commit| commit.schedule).collect();
     let versions: Vec<i64> = commits.iter().map(|commit| commit.version).collect();
-    let dues: Vec<Timestamp> = commits.iter().map(|commit| commit.token.due_at).collect();
+    let dues: Vec<_> = commits.iter().map(|commit| super::rows::stored(commit.token.due_at)).collect();
     let sql = "select u.nth::bigint as nth from generate_series(1, cardinality($1::bigint[])) as u (nth) join timers t \
                on t.schedule_id = ($1::bigint[])[u.nth] and t.version = ($2::bigint[])[u.nth] \
                and t.due_at = ($3::timestamptz[])[u.nth] for update of t skip locked";

@@ -3,7 +3,7 @@
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::{When, read_stored};
-use belfry_core::{AgentDefinition, RunId, ScheduleDefinition};
+use belfry_core::{AgentDefinition, RunId, RunState, ScheduleDefinition};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -12,6 +12,7 @@ use super::connection::{Fault, Tx};
 use super::rows::{self, Live, get, small};
 use super::{books, finish};
 use crate::shapes::*;
+use crate::unknown;
 use crate::views::*;
 
 /// Live runs with their names.
@@ -66,8 +67,8 @@ macro_rules! ended_with {
              h.lane, h.attempt, h.max_attempts, h.epoch, h.node_id, h.exit_code, h.error, h.summary, h.session, h.trace_id, \
              h.created_at, h.started_at, h.finished_at, ",
             $given,
-            ", (select c.name from schedules c where c.id = h.schedule_id) as name, \
-             (select a.name from agents a where a.id = h.agent_id) as agent_name from ",
+            ", coalesce((select c.name from schedules c where c.id = h.schedule_id), '') as name, \
+             coalesce((select a.name from agents a where a.id = h.agent_id), '') as agent_name from ",
             $from,
             " h"
         )
@@ -112,9 +113,11 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         None => None,
         Some(run) => Some(LastRun {
             run: RunId(run),
-            state: rows::run_state(get(row, "last_state")?)?,
+            state: get::<Option<i16>>(row, "last_state")?
+                .and_then(RunState::from_code)
+                .unwrap_or(RunState::Completed),
             tick_at: get(row, "last_tick_at")?,
-            finished_at: get(row, "last_finished_at")?,
+            finished_at: get::<Option<Timestamp>>(row, "last_finished_at")?.unwrap_or(unknown::EARLIEST),
         }),
     };
     let success: Option<Timestamp> = get(row, "last_success_at")?;
@@ -169,7 +172,7 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
 
 fn budget(row: &Row) -> Result<Option<Budget>, Fault> {
     match get::<Option<Timestamp>>(row, "period_start")? {
-        Some(_) => books::budget(row).map(Some),
+        Some(_) => books::budget(row),
         None => Ok(None),
     }
 }

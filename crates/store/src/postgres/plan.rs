@@ -72,8 +72,10 @@ impl Postgres {
                 agent: row.try_get(8)?,
                 edition: row.try_get(9)?,
                 version: row.try_get(10)?,
-                standing: Standing { token, origin: row.try_get(11)?, open_skip: rows::open_skip(row)? },
-                unreadable: unknown::timer_kind(get(row, "kind")?).1,
+                standing: Standing { token, origin: get(row, "origin")?, open_skip: rows::open_skip(row)? },
+                unreadable: unknown::timer_kind(get(row, "kind")?)
+                    .1
+                    .or_else(|| unknown::timer_instants(&token)),
             });
         }
         if tokens.is_empty() {
@@ -295,7 +297,7 @@ pub(super) async fn commit_plain(
     }
     let tokens = column!(commit => commit.schedule);
     let versions = column!(commit => commit.version);
-    let dues = column!(commit => commit.token.due_at);
+    let dues = column!(commit => rows::stored(commit.token.due_at));
     let kinds = column!(commit => commit.next.token().map(|token| token.kind.code()));
     let next_ticks = column!(commit => commit.next.token().map(|token| token.tick_at));
     let next_dues = column!(commit => commit.next.token().map(|token| token.due_at));
@@ -340,7 +342,10 @@ fn is_resume(commit: &Commit) -> bool {
 pub(super) async fn take_token(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
     let sql =
         "select 1 from timers where schedule_id = $1 and version = $2 and due_at = $3 for update skip locked";
-    Ok(!tx.query(sql, &[&commit.schedule, &commit.version, &commit.token.due_at]).await?.is_empty())
+    Ok(!tx
+        .query(sql, &[&commit.schedule, &commit.version, &rows::stored(commit.token.due_at)])
+        .await?
+        .is_empty())
 }
 
 /// Deletes whatever token there is: only for a store that is broken on purpose.
@@ -519,7 +524,9 @@ impl Reading {
         let budgets = with(|agent| agent.budget.is_some());
         if !budgets.is_empty() {
             for row in tx.query("select * from budgets where agent_id = any($1)", &[&budgets]).await? {
-                reading.budgets.insert(get(&row, "agent_id")?, books::budget(&row)?);
+                if let Some(budget) = books::budget(&row)? {
+                    reading.budgets.insert(get(&row, "agent_id")?, budget);
+                }
             }
         }
         Ok(reading)

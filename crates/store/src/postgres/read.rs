@@ -63,7 +63,7 @@ pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> R
     let breaker = found.first().map(books::breaker).transpose()?.unwrap_or_default();
     let sql = "select * from breaker_log where agent_id = $1 and command = $2 order by id";
     let transition = |row: &tokio_postgres::Row| {
-        Ok(Transition {
+        Ok::<_, Fault>(Transition {
             at: get(row, "at")?,
             from: rows::breaker_state(get(row, "from_state")?)?,
             to: rows::breaker_state(get(row, "to_state")?)?,
@@ -73,7 +73,9 @@ pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> R
         })
     };
     let log = tx.query(sql, &[&agent, &command]).await?;
-    Ok(BreakerRecord { breaker, history: log.iter().map(transition).collect::<Result<_, Fault>>()? })
+    // One that cannot be read is left out.
+    let history = log.iter().filter_map(|row| transition(row).ok()).collect();
+    Ok(BreakerRecord { breaker, history })
 }
 
 pub(super) async fn counts(tx: &mut Tx<'_>) -> Result<Counts, Fault> {

@@ -5,13 +5,14 @@ use belfry_core::check::Status;
 use belfry_core::{AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, Trigger};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
-use tokio_postgres::types::FromSql;
+use tokio_postgres::types::{self, FromSql, Type};
 use uuid::Uuid;
 
 use super::connection::Fault;
+use crate::Error;
 use crate::sessions::{read_given, read_trigger};
 use crate::shapes::*;
-use crate::{Error, unknown};
+use crate::unknown::{self, Number};
 
 /// The state of a live run that is running; 0 is ready, 1 parked.
 const RUNNING: i16 = 2;
@@ -188,12 +189,9 @@ pub(super) fn token(row: &Row) -> Result<Option<Token>, Fault> {
 /// The skips that are still being counted, from a row of `schedule_state`.
 pub(super) fn open_skip(row: &Row) -> Result<Option<SkipRange>, Fault> {
     let Some(reason) = get::<Option<i16>>(row, "skip_reason")? else { return Ok(None) };
-    Ok(Some(SkipRange {
-        reason: unknown::skip_reason(reason),
-        from: get(row, "skip_from")?,
-        to: get(row, "skip_to")?,
-        count: get::<i64>(row, "skip_count")?.unsigned_abs(),
-    }))
+    let span = (get(row, "skip_from")?, get(row, "skip_to")?, get::<Option<i64>>(row, "skip_count")?);
+    let (Some(from), Some(to), Some(count)) = span else { return Ok(None) };
+    Ok(Some(SkipRange { reason: unknown::skip_reason(reason), from, to, count: Number::nearest(count) }))
 }
 
 pub(super) fn status(row: &Row) -> Result<Status, Fault> {
@@ -259,13 +257,88 @@ fn not_known(what: &str, code: i16) -> Fault {
 }
 
 /// A column by its name.
-pub(super) fn get<'a, T: FromSql<'a>>(row: &'a Row, column: &str) -> Result<T, Fault> {
-    Ok(row.try_get(column)?)
+pub(super) fn get<'a, T: Column<'a>>(row: &'a Row, column: &str) -> Result<T, Fault> {
+    Ok(T::read(row.try_get(column)?))
+}
+
+/// What a column is read as. An instant that no [`Timestamp`] can hold is read as the nearest one that can.
+pub(super) trait Column<'a>: Sized {
+    /// What the database gives for it.
+    type Stored: FromSql<'a>;
+
+    fn read(stored: Self::Stored) -> Self;
+}
+
+macro_rules! as_stored {
+    ($($kind:ty),+) => {
+        $(impl<'a> Column<'a> for $kind {
+            type Stored = $kind;
+
+            fn read(stored: $kind) -> $kind {
+                stored
+            }
+        })+
+    };
+}
+as_stored!(
+    bool,
+    i16,
+    i32,
+    i64,
+    String,
+    Uuid,
+    &'a str,
+    &'a [u8],
+    Vec<u8>,
+    Vec<i16>,
+    Vec<i32>,
+    Vec<i64>,
+    Vec<String>
+);
+
+impl<'a> Column<'a> for Timestamp {
+    type Stored = Instant;
+
+    fn read(stored: Instant) -> Timestamp {
+        stored.0
+    }
+}
+
+impl<'a, T: Column<'a>> Column<'a> for Option<T> {
+    type Stored = Option<T::Stored>;
+
+    fn read(stored: Self::Stored) -> Option<T> {
+        stored.map(T::read)
+    }
+}
+
+/// A stored instant, which may be infinite, or of a year that no [`Timestamp`] has.
+pub(super) struct Instant(Timestamp);
+
+impl FromSql<'_> for Instant {
+    fn from_sql(kind: &Type, raw: &[u8]) -> Result<Instant, Box<dyn std::error::Error + Sync + Send>> {
+        /// From 1970 to 2000, where the database begins to count.
+        const BEFORE: i64 = 946_684_800_000_000;
+        let micros = i64::from_sql(kind, raw)?;
+        Ok(Instant(unknown::instant(micros.saturating_add(BEFORE))))
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        *kind == Type::TIMESTAMPTZ
+    }
+}
+
+/// An instant as it is stored: before all others is what is stored as minus infinity.
+pub(super) fn stored(at: Timestamp) -> types::Timestamp<Timestamp> {
+    match at == unknown::EARLIEST {
+        true => types::Timestamp::NegInfinity,
+        false => types::Timestamp::Value(at),
+    }
 }
 
 /// A count that was a `u32` when it was written.
 pub(super) fn small(number: i64) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
+    Number::nearest(number)
 }
 
 /// A count as the database takes it.

@@ -14,10 +14,8 @@ use crate::store::Answer;
 use crate::views::Page;
 use crate::watch::*;
 
-fn snapshot(row: &Row) -> Result<SnapshotRow, Fault> {
-    let text: String = get(row, "snapshot")?;
-    let snapshot = serde_json::from_str(&text);
-    Ok((get(row, "number")?, snapshot.map_err(|error| Error::unexpected(format!("a snapshot: {error}")))?))
+fn snapshot(row: &Row) -> Result<(i64, String), Fault> {
+    Ok((get(row, "number")?, get(row, "snapshot")?))
 }
 
 impl Watch for Postgres {
@@ -60,7 +58,7 @@ impl Watch for Postgres {
             found.iter().map(snapshot).collect::<Result<Vec<_>, Fault>>()
         }
         .await)?;
-        Ok(Page::of_numbered(found, limit))
+        Ok(Page::of_numbered(found, limit).read())
     }
 
     async fn prune_beats(

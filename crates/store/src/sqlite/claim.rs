@@ -8,9 +8,10 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::from_json;
-use super::{Done, Verb, bytes, lossy, micros, node_bytes, run_id};
+use super::{Done, Verb, bytes, lossy, micros, node_bytes, number, run_id};
 use crate::sessions::read_given;
 use crate::shapes::*;
+use crate::unknown;
 
 /// How many more runs are looked at where some are held back, because those behind them at their gates wait as well.
 const HELD_BACK_MAX: usize = 1000;
@@ -296,17 +297,17 @@ impl Verb<'_> {
 
 fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
     let id: [u8; 16] = row.get(0)?;
-    let (trigger, payload, unreadable) = read_given(row.get(11)?, row.get_ref(14)?.as_bytes()?);
+    let (trigger, payload, unreadable) = read_given(number(row, 11)?, row.get_ref(14)?.as_bytes()?);
     let claimed = Claimed {
         run: run_id(id),
-        epoch: row.get(5)?,
-        attempt: row.get(6)?,
-        max_attempts: row.get(7)?,
+        epoch: number(row, 5)?,
+        attempt: number(row, 6)?,
+        max_attempts: number(row, 7)?,
         agent: row.get(8)?,
         schedule: row.get(9)?,
         command: lossy(row, 10)?.unwrap_or_default(),
         trigger,
-        tick_at: row.get::<_, Option<i64>>(12)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()),
+        tick_at: row.get::<_, Option<i64>>(12)?.map(unknown::instant),
         lane: lane.to_owned(),
         prompt: lossy(row, 13)?,
         payload,

@@ -8,7 +8,7 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
-use super::{Done, Verb, bytes, micros, run_id};
+use super::{Done, Verb, bytes, lossy, maybe_number, micros, number, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
@@ -81,14 +81,14 @@ impl Verb<'_> {
                 Ok(Ending {
                     run,
                     standing,
-                    ours: row.get::<_, i64>(8)? == 2 && Some(row.get(7)?) == epoch,
-                    cancel: row.get::<_, Option<i16>>(9)?.map(unknown::cancel_reason),
+                    ours: row.get::<_, i64>(8)? == 2 && Some(number(row, 7)?) == epoch,
+                    cancel: maybe_number(row, 9)?.map(unknown::cancel_reason),
                     agent: row.get(10)?,
                     schedule: row.get(11)?,
                     tick_at: row.get(12)?,
                     queue: row.get(13)?,
                     gates: [row.get(14)?, row.get(15)?],
-                    trigger: row.get(16)?,
+                    trigger: number(row, 16)?,
                 })
             },
         )
@@ -138,8 +138,9 @@ impl Verb<'_> {
         let policy = self
             .row("select budget from agents where id = ?", [agent], |row| row.get::<_, Option<String>>(0))?
             .flatten();
-        let Some(policy) = policy else { return Ok(()) };
-        let used = budget::after_failure(self.budget_of(agent)?, &from_json(&policy)?, now);
+        // A policy that cannot be read is none.
+        let Some(policy) = policy.and_then(|policy| from_json(&policy).ok()) else { return Ok(()) };
+        let used = budget::after_failure(self.budget_of(agent)?, &policy, now);
         self.execute(
             "insert into budgets (agent_id, period_start, failures) values (?, ?, ?)
              on conflict (agent_id) do update set period_start = excluded.period_start, failures = excluded.failures",
@@ -152,7 +153,7 @@ impl Verb<'_> {
     pub(super) fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
         let (gates, trigger) = self
             .row("select agent_gate, turn_gate, trigger from live where id = ?", [bytes(run)], |row| {
-                Ok(([row.get::<_, Option<i64>>(0)?, row.get(1)?], row.get::<_, i16>(2)?))
+                Ok(([row.get::<_, Option<i64>>(0)?, row.get(1)?], number::<i16>(row, 2)?))
             })?
             .unwrap_or_default();
         if trigger == Trigger::Message.code() {
@@ -173,7 +174,7 @@ impl Verb<'_> {
         let Some(ending) = self.ending(run, None)? else { return Ok(()) };
         self.made_room.set(true);
         let left = self.row("select exit_code, error from live where id = ?", [bytes(run)], |row| {
-            Ok((row.get(0)?, row.get::<_, Option<String>>(1)?))
+            Ok((maybe_number(row, 0)?, lossy(row, 1)?))
         })?;
         let (exit_code, error) = left.unwrap_or_default();
         let result = Result { exit_code, error: error.as_deref(), summary: None, arm: None };
@@ -236,11 +237,13 @@ impl Verb<'_> {
     /// Tells the breaker of a live run's command how the run ends.
     fn tell_breaker(&self, now: Timestamp, ending: &Ending, state: RunState, policy: &str) -> Done<()> {
         let (run, agent) = (ending.run, ending.agent);
+        // A policy that cannot be read is none.
+        let Ok(policy) = from_json(policy) else { return Ok(()) };
         let command =
             self.row("select command from live where id = ?", [bytes(run)], |row| row.get::<_, String>(0))?;
         let command = command.unwrap_or_default();
         let breaker = self.breaker_of(agent, &command)?;
-        let (next, transition) = breaker.ended(&from_json(policy)?, run, state, now);
+        let (next, transition) = breaker.ended(&policy, run, state, now);
         if next != breaker {
             self.put_breaker(agent, &command, &next, transition)?;
         }

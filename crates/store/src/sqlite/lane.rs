@@ -6,7 +6,7 @@ use belfry_core::{Reason, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Verb, maybe_instant, micros, run_id};
+use super::{Done, Verb, maybe_instant, maybe_number, micros, number, run_id};
 use crate::sessions::*;
 
 const BY_FILE: i64 = 0;
@@ -41,9 +41,9 @@ impl Verb<'_> {
         let mut lanes: BTreeMap<String, LaneRecord> = BTreeMap::new();
         let made = self.rows("select * from lanes", [], |row| {
             let settings = LaneSettings {
-                slots: row.get("slots")?,
-                limit: row.get("cap")?,
-                queue_limit: row.get("queue_limit")?,
+                slots: number(row, "slots")?,
+                limit: maybe_number(row, "cap")?,
+                queue_limit: maybe_number(row, "queue_limit")?,
             };
             Ok((row.get::<_, String>("name")?, row.get::<_, i64>("origin")?, settings))
         })?;
@@ -90,13 +90,13 @@ impl Verb<'_> {
     pub(super) fn room_of_lane(&self, lane: &str) -> Done<u32> {
         let limit =
             self.row("select cap from lanes where name = ? order by origin desc limit 1", [lane], |row| {
-                row.get::<_, Option<u32>>(0)
+                maybe_number::<u32>(row, 0)
             })?;
         let Some(limit) = limit.flatten() else { return Ok(u32::MAX) };
         let running = self.row(
             "select count(*) from live where state = 2 and queue_id in (select id from queues where lane = ?)",
             [lane],
-            |row| row.get::<_, u32>(0),
+            |row| number::<u32>(row, 0),
         )?;
         Ok(limit.saturating_sub(running.unwrap_or(0)))
     }

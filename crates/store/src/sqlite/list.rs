@@ -8,7 +8,9 @@ use rusqlite::{Row, params};
 
 use super::plan::{open_skip_of, token_of};
 use super::source::{from_json, status_of};
-use super::{Done, Verb, bytes, instant, lossy, maybe_instant, micros, node_id, run_id};
+use super::{
+    Done, Verb, bytes, instant, lossy, maybe_instant, maybe_number, micros, node_id, number, run_id,
+};
 use crate::sessions::read_given;
 use crate::shapes::*;
 use crate::unknown;
@@ -54,8 +56,9 @@ fn live_with(given: &str, condition: &str) -> String {
 pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
     let not_before = instant(row, "not_before")?;
     let payload = row.get_ref("payload")?.as_bytes_or_null()?.unwrap_or(b"{}");
-    let (trigger, payload, mut unreadable) = read_given(row.get("trigger")?, payload);
-    let (state, reason) = unknown::ending(row.get("state")?, row.get("reason")?, &mut unreadable);
+    let (trigger, payload, mut unreadable) = read_given(number(row, "trigger")?, payload);
+    let (state, reason) =
+        unknown::ending(number(row, "state")?, maybe_number(row, "reason")?, &mut unreadable);
     let record = RunRecord {
         id: run_id(row.get("id")?),
         agent: row.get("agent_id")?,
@@ -70,11 +73,11 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
         state,
         reason,
         lane: row.get("lane")?,
-        attempt: row.get("attempt")?,
-        max_attempts: row.get("max_attempts")?,
-        epoch: row.get("epoch")?,
+        attempt: number(row, "attempt")?,
+        max_attempts: number(row, "max_attempts")?,
+        epoch: number(row, "epoch")?,
         node: row.get::<_, Option<[u8; 16]>>("node_id")?.map(node_id),
-        exit_code: row.get("exit_code")?,
+        exit_code: maybe_number(row, "exit_code")?,
         error: lossy(row, "error")?,
         session: lossy(row, "session")?,
         summary: lossy(row, "summary")?,
@@ -105,9 +108,11 @@ fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, i32, Stri
     let last = match row.get::<_, Option<[u8; 16]>>("last_run")? {
         Some(run) => Some(LastRun {
             run: run_id(run),
-            state: RunState::from_code(row.get("last_state")?).unwrap_or(RunState::Completed),
+            state: maybe_number(row, "last_state")?
+                .and_then(RunState::from_code)
+                .unwrap_or(RunState::Completed),
             tick_at: maybe_instant(row, "last_tick_at")?,
-            finished_at: instant(row, "last_finished_at")?,
+            finished_at: maybe_instant(row, "last_finished_at")?.unwrap_or(unknown::EARLIEST),
         }),
         None => None,
     };
@@ -144,21 +149,23 @@ fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, i32, Stri
         open_skip,
         last,
         last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
-        last_error: row.get("last_error")?,
+        last_error: lossy(row, "last_error")?,
         streak: row.get("streak")?,
         last_fired_at: ticks.into_iter().flatten().max(),
-        running: row.get("running")?,
-        pending: row.get("pending")?,
+        running: number(row, "running")?,
+        pending: number(row, "pending")?,
         next_retry_at: maybe_instant(row, "retry_at")?,
         budget: budget_of(row)?,
     };
-    Ok((record, row.get("format")?, row.get("definition")?))
+    Ok((record, number(row, "format")?, row.get("definition")?))
 }
 
 fn budget_of(row: &Row<'_>) -> rusqlite::Result<Option<Budget>> {
     let period_start = maybe_instant(row, "period_start")?;
-    let failures: Option<u32> = row.get("failures")?;
-    Ok(period_start.zip(failures).map(|(period_start, failures)| Budget { period_start, failures }))
+    let failures: Option<i64> = row.get("failures")?;
+    Ok(period_start
+        .zip(failures)
+        .and_then(|(period_start, failures)| unknown::budget(period_start, failures)))
 }
 
 fn with_definition((record, format, text): (ScheduleRecord, i32, String)) -> ScheduleRecord {
@@ -306,7 +313,7 @@ impl Verb<'_> {
                     unreadable: None,
                     budget: budget_of(row)?,
                 };
-                Ok(match read_stored(row.get("format")?, row.get_ref("definition")?.as_str()?) {
+                Ok(match read_stored(number(row, "format")?, row.get_ref("definition")?.as_str()?) {
                     Ok(definition) => AgentRecord { definition, ..record },
                     Err(why) => AgentRecord { unreadable: Some(why.to_string()), ..record },
                 })

@@ -56,6 +56,7 @@ use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
+use crate::unknown::{self, Number};
 use crate::unread::Unread;
 use crate::views::*;
 use identity::{Identity, ServerLock};
@@ -478,12 +479,25 @@ fn micros(at: Timestamp) -> i64 {
 
 /// A stored instant.
 fn instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
-    Ok(Timestamp::from_microsecond(row.get(column)?).unwrap_or(Timestamp::UNIX_EPOCH))
+    Ok(unknown::instant(row.get(column)?))
 }
 
 /// A stored instant that may be missing.
 fn maybe_instant(row: &rusqlite::Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
-    Ok(row.get::<_, Option<i64>>(column)?.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
+    Ok(row.get::<_, Option<i64>>(column)?.map(unknown::instant))
+}
+
+/// A stored number that may be larger or smaller than its type allows: then it is the nearest that this does.
+fn number<T: Number>(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<T> {
+    Ok(T::nearest(row.get(column)?))
+}
+
+/// A stored number that may be missing.
+fn maybe_number<T: Number>(
+    row: &rusqlite::Row<'_>,
+    column: impl rusqlite::RowIndex,
+) -> rusqlite::Result<Option<T>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(T::nearest))
 }
 
 /// A stored text, also where it is not UTF-8: then with replacement characters.

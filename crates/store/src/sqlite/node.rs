@@ -7,7 +7,7 @@ use rusqlite::params;
 use uuid::Uuid;
 
 use super::source::{from_json, to_json};
-use super::{Done, Verb, bytes, instant, micros, node_bytes, node_id, run_id};
+use super::{Done, Verb, bytes, instant, maybe_number, micros, node_bytes, node_id, number, run_id};
 use crate::shapes::*;
 use crate::unknown;
 
@@ -52,8 +52,8 @@ impl Verb<'_> {
             |row| {
                 Ok((
                     run_id(row.get(0)?),
-                    row.get::<_, Epoch>(1)?,
-                    row.get::<_, Option<i16>>(2)?.map(unknown::cancel_reason),
+                    number::<Epoch>(row, 1)?,
+                    maybe_number(row, 2)?.map(unknown::cancel_reason),
                 ))
             },
         )?;
@@ -67,7 +67,7 @@ impl Verb<'_> {
         let marked = self.rows(
             "select id, epoch, cancel_reason from live where node_id = ? and cancel_reason is not null and state = 2 order by id",
             [node_bytes(id)],
-            |row| Ok((run_id(row.get(0)?), row.get(1)?, Some(unknown::cancel_reason(row.get(2)?)))),
+            |row| Ok((run_id(row.get(0)?), number(row, 1)?, Some(unknown::cancel_reason(number(row, 2)?)))),
         )?;
         let draining =
             self.row("select draining from nodes where id = ?", [node_bytes(id)], |row| row.get(0))?;
@@ -104,7 +104,7 @@ impl Verb<'_> {
             let node = Node {
                 id: node_id(row.get("id")?),
                 host: row.get("host")?,
-                pid: row.get("pid")?,
+                pid: number(row, "pid")?,
                 labels: Vec::new(),
                 started_at: instant(row, "started_at")?,
                 lease_until: instant(row, "lease_until")?,
@@ -114,7 +114,11 @@ impl Verb<'_> {
             };
             Ok((node, row.get::<_, String>("labels")?))
         })?;
-        nodes.into_iter().map(|(node, labels)| Ok(Node { labels: from_json(&labels)?, ..node })).collect()
+        // Labels that cannot be read are none.
+        Ok(nodes
+            .into_iter()
+            .map(|(node, labels)| Node { labels: from_json(&labels).unwrap_or_default(), ..node })
+            .collect())
     }
 
     pub(super) fn fence(&self, now: Timestamp, id: NodeId, lease_seen: Timestamp) -> Done<Option<Rescued>> {
@@ -133,11 +137,11 @@ impl Verb<'_> {
             |row| {
                 let orphan = Orphan {
                     run: run_id(row.get(0)?),
-                    cancel: row.get::<_, Option<i16>>(1)?.map(unknown::cancel_reason),
-                    attempt: row.get(2)?,
-                    max_attempts: row.get(3)?,
+                    cancel: maybe_number(row, 1)?.map(unknown::cancel_reason),
+                    attempt: number(row, 2)?,
+                    max_attempts: number(row, 3)?,
                     rescue: row.get(4)?,
-                    suspicions: row.get(5)?,
+                    suspicions: number(row, 5)?,
                 };
                 Ok((orphan, row.get::<_, Option<[u8; 16]>>(6)?))
             },
@@ -176,7 +180,7 @@ impl Verb<'_> {
                 "select case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
                     then 27 else cancel_reason end from live where id = ? and state = 2 and node_id = ? and epoch = ?",
                 params![bytes(*run), node_bytes(node), epoch],
-                |row| Ok(row.get::<_, Option<i16>>(0)?.map(unknown::cancel_reason)),
+                |row| Ok(maybe_number(row, 0)?.map(unknown::cancel_reason)),
             )?;
             let Some(cancel) = cancel else { continue };
             given_back += 1;

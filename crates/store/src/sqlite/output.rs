@@ -3,7 +3,7 @@
 use belfry_core::{Epoch, RunId};
 use rusqlite::params;
 
-use super::{Done, Verb, bytes};
+use super::{Done, Verb, bytes, number};
 use crate::views::*;
 
 impl Verb<'_> {
@@ -40,8 +40,8 @@ impl Verb<'_> {
             |row| {
                 Ok(OutputChunk {
                     seq: row.get::<_, i64>(0)? as u64,
-                    attempt: row.get(1)?,
-                    stream: Stream::from_code(row.get(2)?),
+                    attempt: number(row, 1)?,
+                    stream: Stream::from_code(number(row, 2)?),
                     bytes: row.get(3)?,
                 })
             },

@@ -15,7 +15,7 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{GATE_AGENT, GATE_TURN, from_json, to_json};
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, node_id, run_id};
+use super::{Done, Verb, bytes, instant, maybe_instant, maybe_number, micros, node_id, number, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
@@ -50,10 +50,12 @@ impl Verb<'_> {
                     agent: row.get("agent_id")?,
                     name: row.get("name")?,
                     definition: row.get("definition")?,
-                    format: row.get("format")?,
+                    format: number(row, "format")?,
                     version: row.get("version")?,
+                    unreadable: unknown::timer_kind(number(row, "kind")?)
+                        .1
+                        .or_else(|| unknown::timer_instants(&standing.token)),
                     standing,
-                    unreadable: unknown::timer_kind(row.get("kind")?).1,
                 })
             },
         )?;
@@ -172,10 +174,17 @@ impl Verb<'_> {
 
     fn commit(&self, now: Timestamp, commit: &Commit) -> Done<Committed> {
         let id = commit.schedule;
-        let consumed = self.execute(
-            "delete from timers where due_at = ? and schedule_id = ? and version = ?",
-            params![micros(commit.token.due_at), id, commit.version],
-        )?;
+        // An instant that is out of range is stored as another than was read.
+        let consumed = match unknown::timer_instants(&commit.token) {
+            None => self.execute(
+                "delete from timers where due_at = ? and schedule_id = ? and version = ?",
+                params![micros(commit.token.due_at), id, commit.version],
+            )?,
+            Some(_) => self.execute(
+                "delete from timers where schedule_id = ? and version = ?",
+                params![id, commit.version],
+            )?,
+        };
         let unchecked = self.shared.sabotage.is(Sabotage::NoTokenCheck);
         if consumed == 0 && !unchecked {
             return Ok(Committed::Lost);
@@ -303,8 +312,9 @@ impl Verb<'_> {
 
     pub(super) fn budget_of(&self, agent: AgentId) -> Done<Option<Budget>> {
         self.row("select period_start, failures from budgets where agent_id = ?", [agent], |row| {
-            Ok(Budget { period_start: instant(row, "period_start")?, failures: row.get("failures")? })
+            Ok(unknown::budget(instant(row, "period_start")?, row.get("failures")?))
         })
+        .map(Option::flatten)
     }
 
     pub(super) fn insert_run(&self, now: Timestamp, new: &NewRun) -> Done<()> {
@@ -450,7 +460,7 @@ impl Verb<'_> {
             }
             None => {
                 let ended =
-                    self.row("select state from history where id = ?", [bytes(run)], |row| row.get(0))?;
+                    self.row("select state from history where id = ?", [bytes(run)], |row| number(row, 0))?;
                 Ok(ended.and_then(RunState::from_code).map_or(Cancelled::NotFound, Cancelled::Before))
             }
         }
@@ -458,18 +468,15 @@ impl Verb<'_> {
 }
 
 pub(super) fn token_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Token> {
-    let (kind, _) = unknown::timer_kind(row.get("kind")?);
+    let (kind, _) = unknown::timer_kind(number(row, "kind")?);
     Ok(Token { kind, tick_at: instant(row, "tick_at")?, due_at: instant(row, "due_at")? })
 }
 
 pub(super) fn open_skip_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<SkipRange>> {
-    let reason: Option<i16> = row.get("skip_reason")?;
+    let reason: Option<i16> = maybe_number(row, "skip_reason")?;
     let Some(reason) = reason.map(unknown::skip_reason) else { return Ok(None) };
-    let count: i64 = row.get("skip_count")?;
-    Ok(Some(SkipRange {
-        reason,
-        from: instant(row, "skip_from")?,
-        to: instant(row, "skip_to")?,
-        count: count as u64,
-    }))
+    let span =
+        (maybe_instant(row, "skip_from")?, maybe_instant(row, "skip_to")?, maybe_number(row, "skip_count")?);
+    let (Some(from), Some(to), Some(count)) = span else { return Ok(None) };
+    Ok(Some(SkipRange { reason, from, to, count }))
 }

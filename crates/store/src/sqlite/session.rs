@@ -6,7 +6,7 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::source::status_of;
-use super::{Done, Verb, bytes, instant, maybe_instant, micros, run_id};
+use super::{Done, Verb, bytes, instant, maybe_instant, maybe_number, micros, number, run_id};
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::views::Page;
@@ -153,7 +153,9 @@ impl Verb<'_> {
         let kept = self.row(
             "select * from sessions where schedule_id = ? and key = ?",
             params![schedule, key],
-            |row| Ok(Kept { id: row.get("id")?, session: session_row(row)?, at_once: row.get("at_once")? }),
+            |row| {
+                Ok(Kept { id: row.get("id")?, session: session_row(row)?, at_once: number(row, "at_once")? })
+            },
         )?;
         kept.ok_or_else(|| crate::Error::unexpected("a session that was just made is gone"))
     }
@@ -225,7 +227,7 @@ impl Verb<'_> {
     pub(super) fn settle_moved(&self) -> Done<()> {
         for id in self.moved.take() {
             let kept = self.row("select * from sessions where id = ?", [id], |row| {
-                Ok(Kept { id, session: session_row(row)?, at_once: row.get("at_once")? })
+                Ok(Kept { id, session: session_row(row)?, at_once: number(row, "at_once")? })
             })?;
             let Some(kept) = kept else { continue };
             for (run, turn) in session::moved(&kept.session, &self.line(id)?, &kept.policy()) {
@@ -281,8 +283,8 @@ impl Verb<'_> {
                     name: row.get("name")?,
                     key: row.get("key")?,
                     session: session_row(row)?,
-                    active: row.get("active")?,
-                    queued: row.get("queued")?,
+                    active: number(row, "active")?,
+                    queued: number(row, "queued")?,
                     used_at: instant(row, "used_at")?,
                 })
             },
@@ -300,7 +302,7 @@ fn session_row(row: &Row<'_>) -> rusqlite::Result<Session> {
         last_seq: row.get("last_seq")?,
         cutoff_seq: row.get("cutoff_seq")?,
         cutoff_at: maybe_instant(row, "cutoff_at")?,
-        max_concurrent: row.get("max_concurrent")?,
+        max_concurrent: maybe_number(row, "max_concurrent")?,
         usage: tokens.zip(window).map(|(tokens, window)| Usage {
             tokens: tokens.unsigned_abs(),
             context_window: window.unsigned_abs(),

@@ -5,7 +5,7 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 use uuid::Uuid;
 
-use super::{Sqlite, instant, maybe_instant, micros};
+use super::{Sqlite, instant, maybe_instant, maybe_number, micros, number};
 use crate::access::*;
 use crate::shapes::Key;
 use crate::store::Answer;
@@ -16,7 +16,7 @@ fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
         id: row.get("id")?,
         hash: row.get("hash")?,
         cookie_hash: row.get("cookie_hash")?,
-        scope: Scope::from_code(row.get("scope")?),
+        scope: Scope::from_code(number(row, "scope")?),
         label: row.get("label")?,
         created_at: instant(row, "created_at")?,
         expires_at: maybe_instant(row, "expires_at")?,
@@ -31,7 +31,7 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<AuditRow> {
         action: row.get("action")?,
         target: row.get("target")?,
         peer: row.get("peer")?,
-        status: row.get("status")?,
+        status: maybe_number(row, "status")?,
     };
     Ok((row.get("number")?, entry))
 }

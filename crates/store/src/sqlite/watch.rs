@@ -3,8 +3,8 @@
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::{from_json, to_json};
-use super::{Sqlite, micros, node_bytes};
+use super::source::to_json;
+use super::{Sqlite, lossy, micros, node_bytes};
 use crate::store::Answer;
 use crate::views::Page;
 use crate::watch::*;
@@ -44,11 +44,10 @@ impl Watch for Sqlite {
         let asked = (filter.node.map(node_bytes), before.unwrap_or(i64::MAX), since, i64::from(limit) + 1);
         let found = self
             .read(move |verb| {
-                let rows = verb.rows(sql, asked, |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
-                rows.into_iter().map(|(number, text)| Ok((number, from_json(&text)?))).collect()
+                verb.rows(sql, asked, |row| Ok((row.get(0)?, lossy(row, 1)?.unwrap_or_default())))
             })
             .await?;
-        Ok(Page::of_numbered(found, limit))
+        Ok(Page::of_numbered(found, limit).read())
     }
 
     async fn prune_beats(

@@ -8,17 +8,17 @@ use rusqlite::{Row, params};
 use super::list::{ENDED, live_query, record};
 use super::plan::open_skip_of;
 use super::source::status_of;
-use super::{Done, Verb, instant, micros};
+use super::{Done, Verb, instant, micros, number};
 use crate::error::Error;
 use crate::unknown;
 use crate::views::*;
 
 fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
     Ok(SkipRange {
-        reason: unknown::skip_reason(row.get("reason")?),
+        reason: unknown::skip_reason(number(row, "reason")?),
         from: instant(row, "from_tick")?,
         to: instant(row, "to_tick")?,
-        count: row.get::<_, i64>("count")? as u64,
+        count: number(row, "count")?,
     })
 }
 

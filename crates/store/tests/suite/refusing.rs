@@ -283,6 +283,77 @@ pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(St
     );
 }
 
+/// A column of the agent `bad` or its schedule is spoiled by a statement that names them: everything ends, the agent `good`
+/// is planned and starts, and every list is answered.
+pub async fn a_column_that_cannot_be_read(store: &impl Store, statement: &str, spoil: impl AsyncFn(String)) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let strict = AgentDefinition {
+        breaker: Some(belfry_core::definition::Breaker { threshold: 50, reset_after_ms: 1_000 }),
+        budget: Some(belfry_core::definition::Budget { max: 50, period_ms: 60_000 }),
+        ..unlimited()
+    };
+    let talk = chat(serde_json::json!({"debounce": "0s"}));
+    let schedules = [("s", allow("* * * * *")), ("talk", talk)];
+    world.apply(&[agent("bad", strict, &schedules), agent("good", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    world.advance(60_000);
+    for name in ["bad/talk", "good/talk"] {
+        world.send(name, "k", "hello", |_| ()).await;
+    }
+    world.plan_all().await;
+    world.enqueue("bad/s", None).await;
+    // Some have ended, some run and some wait.
+    let first = world.claim(node, 100).await;
+    assert!(first.len() >= 5, "{}", first.len());
+    let failed = belfry_core::retry::Outcome::Failed { reason: Reason::Error, retryable: false };
+    let (ended, running) = first.split_at(2);
+    for claimed in ended {
+        let finish = world.outcome(claimed, failed);
+        assert!(finish_apart(store, world.now, &[finish]).await.error.is_none());
+    }
+    world.enqueue("bad/s", None).await;
+    let (bad, good) = (world.schedule("bad/s").await, world.schedule("good/s").await.id);
+    spoil(statement.replace("SCHEDULE", &bad.id.to_string()).replace("AGENT", &bad.agent.to_string())).await;
+    let outcomes = running.iter().enumerate().map(|(at, claimed)| {
+        world.outcome(claimed, if at % 2 == 0 { failed } else { belfry_core::retry::Outcome::Completed })
+    });
+    let finishes: Vec<Finish> = outcomes.collect();
+    let written = finish_apart(store, world.now, &finishes).await;
+    assert!(written.error.is_none() && written.answers.iter().all(Option::is_some), "{written:?}");
+    world.advance(60_000);
+    let due = store.due(world.now, None, 100).await.unwrap();
+    assert!(due.iter().any(|due| due.schedule == good), "good/s is not due");
+    let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let written = commit_apart(store, world.now, &commits).await;
+    assert!(written.error.is_none(), "{:?}", written.error);
+    let again = store.due(world.now, None, 100).await.unwrap();
+    assert!(again.is_empty(), "asked for again: {:?}", again.iter().map(|due| &due.name).collect::<Vec<_>>());
+    store.next_due().await.unwrap();
+    store.next_start(world.now).await.unwrap();
+    let claimed = world.claim(node, 100).await;
+    assert!(claimed.iter().any(|claimed| claimed.schedule == good), "good/s does not start");
+    let finishes: Vec<Finish> = claimed.iter().map(|claimed| world.outcome(claimed, failed)).collect();
+    let written = finish_apart(store, world.now, &finishes).await;
+    assert!(written.error.is_none(), "{:?}", written.error);
+    let until = world.now + belfry_time::SignedDuration::from_secs(30);
+    store.renew(node, until).await.unwrap();
+    every_list(store).await;
+}
+
+/// All that is listed.
+async fn every_list(store: &impl Store) {
+    let runs = store.runs(&RunFilter::default(), None, 1_000).await.unwrap().items;
+    assert!(runs.iter().filter(|run| run.agent_name == "good").count() >= 3, "{}", runs.len());
+    store.live_runs().await.unwrap();
+    assert_eq!(store.schedules(&ScheduleFilter::default(), None, 100).await.unwrap().items.len(), 4);
+    assert_eq!(store.agents().await.unwrap().len(), 2);
+    store.breakers().await.unwrap();
+    assert!(store.sessions(&SessionFilter::default(), None, 100).await.unwrap().items.len() >= 2);
+    store.lane_settings().await.unwrap();
+    assert!(!store.nodes().await.unwrap().is_empty());
+}
+
 /// Verbs that arrive together, some of which are refused.
 pub async fn many_at_once(store: &impl Store) {
     let mut world = World::new(store);

@@ -412,8 +412,9 @@ begin
             case when t.follows is not null then runs[t.follows]
                 else nullif(case when t.failed then b.failed[t.first_place] else b.other[t.first_place] end,
                     '00000000-0000-0000-0000-000000000000') end,
-            case when t.failed then b.failed_before[t.first_place] + t.fails
-                else b.other_before[t.first_place] + t.nth - t.fails end,
+            -- A schedule that is gone has counted none.
+            case when t.failed then coalesce(b.failed_before[t.first_place], 0) + t.fails
+                else coalesce(b.other_before[t.first_place], 0) + t.nth - t.fails end,
             t.schedule_id, t.agent_id, t.command, t.trigger, t.tick_at, t.not_before, t.due_at, t.state, t.reason, t.lane,
             t.attempt, t.max_attempts, t.epoch, t.node_id, t.exit_code, t.error, t.summary, t.session, t.prompt, t.payload,
             t.trace_id, t.created_at, t.started_at
