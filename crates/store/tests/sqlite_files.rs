@@ -198,7 +198,7 @@ fn a_second_name_of_a_file_is_the_same_file() {
 async fn a_file_that_was_taken_away_takes_and_gives_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    for taken in ["belfry.db", "belfry.db.lock"] {
+    for taken in ["belfry.db", "belfry.db.lock", "belfry.db-wal", "belfry.db-shm"] {
         let store = Sqlite::serve(&path("belfry.db")).unwrap();
         let world = World::new(&store);
         world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;

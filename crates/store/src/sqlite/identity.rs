@@ -101,10 +101,14 @@ impl Watched {
 pub(super) struct Identity(Vec<Watched>);
 
 impl Identity {
-    /// The store's file, and the lock's where this process serves it.
+    /// The store's file, its log and the log's index, and the lock's file where this process serves the store. SQLite keeps
+    /// the log and its index while a connection is open, so there must be one, and it must have read or written already.
     pub(super) fn of(path: &Path, lock: Option<&ServerLock>) -> Result<Identity, Error> {
-        let lock = lock.map(|lock| lock.path.as_path());
-        Ok(Identity([Some(path), lock].into_iter().flatten().map(Watched::of).collect::<Result<_, _>>()?))
+        // A file system without shared memory has neither.
+        let logs = ["-wal", "-shm"].map(|suffix| beside(path, suffix)).into_iter().filter(|log| log.exists());
+        let lock = lock.map(|lock| lock.path.clone());
+        let files = std::iter::once(path.to_owned()).chain(logs).chain(lock);
+        Ok(Identity(files.map(|file| Watched::of(&file)).collect::<Result<_, _>>()?))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
