@@ -13,8 +13,10 @@ pub(crate) struct Text {
     pub text: String,
     /// Every user of the host can write it.
     pub world_writable: bool,
-    /// Its folder, where every user of the host can replace what is in it.
+    /// A folder above it, where every user of the host can replace what is in it.
     pub open_folder: Option<PathBuf>,
+    /// The user that owns it, where this is root and that is another.
+    pub other_owner: Option<u32>,
 }
 
 /// Reads a regular file of UTF-8.
@@ -42,7 +44,12 @@ pub(crate) fn read(path: &Path) -> Result<Text, String> {
         format!("line {line} is not UTF-8")
     })?;
     let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    Ok(Text { text, world_writable: world_writable(&metadata), open_folder: open_folder(path) })
+    Ok(Text {
+        text,
+        world_writable: world_writable(&metadata),
+        open_folder: open_folder(path),
+        other_owner: other_owner(&metadata),
+    })
 }
 
 /// Without waiting: a FIFO without a writer would block for ever.
@@ -69,17 +76,31 @@ fn world_writable(_: &Metadata) -> bool {
     false
 }
 
-/// The folder of a file, where every user can write to it and no sticky bit keeps others' files from being replaced.
+/// The nearest folder above a file where every user can write and no sticky bit keeps others' files from being replaced: above
+/// the path as it was given, or above the one that links lead to.
 #[cfg(unix)]
 fn open_folder(path: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mode = folder.metadata().ok()?.mode();
-    (mode & 0o002 != 0 && mode & 0o1000 == 0).then(|| folder.to_owned())
+    let is_open = |folder: &&Path| {
+        folder.metadata().is_ok_and(|data| data.mode() & 0o002 != 0 && data.mode() & 0o1000 == 0)
+    };
+    let paths = [std::path::absolute(path).ok(), path.canonicalize().ok()];
+    paths.iter().flatten().find_map(|path| path.ancestors().skip(1).find(is_open)).map(Path::to_owned)
 }
 
 #[cfg(not(unix))]
 fn open_folder(_: &Path) -> Option<PathBuf> {
+    None
+}
+
+#[cfg(unix)]
+fn other_owner(metadata: &Metadata) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    Some(metadata.uid()).filter(|owner| is_root() && *owner != 0)
+}
+
+#[cfg(not(unix))]
+fn other_owner(_: &Metadata) -> Option<u32> {
     None
 }
 

@@ -299,6 +299,14 @@ impl Files {
             let message = "every user of this host can write this file, and it names programs to run";
             context.error(span, message).help(help);
         }
+        if let Some(owner) = text.other_owner
+            && let Some(span) = commands(&self.roots[root])
+        {
+            let message =
+                format!("user {owner} owns this file, and root would run the programs that it names");
+            let help = format!("run as user {owner}, or take the file over: chown root {}", shown.display());
+            context.error(span, message).help(help);
+        }
         if let Some(folder) = text.open_folder
             && let Some(span) = commands(&self.roots[root])
         {

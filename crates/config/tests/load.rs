@@ -311,21 +311,51 @@ fn a_file_that_anybody_may_write_cannot_name_programs() {
 #[test]
 fn a_folder_that_is_open_to_all_is_refused_to_root_and_warned_of_to_others() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    let (folder, _) = load_files(&[("belfry.yaml", "agents: {a: {shell: x}}")], &[]);
-    let main = folder.path().join("belfry.yaml");
+    let text = "agents: {a: {shell: x}}";
+    let (folder, _) = load_files(&[("belfry.yaml", text), ("deep/down/belfry.yaml", text)], &[]);
+    let path = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink(path("deep/down"), path("link")).unwrap();
     let host = Host::new(&|_| None, "UTC");
-    let is_root = main.metadata().unwrap().uid() == 0;
-    let mode = |mode| fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
-    mode(0o777);
-    let said = match load(&main, &host) {
-        Ok(loaded) => (false, loaded.warnings[0].message().to_owned()),
-        Err(errors) => (true, errors.problems[0].message().to_owned()),
-    };
-    assert_eq!(said.0, is_root);
-    assert!(said.1.starts_with("every user of this host can replace this file"), "{}", said.1);
-    // With the sticky bit only its owner can replace a file.
-    mode(0o1777);
-    assert!(load(&main, &host).unwrap().warnings.is_empty());
+    let is_root = path("belfry.yaml").metadata().unwrap().uid() == 0;
+    let mode = |name, mode| fs::set_permissions(path(name), fs::Permissions::from_mode(mode)).unwrap();
+    // Its own folder, one further up, and one above where a link leads.
+    for (name, open) in [
+        ("belfry.yaml", ""),
+        ("deep/down/belfry.yaml", ""),
+        ("deep/down/belfry.yaml", "deep"),
+        ("link/belfry.yaml", "deep"),
+    ] {
+        mode(open, 0o777);
+        let said = match load(&path(name), &host) {
+            Ok(loaded) => (false, loaded.warnings[0].message().to_owned()),
+            Err(errors) => (true, errors.problems[0].message().to_owned()),
+        };
+        assert_eq!(said.0, is_root);
+        assert!(said.1.starts_with("every user of this host can replace this file"), "{}", said.1);
+        // With the sticky bit only its owner can replace a file.
+        mode(open, 0o1777);
+        assert!(load(&path(name), &host).unwrap().warnings.is_empty());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn root_takes_no_programs_from_a_file_of_another_user() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let text = "agents: {a: {shell: x}}";
+    let (folder, _) = load_files(&[("belfry.yaml", "include: [a.yaml]"), ("a.yaml", text)], &[]);
+    let (main, included) = (folder.path().join("belfry.yaml"), folder.path().join("a.yaml"));
+    if main.metadata().unwrap().uid() != 0 {
+        let words = "\nSKIPPED: only root can give a file to another user\n";
+        drop(std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()));
+        return;
+    }
+    let host = Host::new(&|_| None, "UTC");
+    assert!(load(&main, &host).is_ok());
+    chown(&included, Some(65_534), None).unwrap();
+    let errors = load(&main, &host).unwrap_err().to_string();
+    assert!(errors.contains("user 65534 owns this file, and root would run the programs"), "{errors}");
+    assert!(errors.contains("run as user 65534, or take the file over: chown root"), "{errors}");
 }
 
 #[test]

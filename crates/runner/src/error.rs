@@ -32,7 +32,7 @@ pub enum Error {
         /// Whether it could work another time.
         retryable: bool,
     },
-    /// The system has no descriptor, process or memory left for now. Nothing was started.
+    /// The system has no descriptor, process, memory or room on the disk left for now. Nothing was started.
     #[error("cannot start {program} for now")]
     Shortage {
         /// As configured.
@@ -90,5 +90,23 @@ impl Error {
             source = cause.source();
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_that_takes_nothing_for_now_is_a_shortage() {
+        let cannot = |errno: Errno| Error::File { path: "payload.json".into(), source: errno.into() };
+        for errno in [Errno::ENOSPC, Errno::EDQUOT, Errno::EROFS, Errno::EMFILE] {
+            assert!(cannot(errno).is_shortage(), "{errno}");
+        }
+        for errno in [Errno::EACCES, Errno::ENOTDIR, Errno::EIO] {
+            assert!(!cannot(errno).is_shortage(), "{errno}");
+        }
     }
 }

@@ -139,7 +139,11 @@ impl Inner {
         let plan = Box::new(plan::plan(attempt, &self.options, &self.environment)?);
         let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
         let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
-        plan.files.write_record(&started.record)?;
+        plan.files.write_record(&started.record).map_err(|error| match started.control {
+            Some(_) => error,
+            // Without a trampoline the program was executed already: a shortage must not execute it again unseen.
+            None => Error::Spawn { program: plan::show(&plan.name), message: error.chain(), retryable: true },
+        })?;
         Ok((plan, started, guard))
     }
 }

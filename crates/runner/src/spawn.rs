@@ -119,10 +119,21 @@ pub(crate) async fn go(plan: &Plan, control: &mut Option<UnixStream>) -> Result<
     }
 }
 
-/// Whether the system has no descriptor, process or memory left for now.
+/// Whether the system has no descriptor, process, memory or room on the disk left for now. A disk with errors becomes
+/// read-only until somebody repairs it, which is no fault of the attempt either.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
+    matches!(
+        error.raw_os_error().map(Errno::from_raw),
+        Some(
+            Errno::EMFILE
+                | Errno::ENFILE
+                | Errno::EAGAIN
+                | Errno::ENOMEM
+                | Errno::ENOSPC
+                | Errno::EDQUOT
+                | Errno::EROFS
+        )
+    )
 }
 
 /// Says why a program could not be executed, as exactly as can be found out.

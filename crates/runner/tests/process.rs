@@ -4,7 +4,8 @@
 mod support;
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use belfry_core::input::Prompt;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         the_result_file_is_read,
         a_bad_result_file_is_no_failure,
         the_private_directory_is_private_and_goes_away,
+        a_disk_that_takes_nothing_is_waited_for,
     ])
 }
 
@@ -444,4 +446,49 @@ async fn the_private_directory_is_private_and_goes_away(rig: Rig) {
     let done = rig.run(work).await;
     assert_eq!(done.stdout, "700\n700\n700\n600\n600\n", "{done:?}");
     assert_eq!(std::fs::read_dir(rig.path("state/attempts")).unwrap().count(), 0);
+}
+
+fn mount(arguments: &[&str], at: &Path) {
+    let status = Command::new("mount").args(arguments).arg(at).status().unwrap();
+    assert!(status.success(), "mount {arguments:?} {}", at.display());
+}
+
+/// A small disk of its own, gone when dropped.
+struct Disk(PathBuf);
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+async fn a_disk_that_takes_nothing_is_waited_for(rig: Rig) {
+    if !nix::unistd::Uid::effective().is_root() {
+        println!("SKIPPED: only root can mount a small disk");
+        return;
+    }
+    let disk = Disk(rig.path("state"));
+    std::fs::create_dir(&disk.0).unwrap();
+    mount(&["-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs"], &disk.0);
+    let filler = disk.0.join("filler");
+    let ran = rig.path("ran");
+    for full in [true, false] {
+        match full {
+            true => assert!(std::fs::write(&filler, vec![0; 1 << 20]).is_err()),
+            false => mount(&["-o", "remount,ro"], &disk.0),
+        }
+        let mut live = rig.start(shell(&format!("echo ran >> {}", ran.display())));
+        // A try takes a few milliseconds; it must be followed by others.
+        let waited = tokio::time::timeout(Duration::from_millis(500), &mut live.task).await;
+        assert!(waited.is_err(), "{waited:?}");
+        assert!(!ran.exists());
+        match full {
+            true => std::fs::remove_file(&filler).unwrap(),
+            false => mount(&["-o", "remount,rw"], &disk.0),
+        }
+        let done = live.done().await;
+        assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
+        assert_eq!(std::fs::read_to_string(&ran).unwrap(), "ran\n");
+        std::fs::remove_file(&ran).unwrap();
+    }
 }

@@ -6,7 +6,7 @@
 use std::fs::{DirBuilder, File, Metadata, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
@@ -22,9 +22,7 @@ pub const STATE_FOLDER: &str = ".belfry";
 pub fn secure_folder(folder: &Path) -> Result<Vec<String>, Error> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let unavailable = |error: io::Error| unavailable(folder, &error);
-    if let Some(parent) = existing_parent(folder) {
-        refuse_open_folder(&parent)?;
-    }
+    refuse_open_folders_above(folder)?;
     match DirBuilder::new().mode(0o700).recursive(true).create(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return Err(refused(folder, "it is not a folder", "move it away"));
@@ -78,10 +76,16 @@ pub(crate) fn open(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// The nearest folder above that exists.
-fn existing_parent(folder: &Path) -> Option<PathBuf> {
-    let folder = std::path::absolute(folder).ok()?;
-    folder.ancestors().skip(1).find(|parent| parent.is_dir()).map(Path::to_owned)
+/// Looks at every folder above, by the path as it was given and by the one that links lead to: the folder can be replaced
+/// with any of them.
+fn refuse_open_folders_above(folder: &Path) -> Result<(), Error> {
+    let given = std::path::absolute(folder).map_err(|error| unavailable(folder, &error))?;
+    let own = given.ancestors().find_map(|above| above.canonicalize().ok());
+    let above_own = own.iter().flat_map(|own| own.ancestors().skip(usize::from(given.exists())));
+    for above in given.ancestors().skip(1).chain(above_own).filter(|above| above.is_dir()) {
+        refuse_open_folder(above)?;
+    }
+    Ok(())
 }
 
 /// Where everybody may write, and there is no sticky bit, everybody may replace what lies there.
@@ -120,4 +124,33 @@ fn refused(path: &Path, detail: &str, way_out: &str) -> Error {
 
 fn unavailable(path: &Path, error: &io::Error) -> Error {
     Error::Unavailable { detail: format!("{}: {error}", path.display()), ambiguous: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir, create_dir_all, set_permissions};
+
+    use super::*;
+
+    #[test]
+    fn no_folder_above_may_be_open_to_all() {
+        let top = tempfile::tempdir().unwrap();
+        let path = |name: &str| top.path().join(name);
+        create_dir_all(path("open/x/y")).unwrap();
+        create_dir(path("closed")).unwrap();
+        std::os::unix::fs::symlink(path("open/x/y"), path("closed/link")).unwrap();
+        let names = ["open/x/y/.belfry", "open/x/y/new/.belfry", "closed/link/.belfry", "closed/link"];
+        let mode = |mode| set_permissions(path("open"), Permissions::from_mode(mode)).unwrap();
+        mode(0o777);
+        for name in names {
+            let error = secure_folder(&path(name)).unwrap_err().to_string();
+            assert!(error.contains(&format!("chmod o-w {}", path("open").display())), "{name}: {error}");
+            assert!(!path(name).ends_with(".belfry") || !path(name).exists(), "{name} was made");
+        }
+        // With the sticky bit nobody else can replace what is there.
+        mode(0o1777);
+        for name in names {
+            secure_folder(&path(name)).unwrap();
+        }
+    }
 }

@@ -194,11 +194,52 @@ fn a_second_name_of_a_file_is_the_same_file() {
     drop(Sqlite::serve(&path("link.db")).unwrap());
 }
 
+/// Serves a file until its input ends, in a process of its own. Started again by its own test.
+#[test]
+fn a_file_behind_a_bind_mount_has_one_server() {
+    if let Ok(path) = std::env::var("BELFRY_SERVE_FILE") {
+        let _server = Sqlite::serve(Path::new(&path)).unwrap();
+        println!("\nserved");
+        let _ = std::io::stdin().read_line(&mut String::new());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [own, other] = ["own.db", "other.db"].map(|name| folder.path().join(name));
+    drop(Sqlite::serve(&own).unwrap());
+    std::fs::write(&other, "").unwrap();
+    let mount = |program: &str, paths: &[&Path]| {
+        Command::new(program).args(paths).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    };
+    if !mount("mount", &[Path::new("--bind"), &own, &other]) {
+        let words = "\nSKIPPED: this process may not mount a file\n";
+        drop(std::io::stderr().write_all(words.as_bytes()));
+        return;
+    }
+    let mut server = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_file_behind_a_bind_mount_has_one_server", "--nocapture"])
+        .env("BELFRY_SERVE_FILE", &own)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let served = lines.any(|line| line == "served");
+    let second = Sqlite::serve(&other).err();
+    drop(server.stdin.take());
+    assert!(server.wait().unwrap().success());
+    let after = Sqlite::serve(&other).err();
+    let unmounted = mount("umount", &[&other]);
+    assert!(served && unmounted);
+    let second = second.expect("two servers").to_string();
+    assert!(second.contains("another server uses the same file under another path"), "{second}");
+    assert!(after.is_none(), "{after:?}");
+}
+
 #[tokio::test]
 async fn a_file_that_was_taken_away_takes_and_gives_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    for taken in ["belfry.db", "belfry.db.lock"] {
+    for taken in ["belfry.db", "belfry.db.lock", "belfry.db-wal", "belfry.db-shm"] {
         let store = Sqlite::serve(&path("belfry.db")).unwrap();
         let world = World::new(&store);
         world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;

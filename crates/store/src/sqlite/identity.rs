@@ -101,10 +101,14 @@ impl Watched {
 pub(super) struct Identity(Vec<Watched>);
 
 impl Identity {
-    /// The store's file, and the lock's where this process serves it.
+    /// The store's file, its log and the log's index, and the lock's file where this process serves the store. SQLite keeps
+    /// the log and its index while a connection is open, so there must be one, and it must have read or written already.
     pub(super) fn of(path: &Path, lock: Option<&ServerLock>) -> Result<Identity, Error> {
-        let lock = lock.map(|lock| lock.path.as_path());
-        Ok(Identity([Some(path), lock].into_iter().flatten().map(Watched::of).collect::<Result<_, _>>()?))
+        // A file system without shared memory has neither.
+        let logs = ["-wal", "-shm"].map(|suffix| beside(path, suffix)).into_iter().filter(|log| log.exists());
+        let lock = lock.map(|lock| lock.path.clone());
+        let files = std::iter::once(path.to_owned()).chain(logs).chain(lock);
+        Ok(Identity(files.map(|file| Watched::of(&file)).collect::<Result<_, _>>()?))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -115,12 +119,16 @@ impl Identity {
     }
 }
 
-/// The server's lock on a file, held for its life.
+/// The server's lock on a file, held for its life: on a file beside it, which names the process, and where it can be had on
+/// the file itself, which another path leads to through a bind mount.
 #[derive(Debug)]
 pub(super) struct ServerLock {
     path: PathBuf,
     /// Dropping it lets go of the lock.
     _file: File,
+    /// The same for the store's file. SQLite's own locks are lost when any descriptor of the file is closed, so this one is
+    /// opened before SQLite's connections and closed after them.
+    store: Option<File>,
 }
 
 impl ServerLock {
@@ -146,22 +154,13 @@ impl ServerLock {
             ambiguous: false,
         };
         let mut file = private::open(&lock_path)?;
-        // A killed server lets go of the file a moment later, and a command that asks for the holder does so at once.
-        let give_up = Instant::now() + TAKE_OVER;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
-                Err(TryLockError::WouldBlock) => {
-                    let mut pid = String::new();
-                    file.read_to_string(&mut pid).map_err(unavailable)?;
-                    return Err(Error::InUse {
-                        place: path.display().to_string(),
-                        pid: pid.trim().parse().unwrap_or(0),
-                    });
-                }
-                Err(TryLockError::Error(error)) => return Err(unavailable(error)),
-            }
+        if !lock(&file).map_err(unavailable)? {
+            let mut pid = String::new();
+            file.read_to_string(&mut pid).map_err(unavailable)?;
+            return Err(Error::InUse {
+                place: path.display().to_string(),
+                pid: pid.trim().parse().unwrap_or(0),
+            });
         }
         let write = |file: &mut File| -> std::io::Result<()> {
             file.set_len(0)?;
@@ -169,6 +168,65 @@ impl ServerLock {
             write!(file, "{}", std::process::id())
         };
         write(&mut file).map_err(unavailable)?;
-        Ok(ServerLock { path: lock_path, _file: file })
+        Ok(ServerLock { path: lock_path, _file: file, store: None })
+    }
+
+    /// Takes the lock of the store's file itself, which must be there and not be open in this process; refused while a server
+    /// has it under another path. Only where this lock is known to be none of those that SQLite uses.
+    pub(super) fn take_store(&mut self, path: &Path) -> Result<(), Error> {
+        if cfg!(not(target_os = "linux")) || network_file_system(path).is_some() {
+            return Ok(());
+        }
+        self.store = Some(lock_store(path)?);
+        Ok(())
+    }
+}
+
+fn lock_store(path: &Path) -> Result<File, Error> {
+    let unavailable = |error: std::io::Error| Error::Unavailable {
+        detail: format!("{}: {error}", path.display()),
+        ambiguous: false,
+    };
+    let file = File::options().read(true).write(true).open(path).map_err(unavailable)?;
+    match lock(&file).map_err(unavailable)? {
+        true => Ok(file),
+        false => Err(Error::Unsafe {
+            place: path.display().to_string(),
+            detail: "another server uses the same file under another path (a bind mount, a container)".into(),
+            way_out: "stop that server, or give this one a store of its own; `lslocks` shows the process"
+                .into(),
+        }),
+    }
+}
+
+/// Locks a file, unless another has locked it. A killed server lets go of a file a moment later, and a command that asks for
+/// the holder does so at once.
+fn lock(file: &File) -> std::io::Result<bool> {
+    let give_up = Instant::now() + TAKE_OVER;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) if Instant::now() < give_up => std::thread::sleep(LOOK_AGAIN),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_under_two_names_is_locked_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other] = ["one.db", "other.db"].map(|name| folder.path().join(name));
+        std::fs::write(&one, "x").unwrap();
+        std::fs::hard_link(&one, &other).unwrap();
+        let held = lock_store(&one).unwrap();
+        let error = lock_store(&other).unwrap_err();
+        assert!(error.to_string().contains("under another path"), "{error}");
+        drop(held);
+        lock_store(&other).unwrap();
     }
 }

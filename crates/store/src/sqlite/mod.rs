@@ -153,8 +153,8 @@ impl Sqlite {
         identity::network_file_system(path)
     }
 
-    fn start(path: &Path, lock: Option<ServerLock>) -> Result<Sqlite, Error> {
-        let connection = schema::open(path)?;
+    fn start(path: &Path, mut lock: Option<ServerLock>) -> Result<Sqlite, Error> {
+        let connection = schema::open(path, lock.as_mut())?;
         let shared = Arc::new(Shared {
             path: path.to_owned(),
             identity: Identity::of(path, lock.as_ref())?,

@@ -8,7 +8,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-use super::identity::beside;
+use super::identity::{ServerLock, beside};
 use crate::error::Error;
 use crate::private;
 
@@ -24,10 +24,16 @@ const PAGE_BYTES: i64 = 4096;
 /// Files up to this size are checked as a whole before they are used.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
 
-/// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched.
-pub(super) fn open(path: &Path) -> Result<Connection, Error> {
+/// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched. A server's
+/// lock is extended to the file before SQLite opens it.
+pub(super) fn open(path: &Path, lock: Option<&mut ServerLock>) -> Result<Connection, Error> {
     if !path.exists() {
         create(path)?;
+    }
+    if let Some(lock) = lock
+        && path.is_file()
+    {
+        lock.take_store(path)?;
     }
     inspect(path)?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
