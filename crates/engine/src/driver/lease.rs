@@ -31,7 +31,7 @@ impl Driver {
             Renewed::Held { cancels, live } => {
                 self.lease_good = asked + self.options.lease;
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
-                self.return_strays(live);
+                live.into_iter().for_each(|live| self.return_strays(live));
             }
             Renewed::Fenced => self.start_over(now),
         }
