@@ -115,7 +115,7 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     let mut driver = Driver::new(Options::default(), node, now, lease, new_id);
     let renewed = || Input::Renewed {
         asked: now.mono,
-        renewed: Ok(Renewed::Held { cancels: Vec::new(), live: Vec::new() }),
+        renewed: Ok(Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) }),
     };
     let due = || Input::Due { due: Ok(Vec::new()), next: None };
     let claimed = |claimed| Input::Claimed { claimed, next: None };

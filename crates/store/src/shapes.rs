@@ -518,11 +518,16 @@ pub enum Renewed {
     Held {
         /// Runs of its own that are to be ended.
         cancels: Vec<(RunId, Epoch, Reason)>,
-        /// All runs that are running under it.
-        live: Vec<(RunId, Epoch)>,
+        /// All runs that are running under it; `None` where they could not be read.
+        live: Option<Vec<(RunId, Epoch)>>,
     },
     /// They no longer hold: end everything.
     Fenced,
+}
+
+impl Renewed {
+    /// The lease is renewed, and what runs under it could not be read.
+    pub(crate) const HELD: Renewed = Renewed::Held { cancels: Vec::new(), live: None };
 }
 
 /// What became of the runs of a node that is gone.

@@ -466,6 +466,48 @@ async fn readers_that_wait_for_a_locked_table_delay_neither_renewal_nor_planning
     }
 }
 
+/// Every table but the one of the leases themselves may be locked for as long as it likes: also while this node claims, and
+/// while it looks for cancelled runs on the connection that renews.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_delays_no_renewal() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Arc::new(Postgres::open(&url).await.unwrap());
+    store.apply(at(0), "files", "1", &[spec(Some(2))]).await.unwrap();
+    let node = joined(&store).await;
+    let definition = AgentDefinition { max_concurrent: Some(2), ..AgentDefinition::default() };
+    enqueue(&store, "owl/hourly", &definition, 2).await;
+    let claimed = store.claim(at(1), &claim(node, 1)).await.unwrap();
+    let own: Vec<_> = claimed.iter().map(|run| (run.run, run.epoch)).collect();
+    assert_eq!(own.len(), 1);
+    let held = |live| Renewed::Held { cancels: Vec::new(), live };
+    assert_eq!(store.renew(node, at(1_000)).await.unwrap(), held(Some(own.clone())));
+    let locker = outside(&url).await;
+    for table in ["live", "session_runs"] {
+        let lock = format!("begin; lock table belfry.{table} in access exclusive mode");
+        locker.batch_execute(&lock).await.unwrap();
+        let loops = [
+            tokio::spawn({
+                let store = store.clone();
+                async move { drop(store.claim(at(1), &claim(node, 1)).await) }
+            }),
+            tokio::spawn({
+                let store = store.clone();
+                async move { while store.marks(node).await.is_err() {} }
+            }),
+        ];
+        for seconds in 0..3 {
+            let renewed = tokio::time::timeout(PROMPT, store.renew(node, at(1_000 + seconds))).await;
+            let renewed = renewed.expect("a renewal waits for a locked table").unwrap();
+            assert!(matches!(renewed, Renewed::Held { .. }), "{table}");
+            assert_eq!(renewed == held(None), table == "live", "{table}: {renewed:?}");
+        }
+        locker.batch_execute("rollback").await.unwrap();
+        for each in loops {
+            each.await.unwrap();
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_connection_is_refused_after_a_while() {
     let Some(url) = pg::fresh_database() else { return };

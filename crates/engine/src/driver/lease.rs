@@ -32,7 +32,7 @@ impl Driver {
                 self.lease_good = asked + self.options.lease;
                 self.outlived(asked);
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
-                self.return_strays(live);
+                live.into_iter().for_each(|live| self.return_strays(live));
             }
             Renewed::Fenced => self.start_over(now),
         }

@@ -16,7 +16,7 @@ impl State {
         let own = self.live.iter().filter(|(_, live)| live.running == Some(id));
         Renewed::Held {
             cancels: own.clone().filter_map(|(run, live)| Some((*run, live.epoch, live.cancel?))).collect(),
-            live: own.map(|(run, live)| (*run, live.epoch)).collect(),
+            live: Some(own.map(|(run, live)| (*run, live.epoch)).collect()),
         }
     }
 

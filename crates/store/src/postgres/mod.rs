@@ -532,11 +532,15 @@ impl Store for Postgres {
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        transact!(self, Lease, |tx| node::renew(&mut tx, node, lease_until).await)
+        if !transact!(self, Lease, |tx| node::renew(&mut tx, node, lease_until).await)? {
+            return Ok(Renewed::Fenced);
+        }
+        // The lease is renewed, whatever comes of the list.
+        Ok(transact!(self, Lease, |tx| node::held(&mut tx, node).await).unwrap_or(Renewed::HELD))
     }
 
     async fn marks(&self, node: NodeId) -> Answer<Marks> {
-        look!(self, Lease, |tx| node::marks(&mut tx, node).await)
+        transact!(self, Lease, |tx| node::marks(&mut tx, node).await)
     }
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {

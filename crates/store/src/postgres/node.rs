@@ -40,12 +40,21 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<Renewed, Fault> {
+/// Extends a lease; `false` where it was fenced. It touches no other table: one that somebody locks must not end the lease.
+pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<bool, Fault> {
     let sql = "update nodes set lease_until = greatest(lease_until, $2), renewal = nextval('numbers') \
                where id = $1 and not fenced returning 1";
-    if tx.query(sql, &[&id.0, &lease_until]).await?.is_empty() {
-        return Ok(Renewed::Fenced);
-    }
+    Ok(!tx.query(sql, &[&id.0, &lease_until]).await?.is_empty())
+}
+
+/// Lets this transaction wait only briefly for a lock. Renewals use the same connection and must not wait behind it.
+async fn wait_briefly(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    tx.query("select set_config('lock_timeout', '500ms', true)", &[]).await.map(drop)
+}
+
+/// What runs under a node.
+pub(super) async fn held(tx: &mut Tx<'_>, id: NodeId) -> Result<Renewed, Fault> {
+    wait_briefly(tx).await?;
     let sql = "select id, epoch, cancel_reason from live where node_id = $1 and state = 2 order by id";
     let (mut cancels, mut live) = (Vec::new(), Vec::new());
     for row in tx.query(sql, &[&id.0]).await? {
@@ -55,10 +64,11 @@ pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -
             cancels.push((run, epoch, unknown::cancel_reason(reason)));
         }
     }
-    Ok(Renewed::Held { cancels, live })
+    Ok(Renewed::Held { cancels, live: Some(live) })
 }
 
 pub(super) async fn marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Marks, Fault> {
+    wait_briefly(tx).await?;
     let sql = "select id, epoch, cancel_reason from live \
                where node_id = $1 and cancel_reason is not null and state + 0 = 2 order by id";
     let mark = |row: &Row| {

@@ -760,7 +760,8 @@ impl Store for Sqlite {
         if !self.write(move |verb| verb.renew(node, lease_until)).await? {
             return Ok(Renewed::Fenced);
         }
-        self.look(move |verb| verb.held(node)).await
+        // The lease is renewed, whatever comes of the list.
+        Ok(self.look(move |verb| verb.held(node)).await.unwrap_or(Renewed::HELD))
     }
 
     async fn marks(&self, node: NodeId) -> Answer<Marks> {

@@ -59,7 +59,7 @@ impl Verb<'_> {
         )?;
         Ok(Renewed::Held {
             cancels: own.iter().filter_map(|(run, epoch, cancel)| Some((*run, *epoch, (*cancel)?))).collect(),
-            live: own.iter().map(|(run, epoch, _)| (*run, *epoch)).collect(),
+            live: Some(own.iter().map(|(run, epoch, _)| (*run, *epoch)).collect()),
         })
     }
 
