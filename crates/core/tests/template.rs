@@ -4,7 +4,9 @@
 
 use std::time::Instant;
 
-use belfry_core::template::{Budget, Part, RESULT_MAX, SOURCE_MAX, Template, Values, WORK_MAX, check_line};
+use belfry_core::template::{
+    Budget, LINE_MAX, Part, RESULT_MAX, SOURCE_MAX, Template, Values, WORK_MAX, check_line,
+};
 use belfry_time::Zone;
 use serde_json::{Value, json};
 
@@ -325,6 +327,42 @@ fn a_shell_line_with_a_value_is_refused_with_the_line_that_works() {
         "echo ${x} {% if payload.x %} {{- payload.x }}",
     ] {
         assert_eq!(check_line(line), Ok(()), "{line}");
+    }
+}
+
+#[test]
+fn a_long_shell_line_is_refused_in_few_words() {
+    let fill = |unit: &str| unit.repeat(LINE_MAX / unit.len());
+    let different: String = (0..).map(|n| format!("{{{{run.a{n}}}}}")).take(4_000).collect();
+    for line in [
+        fill("{{run "),
+        fill("{{run}}"),
+        fill("{{ run.x }} "),
+        different,
+        "{{run.a}} ".repeat(9),
+        format!("{{{{run.{}}}}}", "a".repeat(1_000)),
+        format!("{{{{run{}", "ä".repeat(LINE_MAX / 2 - 10)),
+    ] {
+        assert!(line.len() <= LINE_MAX);
+        let error = check_line(&line).unwrap_err();
+        assert_eq!(error.message, "a `shell` line is not a template: values come as environment variables");
+        let help = error.help.unwrap();
+        assert!(help.starts_with("write `env: {NAME: \"{{ payload.name }}\"}`, and `\"$NAME\"`"), "{help}");
+    }
+    let eight: String = (1..=8).map(|n| format!("{{{{run.a{n}}}}} ")).collect();
+    let help = check_line(&eight).unwrap_err().help.unwrap();
+    assert!(help.contains("A8: \"{{ run.a8 }}\"") && help.contains("shell: \"$A1\" \"$A2\""), "{help}");
+
+    assert_eq!(check_line(&"x".repeat(LINE_MAX)), Ok(()));
+    for line in ["x".repeat(LINE_MAX + 1), "{{run ".repeat(100_000)] {
+        let error = check_line(&line).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "a `shell` line has at most 65536 bytes, this one has {}; put the text into a file, and run that",
+                line.len()
+            )
+        );
     }
 }
 

@@ -14,7 +14,7 @@ mod shell;
 
 use filter::Filter;
 pub use render::{Budget, Error, Part, Values};
-pub use shell::check_line;
+pub use shell::{LINE_MAX, check_line};
 
 /// Maximum length of a template, in bytes.
 pub const SOURCE_MAX: usize = 16 << 10;

@@ -9,10 +9,31 @@ use super::{NAMES, ParseError};
 const TAKEN: [&str; 12] =
     ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "TERM", "SHELL", "IFS", "PWD", "ENV", "PS4"];
 
-/// Refuses a line with `{{` before one of [`NAMES`]. Any other `{{` is text.
+/// Maximum length of a `shell` line, in bytes.
+pub const LINE_MAX: usize = 64 << 10;
+/// A longer line is not rewritten in an error, in characters.
+const SHOWN_MAX: usize = 1_000;
+/// A line with more values is not rewritten in an error.
+const VALUES_MAX: usize = 8;
+
+/// Refuses a line that is too long, and a line with `{{` before one of [`NAMES`]. Any other `{{` is text.
 pub fn check_line(line: &str) -> Result<(), ParseError> {
+    if line.len() > LINE_MAX {
+        let message = format!("a `shell` line has at most {LINE_MAX} bytes, this one has {}", line.len());
+        let help = "put the text into a file, and run that".to_owned();
+        return Err(ParseError { range: 0..0, message, help: Some(help) });
+    }
     let Some(range) = find(line, 0) else { return Ok(()) };
-    let variables = variables(line);
+    let message = "a `shell` line is not a template: values come as environment variables".to_owned();
+    Err(ParseError { range, message, help: Some(way_out(line)) })
+}
+
+/// How a line that is refused can be written: the line itself, where it is short.
+fn way_out(line: &str) -> String {
+    let Some(variables) = (line.chars().count() <= SHOWN_MAX).then(|| variables(line)).flatten() else {
+        return "write `env: {NAME: \"{{ payload.name }}\"}`, and `\"$NAME\"`, in double quotes, where a value belongs"
+            .to_owned();
+    };
     let mut env: Vec<String> = Vec::new();
     for (_, name, value) in &variables {
         let entry = format!("{name}: \"{}\"", value.replace('"', "'"));
@@ -21,15 +42,13 @@ pub fn check_line(line: &str) -> Result<(), ParseError> {
         }
     }
     let env = format!("env: {{{}}}", env.join(", "));
-    let help = match rewritten(line, &variables) {
+    match rewritten(line, &variables) {
         Some(line) => format!("write `{env}` and `shell: {line}`"),
         None => {
             let name = variables.first().map_or("NAME", |(_, name, _)| name.as_str());
             format!("write `{env}`, and `\"${name}\"`, in double quotes, where the value belongs")
         }
-    };
-    let message = "a `shell` line is not a template: values come as environment variables".to_owned();
-    Err(ParseError { range, message, help: Some(help) })
+    }
 }
 
 /// The first `{{ name … }}` from a place on, or as much of it as there is.
@@ -48,11 +67,15 @@ fn find(line: &str, from: usize) -> Option<Range<usize>> {
     })
 }
 
-/// Each place of a value, with the variable for it and the template that fills the variable.
-fn variables(line: &str) -> Vec<(Range<usize>, String, String)> {
+/// Each place of a value, with the variable for it and the template that fills the variable. None where there are more
+/// than [`VALUES_MAX`] places.
+fn variables(line: &str) -> Option<Vec<(Range<usize>, String, String)>> {
     let mut found: Vec<(Range<usize>, String, String)> = Vec::new();
     let mut at = 0;
     while let Some(range) = find(line, at) {
+        if found.len() == VALUES_MAX {
+            return None;
+        }
         at = range.end;
         let inner = line[range.clone()].trim_start_matches('{').trim_end_matches('}').trim();
         let value = format!("{{{{ {inner} }}}}");
@@ -64,7 +87,7 @@ fn variables(line: &str) -> Vec<(Range<usize>, String, String)> {
         });
         found.push((range, name, value));
     }
-    found
+    Some(found)
 }
 
 /// A name for the variable of a path: its last key.
