@@ -216,8 +216,17 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
         }
         Ok(Bytes::from(all))
     };
+    let reading = async {
+        tokio::select! {
+            all = reading => all,
+            problem = share.ended() => Err(problem),
+        }
+    };
     match tokio::time::timeout(shared.limits.body_within, reading).await {
-        Ok(all) => all,
+        Ok(all) => {
+            share.read();
+            all
+        }
         Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", "the body did not come in time")),
     }
 }

@@ -146,6 +146,10 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
             Ok(actor) => {
                 let (id, peer) = (actor.id.clone(), client.address.to_string());
                 parts.extensions.insert(actor);
+                // A route that is open to everybody has not asked who sends the body.
+                if operation.as_ref().is_some_and(|operation| operation.scope.is_some()) {
+                    share.prove();
+                }
                 let request = Request::from_parts(parts, body);
                 let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;
                 while_good(shared, &id, response)

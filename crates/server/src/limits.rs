@@ -11,7 +11,7 @@ pub struct Limits {
     pub head_within: Duration,
     /// A body that has not come by then will not come.
     pub body_within: Duration,
-    /// Memory for the bodies of all requests together, in bytes.
+    /// Memory for the bodies of all requests with a token together, in bytes; as much again for those of unknown senders.
     pub bodies_bytes_max: usize,
     /// A peer that takes nothing of an answer for so long is gone.
     pub write_within: Duration,

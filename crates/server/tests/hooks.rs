@@ -6,7 +6,8 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use belfry::{AgentBuilder, Engine, When};
 use belfry_config::{Host, load_text};
@@ -21,9 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Memory for bodies.
 const BODIES: usize = 256 << 10;
 
+/// A route that reads a body and takes a token.
+const RUN: &str = "/api/v1/schedules/a/h0/run";
+
 struct Site {
     _runtime: Runtime,
-    _server: Server,
+    server: Server,
     address: SocketAddr,
 }
 
@@ -54,7 +58,7 @@ fn site(hooks: &[Value]) -> Site {
         engine.start().await.unwrap();
         Server::start(told).await.unwrap()
     });
-    Site { _runtime: runtime, address: server.address(), _server: server }
+    Site { _runtime: runtime, address: server.address(), server }
 }
 
 fn now() -> u64 {
@@ -66,7 +70,22 @@ fn wrong_signature() -> String {
     format!("x-belfry-timestamp: {}\r\nx-belfry-signature: sha256={}\r\n", now(), "0".repeat(64))
 }
 
+/// The headers of a request that is signed with a secret.
+fn signed(secret: &[u8], body: &[u8]) -> String {
+    let at = now();
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
+    mac.update(format!("{at}.").as_bytes());
+    mac.update(body);
+    let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("x-belfry-timestamp: {at}\r\nx-belfry-signature: sha256={hex}\r\n")
+}
+
 impl Site {
+    /// The header with the local token.
+    fn token(&self) -> String {
+        format!("authorization: Bearer {}\r\n", self.server.local_token())
+    }
+
     /// Sends the head of a request and so much of its body.
     fn begin(&self, path: &str, headers: &str, length: usize, body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).unwrap();
@@ -120,13 +139,7 @@ fn a_stored_secret_that_is_not_text_lets_nobody_in() {
     let site = site(&hooks);
     for (number, hook) in hooks.iter().enumerate() {
         let path = format!("/hooks/a/h{number}");
-        let at = now().to_string();
-        let signed = |secret: &[u8]| {
-            let mut mac = Hmac::<Sha256>::new_from_slice(secret).unwrap();
-            mac.update(format!("{at}.{{}}").as_bytes());
-            let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("x-belfry-timestamp: {at}\r\nx-belfry-signature: sha256={hex}\r\n")
-        };
+        let signed = |secret: &[u8]| signed(secret, b"{}");
         for headers in [String::new(), signed(b""), signed(b"12345"), signed(b"a secret of sixteen")] {
             let answer = site.send(&path, &headers, b"{}");
             assert!(answer.contains("503") && answer.contains("secret_wrong"), "{hook} {headers}: {answer}");
@@ -158,12 +171,13 @@ fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
 
 #[test]
 fn bodies_share_a_bounded_memory_that_comes_back() {
-    let site = site(&[json!({"secret": "${SET}"})]);
+    let site = site(&[json!({"secret": "none"})]);
     let large = vec![b'x'; 200 << 10];
+    let token = site.token();
     let until = |status: u16| {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         loop {
-            let answer = site.send("/hooks/a/h0", &wrong_signature(), &large);
+            let answer = site.send(RUN, &token, &large[..60 << 10]);
             if answer.starts_with(&format!("HTTP/1.1 {status}")) {
                 return answer;
             }
@@ -171,10 +185,58 @@ fn bodies_share_a_bounded_memory_that_comes_back() {
         }
     };
     // It announces 300 KiB and sends 200 KiB: there is no room for a second one beside it.
-    let open = site.begin("/hooks/a/h0", &wrong_signature(), 300 << 10, &large);
-    is(&until(503), 503, "too_many_bodies");
-    is(&site.send("/hooks/a/h0", &wrong_signature(), b"{}"), 401, "signature_wrong");
-    drop(open);
-    // The server notices that the sender has left; then there is room again.
-    is(&until(401), 401, "signature_wrong");
+    for path in [RUN, "/hooks/a/h0"] {
+        let open = site.begin(path, &token, 300 << 10, &large);
+        is(&until(503), 503, "too_many_bodies");
+        is(&site.send(RUN, &token, b"["), 415, "not_json");
+        drop(open);
+        // The server notices that the sender has left; then there is room again.
+        is(&until(415), 415, "not_json");
+    }
+}
+
+#[test]
+fn an_unknown_sender_that_stalls_gives_its_room_to_the_next() {
+    let site = site(&[json!({"secret": "${SET}"})]);
+    let large = vec![b'x'; 200 << 10];
+    let stalled = site.begin("/hooks/a/h0", &wrong_signature(), 300 << 10, &large);
+    for _ in 0..2 {
+        is(&site.send("/hooks/a/h0", &wrong_signature(), &large[..100 << 10]), 401, "signature_wrong");
+    }
+    is(&answer(stalled), 408, "too_slow");
+}
+
+#[test]
+fn strangers_who_hold_and_renew_large_bodies_keep_nobody_out() {
+    const ROUNDS: usize = 4;
+    let site = site(&vec![json!({"secret": "${SET}"}); 2 * ROUNDS]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // All but the last bytes; then nothing until the server closes the connection.
+                    let held = site.begin("/hooks/a/h0", &wrong_signature(), 60 << 10, &[b'x'; 59 << 10]);
+                    held.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+                    answer(held);
+                }
+            });
+        }
+        let text = "y".repeat(100 << 10);
+        let body = format!(r#"{{"prompt":"{text}"}}"#);
+        let answers: Vec<(String, String)> = (0..ROUNDS)
+            .map(|round| {
+                let signed = signed(b"a secret of sixteen", body.as_bytes());
+                let hook = site.send(&format!("/hooks/a/h{round}"), &signed, body.as_bytes());
+                let json = format!("{}content-type: application/json\r\n", site.token());
+                let run = format!("/api/v1/schedules/a/h{}/run", ROUNDS + round);
+                (hook, site.send(&run, &json, body.as_bytes()))
+            })
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        for (hook, run) in answers {
+            is(&hook, 202, "run_id");
+            is(&run, 201, "state");
+        }
+    });
 }

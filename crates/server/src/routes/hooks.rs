@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 
 use super::{Routes, json};
 use crate::audit;
+use crate::bodies::Share;
 use crate::extract::{self, Named};
 use crate::guard::identify;
 use crate::json as strict;
@@ -82,6 +83,9 @@ async fn hook(
     let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
     let asked = asked(&shared, &record.name, settings, &parts, now).await?;
     shared.refuse_draining()?;
+    if let (Asked::Token, Some(share)) = (&asked, parts.extensions.get::<Share>()) {
+        share.prove();
+    }
     // No more is read, and hashed, than is allowed.
     let body = extract::body(&shared, &parts, stream).await?;
     let content = match &asked {
