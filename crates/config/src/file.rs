@@ -76,8 +76,8 @@ fn world_writable(_: &Metadata) -> bool {
     false
 }
 
-/// The nearest folder above a file where every user can write and no sticky bit keeps others' files from being replaced: above
-/// the path as it was given, or above the one that links lead to.
+/// The nearest folder above a file where every user can write and no sticky bit keeps others' files from being
+/// replaced: above the path as it was given, or above the one that links lead to.
 #[cfg(unix)]
 fn open_folder(path: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt;

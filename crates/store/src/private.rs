@@ -76,8 +76,8 @@ pub(crate) fn open(path: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Looks at every folder above, by the path as it was given and by the one that links lead to: the folder can be replaced
-/// with any of them.
+/// Looks at every folder above, by the path as it was given and by the one that links lead to: the folder can be
+/// replaced with any of them.
 fn refuse_open_folders_above(folder: &Path) -> Result<(), Error> {
     let given = std::path::absolute(folder).map_err(|error| unavailable(folder, &error))?;
     let own = given.ancestors().find_map(|above| above.canonicalize().ok());

@@ -101,8 +101,9 @@ impl Watched {
 pub(super) struct Identity(Vec<Watched>);
 
 impl Identity {
-    /// The store's file, its log and the log's index, and the lock's file where this process serves the store. SQLite keeps
-    /// the log and its index while a connection is open, so there must be one, and it must have read or written already.
+    /// The store's file, its log and the log's index, and the lock's file where this process serves the store. SQLite
+    /// keeps the log and its index while a connection is open, so there must be one, and it must have read or written
+    /// already.
     pub(super) fn of(path: &Path, lock: Option<&ServerLock>) -> Result<Identity, Error> {
         // A file system without shared memory has neither.
         let logs = ["-wal", "-shm"].map(|suffix| beside(path, suffix)).into_iter().filter(|log| log.exists());
@@ -119,15 +120,15 @@ impl Identity {
     }
 }
 
-/// The server's lock on a file, held for its life: on a file beside it, which names the process, and where it can be had on
-/// the file itself, which another path leads to through a bind mount.
+/// The server's lock on a file, held for its life: on a file beside it, which names the process, and where it can be
+/// had on the file itself, which another path leads to through a bind mount.
 #[derive(Debug)]
 pub(super) struct ServerLock {
     path: PathBuf,
     /// Dropping it lets go of the lock.
     _file: File,
-    /// The same for the store's file. SQLite's own locks are lost when any descriptor of the file is closed, so this one is
-    /// opened before SQLite's connections and closed after them.
+    /// The same for the store's file. SQLite's own locks are lost when any descriptor of the file is closed, so this
+    /// one is opened before SQLite's connections and closed after them.
     store: Option<File>,
 }
 
@@ -171,8 +172,8 @@ impl ServerLock {
         Ok(ServerLock { path: lock_path, _file: file, store: None })
     }
 
-    /// Takes the lock of the store's file itself, which must be there and not be open in this process; refused while a server
-    /// has it under another path. Only where this lock is known to be none of those that SQLite uses.
+    /// Takes the lock of the store's file itself, which must be there and not be open in this process; refused while
+    /// a server has it under another path. Only where this lock is known to be none of those that SQLite uses.
     pub(super) fn take_store(&mut self, path: &Path) -> Result<(), Error> {
         if cfg!(not(target_os = "linux")) || network_file_system(path).is_some() {
             return Ok(());
@@ -199,8 +200,8 @@ fn lock_store(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// Locks a file, unless another has locked it. A killed server lets go of a file a moment later, and a command that asks for
-/// the holder does so at once.
+/// Locks a file, unless another has locked it. A killed server lets go of a file a moment later, and a command that
+/// asks for the holder does so at once.
 fn lock(file: &File) -> std::io::Result<bool> {
     let give_up = Instant::now() + TAKE_OVER;
     loop {

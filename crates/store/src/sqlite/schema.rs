@@ -24,8 +24,8 @@ const PAGE_BYTES: i64 = 4096;
 /// Files up to this size are checked as a whole before they are used.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
 
-/// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched. A server's
-/// lock is extended to the file before SQLite opens it.
+/// Opens a file for writing, making it where there is none. What is foreign, damaged or newer is refused untouched. A
+/// server's lock is extended to the file before SQLite opens it.
 pub(super) fn open(path: &Path, lock: Option<&mut ServerLock>) -> Result<Connection, Error> {
     if !path.exists() {
         create(path)?;
