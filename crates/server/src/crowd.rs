@@ -1,7 +1,7 @@
 //! The connections of a server: counted, and the idlest let go when there is no room for another.
 //!
-//! A connection is idle while no request of it is being answered: it has sent nothing yet, only a part of a head, or waits
-//! after an answer. A reader of events is never idle.
+//! A connection is idle while no request of it is being answered: it has sent nothing yet, only a part of a request, or
+//! waits after an answer. A reader of events is never idle.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -131,7 +131,46 @@ pub struct Answering {
     crowd: Crowd,
 }
 
+/// A request whose body may still have to come.
+#[derive(Clone)]
+pub struct Asking {
+    member: Arc<Member>,
+    crowd: Crowd,
+}
+
+/// A request that waits for its body.
+pub struct Waiting(Asking);
+
+impl Asking {
+    /// Counts the request as not being answered until the mark is dropped.
+    pub fn waiting(&self) -> Waiting {
+        self.member.rest(&self.crowd);
+        Waiting(self.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.member.answering.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Member {
+    /// One request less is being answered.
+    fn rest(&self, crowd: &Crowd) {
+        let turn = crowd.inner.turn.fetch_add(1, Ordering::Relaxed);
+        self.idle_since.store(turn, Ordering::Relaxed);
+        self.answering.fetch_sub(1, Ordering::AcqRel);
+        crowd.inner.changed.notify_waiters();
+    }
+}
+
 impl Answering {
+    /// For the part that reads the body.
+    pub fn asking(&self) -> Asking {
+        Asking { member: self.member.clone(), crowd: self.crowd.clone() }
+    }
+
     /// A body that counts as being answered until it has been written.
     pub fn body(self, body: Body) -> Body {
         Body::new(Answer { body, _answering: self })
@@ -140,10 +179,7 @@ impl Answering {
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let turn = self.crowd.inner.turn.fetch_add(1, Ordering::Relaxed);
-        self.member.idle_since.store(turn, Ordering::Relaxed);
-        self.member.answering.fetch_sub(1, Ordering::AcqRel);
-        self.crowd.inner.changed.notify_waiters();
+        self.member.rest(&self.crowd);
     }
 }
 
@@ -211,5 +247,18 @@ mod tests {
         busy.told_to_leave().await;
         drop(busy);
         drop(waiting.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_body_does_not_come_is_idle() {
+        let crowd = Crowd::new(2);
+        let (sending, done) = (crowd.enter().await, crowd.enter().await);
+        let (asking, answering) = (sending.answering(), done.answering());
+        let body = asking.asking().waiting();
+        drop(done.answering().asking().waiting());
+        crowd.drop_idlest();
+        assert!(!is_told(&done).await, "its body has come");
+        assert!(is_told(&sending).await);
+        drop((body, asking, answering));
     }
 }

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::bodies::Share;
+use crate::crowd::Asking;
 use crate::json;
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -190,6 +191,8 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
     }
     // Without a guard there is nobody to keep it: then it is given back once the body is read.
     let share = parts.extensions.get::<Share>().cloned().unwrap_or_default();
+    // While it is awaited the connection makes room for another, as one does that sends no head.
+    let _waiting = parts.extensions.get::<Asking>().map(Asking::waiting);
     let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
     let reading = async {
         let mut all = Vec::new();

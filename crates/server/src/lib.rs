@@ -23,6 +23,7 @@ mod origin;
 mod others;
 mod page;
 mod problem;
+mod readers;
 mod ready;
 mod ring;
 mod routes;

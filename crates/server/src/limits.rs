@@ -6,6 +6,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once. For one more the idlest is closed; where none is idle it waits. Each costs some ten kilobytes.
+    /// Three quarters of them may be held by readers of events, by followers of logs and by requests that wait.
     pub connections_max: usize,
     /// A head of a request that has not come by then will not come. It also ends connections that idle.
     pub head_within: Duration,

@@ -72,6 +72,7 @@ async fn connection(
         let answering = place.answering();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(answering.asking());
         let answer = app.clone().oneshot(request);
         async move { answer.await.map(|answer| answer.map(|body| answering.body(body))) }
     });

@@ -176,7 +176,7 @@ impl Shared {
     /// Everything that is counted, as OpenMetrics.
     pub async fn metrics(&self) -> Result<String, Problem> {
         self.count_live().await?;
-        let readers = self.readers();
+        let readers = self.readers.listening();
         self.meters.listeners.set(readers as i64);
         let mut text = String::new();
         encode(&mut text, &self.meters.registry).map_err(|error| Problem::internal(error.to_string()))?;

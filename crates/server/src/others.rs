@@ -35,7 +35,7 @@ pub async fn hear_loop(shared: Arc<Shared>) {
             () = ended(&mut ending) => return,
         }
         // It may have come and gone while we listened for others.
-        if shared.readers() == 0 {
+        if shared.readers.listening() == 0 {
             continue;
         }
         tokio::select! {
@@ -51,7 +51,7 @@ async fn hear(shared: &Shared) {
     let mut heard: Option<Heard> = None;
     let (mut marked_at, mut needed_at, mut tidied_at) = (None::<Instant>, Instant::now(), Instant::now());
     while needed_at.elapsed() < LINGER {
-        if shared.readers() > 0 {
+        if shared.readers.listening() > 0 {
             needed_at = Instant::now();
         }
         if heard.is_none() {

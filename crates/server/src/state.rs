@@ -9,7 +9,7 @@ use belfry_config::{Api, Inherited, Settings};
 use belfry_core::{AgentDefinition, RunState};
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 use parking_lot::RwLock;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::audit;
 use crate::bodies::Bodies;
@@ -18,13 +18,9 @@ use crate::limiter::Limiter;
 use crate::limits::Limits;
 use crate::meters::Meters;
 use crate::problem::Problem;
+use crate::readers::Readers;
 use crate::ring::Ring;
 use crate::tokens::Tokens;
-
-/// Readers that follow what runs write.
-const FOLLOWERS_MAX: usize = 512;
-/// Readers of events.
-const LISTENERS_MAX: usize = 4096;
 
 /// How the files were read again.
 pub type Reloaded = Result<String, String>;
@@ -75,10 +71,7 @@ pub struct Shared {
     pub bodies: Bodies,
     /// Wrong codes of each peer.
     pub wrong_codes: Limiter,
-    /// Who follows what runs write; each looks four times a second.
-    pub followers: Arc<Semaphore>,
-    /// Who listens to events.
-    pub listeners: Arc<Semaphore>,
+    pub readers: Readers,
     /// Somebody has come to listen.
     pub came: Notify,
     pub ring: Ring,
@@ -113,8 +106,7 @@ impl Shared {
             limiter: Limiter::default(),
             bodies: Bodies::new(told.limits.bodies_bytes_max),
             wrong_codes: Limiter::default(),
-            followers: Arc::new(Semaphore::new(FOLLOWERS_MAX)),
-            listeners: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            readers: Readers::new(told.limits.connections_max),
             came: Notify::new(),
             ring: Ring::new(),
             document: OnceLock::new(),
@@ -124,11 +116,6 @@ impl Shared {
 
     pub fn store(&self) -> &AnyStore {
         self.engine.store()
-    }
-
-    /// How many listen to events.
-    pub fn readers(&self) -> usize {
-        LISTENERS_MAX.saturating_sub(self.listeners.available_permits())
     }
 
     /// What time it is for the store, which keeps microseconds.

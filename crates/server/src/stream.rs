@@ -14,6 +14,8 @@ use http_body::Frame;
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
 
+use crate::readers::Place;
+
 /// The media type of server-sent events.
 pub const MEDIA_TYPE: &str = "text/event-stream";
 
@@ -71,7 +73,10 @@ pub fn frame(id: Option<&str>, event: &str, data: &str) -> String {
     format!("{id}event: {event}\ndata: {data}\n\n")
 }
 
-struct Events(mpsc::Receiver<Bytes>);
+struct Events {
+    waiting: mpsc::Receiver<Bytes>,
+    _place: Place,
+}
 
 impl http_body::Body for Events {
     type Data = Bytes;
@@ -81,14 +86,15 @@ impl http_body::Body for Events {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        self.waiting.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }
 
 /// An answer that goes on, and where its events go. So many may wait for the reader; behind them are the buffers of the
-/// connection.
-pub fn events(waiting_max: usize, take_within: Duration) -> (Sink, Response) {
+/// connection. It keeps its place until it ends.
+pub fn events(waiting_max: usize, take_within: Duration, place: Place) -> (Sink, Response) {
     let (waiting, receive) = mpsc::channel(waiting_max);
     let headers = [(header::CONTENT_TYPE, MEDIA_TYPE), (header::CACHE_CONTROL, "no-store")];
-    (Sink { waiting, take_within }, (headers, Body::new(Events(receive))).into_response())
+    let events = Events { waiting: receive, _place: place };
+    (Sink { waiting, take_within }, (headers, Body::new(events)).into_response())
 }

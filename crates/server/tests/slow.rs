@@ -29,6 +29,16 @@ struct House {
 }
 
 fn house() -> House {
+    house_with(Limits {
+        head_within: SHORT,
+        body_within: SHORT,
+        write_within: SHORT,
+        take_within: SHORT,
+        ..Limits::default()
+    })
+}
+
+fn house_with(limits: Limits) -> House {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let nothing = |_: &str| None;
     let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s, open: true}\n";
@@ -43,13 +53,7 @@ fn house() -> House {
         reload,
         env: |_| None,
         version: "0",
-        limits: Limits {
-            head_within: SHORT,
-            body_within: SHORT,
-            write_within: SHORT,
-            take_within: SHORT,
-            ..Limits::default()
-        },
+        limits,
     };
     let server = runtime.block_on(Server::start(told)).unwrap();
     House { runtime, engine, address: server.address(), _server: server }
@@ -135,6 +139,63 @@ fn connections_that_say_nothing_are_let_go() {
     for mut stream in idle {
         assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0, "it was cut off");
     }
+}
+
+#[test]
+fn readers_leave_connections_for_others() {
+    let house = house_with(Limits { connections_max: 8, ..Limits::default() });
+    // Each says what it was answered, and stays.
+    let mut readers = Vec::new();
+    let statuses: Vec<String> = (0..8)
+        .map(|_| {
+            let mut stream = house.connect();
+            write!(stream, "GET /api/v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
+            let (mut reader, mut status) = (BufReader::new(stream), String::new());
+            reader.read_line(&mut status).unwrap();
+            readers.push(reader);
+            status
+        })
+        .collect();
+    assert!(statuses[..6].iter().all(|status| status.starts_with("HTTP/1.1 200")), "{statuses:?}");
+    assert!(statuses[6..].iter().all(|status| status.starts_with("HTTP/1.1 503")), "{statuses:?}");
+    for _ in 0..10 {
+        assert!(house.get("/readyz").starts_with("HTTP/1.1"), "others come in");
+        let refused = house.get("/api/v1/events").to_lowercase();
+        assert!(refused.contains("too_many_readers") && refused.contains("retry-after: "), "{refused}");
+    }
+    // A reader that leaves makes room for another.
+    readers.remove(0);
+    let began = Instant::now();
+    loop {
+        let mut stream = house.connect();
+        write!(stream, "GET /api/v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
+        let mut status = String::new();
+        BufReader::new(stream).read_line(&mut status).unwrap();
+        if status.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "{status}");
+    }
+}
+
+#[test]
+fn bodies_that_never_come_keep_nobody_out() {
+    let house = house_with(Limits { connections_max: 8, body_within: PATIENCE, ..Limits::default() });
+    let stalled: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = house.connect();
+            let (head, kind) = ("POST /api/v1/tokens HTTP/1.1\r\nhost: ", "content-type: application/json");
+            let length = "content-length: 1000";
+            write!(stream, "{head}{}\r\n{kind}\r\n{length}\r\n\r\n{{", house.address).unwrap();
+            stream
+        })
+        .collect();
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert!(house.get("/healthz").starts_with("HTTP/1.1 200"), "others come in");
+    }
+    assert!(began.elapsed() < PATIENCE / 3, "they waited {:?}", began.elapsed());
+    drop(stalled);
 }
 
 /// Memory of this process, in bytes.

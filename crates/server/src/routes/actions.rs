@@ -23,6 +23,7 @@ use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
 use crate::problem::{Problem, ProblemBody};
+use crate::readers::Place;
 use crate::state::Shared;
 use crate::trace::Trace;
 
@@ -77,7 +78,7 @@ async fn run(
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: RunBody = body.read()?;
-    let wait = wait_of(body.wait_ms)?;
+    let wait = wait_of(&shared, body.wait_ms)?;
     shared.refuse_draining()?;
     let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
@@ -91,10 +92,25 @@ async fn run(
     answer_run(&shared, StatusCode::CREATED, made.run, wait).await
 }
 
-/// How long to wait for a run.
-pub fn wait_of(wait_ms: Option<u64>) -> Result<Duration, Problem> {
+/// How long to wait for a run, with a place among the readers where that is long.
+#[derive(Default)]
+pub struct Wait {
+    time: Duration,
+    _place: Option<Place>,
+}
+
+impl Wait {
+    pub fn is_asked(&self) -> bool {
+        !self.time.is_zero()
+    }
+}
+
+/// How long a request wants to wait. It takes its place before anything is changed: who is told that there are too many
+/// sends the request again.
+pub fn wait_of(shared: &Shared, wait_ms: Option<u64>) -> Result<Wait, Problem> {
     match Duration::from_millis(wait_ms.unwrap_or(0)) {
-        wait if wait <= WAIT_MAX => Ok(wait),
+        time if time.is_zero() => Ok(Wait::default()),
+        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait()?) }),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
 }
@@ -104,10 +120,10 @@ pub async fn answer_run(
     shared: &Shared,
     status: StatusCode,
     id: RunId,
-    wait: Duration,
+    wait: Wait,
 ) -> Result<Response, Problem> {
     let gone = || Problem::not_found(format!("run {id} is no longer kept"));
-    let until = tokio::time::Instant::now() + wait;
+    let until = tokio::time::Instant::now() + wait.time;
     let mut run = shared.store().run(id).await?.ok_or_else(gone)?;
     while run.state.is_live() && tokio::time::Instant::now() < until {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -70,15 +70,14 @@ async fn events(
     headers: HeaderMap,
     Params(params): Params<EventParams>,
 ) -> Result<Response, Problem> {
-    let permit = shared.listeners.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| Problem::unavailable("too_many_readers", "too many listen already"))?;
+    let (permit, place) = shared.readers.listen()?;
     shared.came.notify_one();
     let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
     let from = match last {
         None => From::Now,
         Some(id) => shared.ring.number(id).map_or(From::Unknown, From::Behind),
     };
-    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(async move {
         // Whoever leaves has left.
         let _ = pass_on(shared, from, params, sink, permit).await;

@@ -18,6 +18,7 @@ use super::{Routes, json};
 use crate::extract::{Params, RunPath};
 use crate::page::hex;
 use crate::problem::Problem;
+use crate::readers::Place;
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
@@ -107,16 +108,10 @@ async fn log(
         let next = chunks.last().map(|chunk| chunk.seq.to_string());
         return Ok(json(StatusCode::OK, &List { items: chunks.iter().map(LogPiece::of).collect(), next }));
     }
-    let permit = permit(&shared)?;
-    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
+    let (permit, place) = shared.readers.follow()?;
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(follow(shared, id, after, sink, permit));
     Ok(response)
-}
-
-/// Lets one more follow what runs write, while it is held.
-pub fn permit(shared: &Shared) -> Result<OwnedSemaphorePermit, Problem> {
-    let permit = shared.followers.clone().try_acquire_owned();
-    permit.map_err(|_| Problem::unavailable("too_many_readers", "too many follow what runs write"))
 }
 
 /// Sends a first word, then what a run writes from its beginning to its end.
@@ -124,10 +119,10 @@ pub fn stream_run(
     shared: Arc<Shared>,
     id: RunId,
     first: &impl Serialize,
-    permit: OwnedSemaphorePermit,
+    (permit, place): (OwnedSemaphorePermit, Place),
 ) -> Response {
     let text = serde_json::to_string(first).unwrap_or_default();
-    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within);
+    let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(async move {
         if sink.send(None, "taken", &text).await.is_ok() {
             follow(shared, id, None, sink, permit).await;

@@ -1,7 +1,6 @@
 //! Runs: listed, shown, cancelled, repeated.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
@@ -15,7 +14,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
-use super::actions::{answer_run, wait_of};
+use super::actions::{Wait, answer_run, wait_of};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{Key, MaybeObject, Named, Params, RunPath, is_name};
@@ -142,7 +141,7 @@ async fn cancel(
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: CancelBody = body.read()?;
-    let wait = wait_of(body.wait_ms)?;
+    let wait = wait_of(&shared, body.wait_ms)?;
     let cancelled = shared.store().cancel(shared.now(), id, Reason::Requested).await?;
     audit::made(matches!(cancelled, Cancelled::Ended | Cancelled::Told(_)));
     match cancelled {
@@ -200,11 +199,11 @@ async fn retry(
             let named = Named { agent: agent.to_owned(), schedule: schedule.to_owned() };
             shared.tell_run(Name::RunCreated, &named, made, trace);
             shared.engine.hint().await;
-            answer_run(&shared, StatusCode::CREATED, made, Duration::ZERO).await
+            answer_run(&shared, StatusCode::CREATED, made, Wait::default()).await
         }
         Enqueued::Repeat(first) => {
             audit::made(false);
-            answer_run(&shared, StatusCode::OK, first, Duration::ZERO).await
+            answer_run(&shared, StatusCode::OK, first, Wait::default()).await
         }
         Enqueued::KeyReused(run) => Err(belfry::Error::KeyReused { name: old.name, run }.into()),
         Enqueued::NotFound => {

@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
 use super::actions::{answer_run, wait_of};
-use super::log::{permit, stream_run};
+use super::log::stream_run;
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
@@ -191,7 +191,7 @@ async fn send(
     Object(body): Object,
 ) -> Result<Response, Problem> {
     let body: MessageBody = extract::read(body)?;
-    let wait = wait_of(body.wait_ms)?;
+    let wait = wait_of(&shared, body.wait_ms)?;
     if body.max_concurrent == Some(0) {
         return Err(Problem::bad("bad_field", "max_concurrent must be at least 1").field("max_concurrent"));
     }
@@ -207,7 +207,7 @@ async fn send(
     };
     shared.refuse_draining()?;
     // Before the message is in: who is told that there are too many sends it again.
-    let follower = if body.stream { Some(permit(&shared)?) } else { None };
+    let follower = if body.stream { Some(shared.readers.follow()?) } else { None };
     let sent = shared.engine.send(&path.address(), &body.text, with).await?;
     audit::made(match &sent.reply {
         // A repeat has no number of its own.
@@ -216,13 +216,13 @@ async fn send(
     });
     match (sent.reply, follower) {
         (Reply::Stopped(done), _) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
-        (Reply::Taken(taken), Some(permit)) => {
+        (Reply::Taken(taken), Some(follower)) => {
             let run = taken.run;
-            let mut response = stream_run(shared, run, &Answer::Taken(taken), permit);
+            let mut response = stream_run(shared, run, &Answer::Taken(taken), follower);
             *response.status_mut() = StatusCode::ACCEPTED;
             Ok(response)
         }
-        (Reply::Taken(taken), None) if !wait.is_zero() => {
+        (Reply::Taken(taken), None) if wait.is_asked() => {
             answer_run(&shared, StatusCode::OK, taken.run, wait).await
         }
         (Reply::Taken(taken), None) => Ok(json(StatusCode::ACCEPTED, &Answer::Taken(taken))),
