@@ -245,10 +245,11 @@ begin
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.not_before, l.id limit most
         ) c order by c.rank, c.not_before, c.id limit most;
-    if cardinality(back) > 0 then
-        return query select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, true from live l
-            where l.id = any(back) and l.state + 0 = 0;
-    end if;
+    -- Read again: a run that came back before the gates were locked keeps its place, too.
+    return query select l.* from unnest(behind) as q (id) cross join lateral (
+            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, true from live l
+            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+        ) l;
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
                 select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, false from live l
