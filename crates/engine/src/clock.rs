@@ -9,6 +9,27 @@ use tokio::sync::watch;
 
 use crate::driver::Now;
 
+/// The time that a node goes by.
+pub trait Time: Send + Sync {
+    /// Wall-clock time for decisions, monotonic time for waiting.
+    fn now(&self) -> Now;
+
+    /// The store's clock was read just now. A clock that does not go by the store's ignores it.
+    fn follow(&self, store: Timestamp);
+}
+
+impl Time for Clock {
+    fn now(&self) -> Now {
+        Clock::now(self)
+    }
+
+    fn follow(&self, store: Timestamp) {
+        if let Kind::Store { read, .. } = &self.kind {
+            *read.lock() = (store, Instant::now());
+        }
+    }
+}
+
 /// A clock for the engine.
 #[derive(Debug, Clone)]
 pub struct Clock {
@@ -35,18 +56,6 @@ impl Clock {
     pub(crate) fn of_store(now: Timestamp) -> Clock {
         let since = Instant::now();
         Clock { kind: Kind::Store { since, read: Arc::new(Mutex::new((now, since))) } }
-    }
-
-    /// Sets the clock of a store that was read anew.
-    pub(crate) fn set(&self, now: Timestamp) {
-        if let Kind::Store { read, .. } = &self.kind {
-            *read.lock() = (now, Instant::now());
-        }
-    }
-
-    /// Whether it follows the store's.
-    pub(crate) fn is_of_store(&self) -> bool {
-        matches!(self.kind, Kind::Store { .. })
     }
 
     /// What time it is.

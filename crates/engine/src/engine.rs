@@ -286,9 +286,10 @@ impl Engine {
         if !agents.is_empty() {
             self.set_agents(agents).await?;
         }
-        let node = self.join(&clock).await?;
-        let (send, messages) = mpsc::channel(MESSAGES_MAX);
+        // The lease counts from before it was asked for.
         let now = clock.now();
+        let node = self.join(now.wall).await?;
+        let (send, messages) = mpsc::channel(MESSAGES_MAX);
         let driver = Driver::new(inner.options.clone(), node.id, now, node.lease_until, Box::new(new_id));
         let started = Started { at: now.wall, messages: send.clone() };
         *inner.started.lock() = Some(started);
@@ -360,8 +361,7 @@ impl Engine {
         Ok(clock)
     }
 
-    async fn join(&self, clock: &Clock) -> Result<Node, Error> {
-        let now = clock.now().wall;
+    async fn join(&self, now: Timestamp) -> Result<Node, Error> {
         let lease = SignedDuration::try_from(self.inner.options.lease).unwrap_or(SignedDuration::MAX);
         let mut labels = self.inner.options.labels.clone();
         labels.extend(self.inner.options.only.map(|_| GUEST.to_owned()));

@@ -13,6 +13,7 @@ pub mod api;
 mod api_nodes;
 mod api_sessions;
 mod backfill;
+mod carry;
 mod clock;
 pub mod driver;
 mod engine;
@@ -39,7 +40,8 @@ pub use belfry_store::{
     ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
-pub use clock::{Clock, ManualClock};
+pub use carry::carry_out;
+pub use clock::{Clock, ManualClock, Time};
 pub use driver::{GUEST, Options, default_lanes};
 pub use engine::{
     Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,

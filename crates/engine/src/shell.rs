@@ -6,21 +6,19 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use belfry_core::retry::Outcome;
 use belfry_core::work::Action;
 use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
-use belfry_store::{
-    AnyStore, Claim, Claimed, Definitions, Error, Node, OutputChunk, Snapshot, Store, Stream, Watch,
-    commit_apart, finish_apart,
-};
+use belfry_store::{AnyStore, Node, OutputChunk, Snapshot, Store, Stream, Watch};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
+use crate::carry::carry_out;
 use crate::clock::Clock;
 use crate::driver::{Beat, Driver, Effect, Input, Phase};
 use crate::event::Event;
@@ -37,8 +35,6 @@ const CHUNK_BYTES: usize = 64 << 10;
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const TEND_EVERY: Duration = Duration::from_secs(3);
-/// Snapshots and nodes that are pruned at once.
-const BEATS_BATCH: u32 = 500;
 
 /// What the engine shows of itself to whoever asks.
 #[derive(Debug, Clone)]
@@ -88,7 +84,8 @@ pub(crate) struct Shell {
     pub send: mpsc::Sender<Message>,
     pub events: broadcast::Sender<Arc<Event>>,
     pub view: watch::Sender<View>,
-    pub attempts: HashMap<RunId, CancelSender>,
+    /// How to end each attempt under way.
+    pub attempts: HashMap<(RunId, Epoch), CancelSender>,
     pub waiting: Vec<(bool, oneshot::Sender<()>)>,
 }
 
@@ -97,8 +94,8 @@ impl Shell {
         let tending = tend(self.store.clone());
         let mut input = Input::Woken;
         loop {
-            if let Input::Ended { run, .. } = &input {
-                self.attempts.remove(run);
+            if let Input::Ended { run, epoch, .. } = &input {
+                self.attempts.remove(&(*run, *epoch));
             }
             let effects = self.driver.step(self.clock.now(), input);
             // Who is told that it takes work again may bring some at once.
@@ -163,63 +160,16 @@ impl Shell {
     fn perform(&mut self, effect: Effect) {
         let (store, now) = (self.store.clone(), self.clock.now());
         match effect {
-            Effect::ReadDue { limit } => {
+            Effect::Ask(ask) => {
                 let clock = self.clock.clone();
-                self.answer(async move {
-                    if clock.is_of_store() {
-                        match store.clock().await {
-                            Ok(at) => at.into_iter().for_each(|at| clock.set(at)),
-                            Err(error) => return Input::Due { due: Err(error), next: None },
-                        }
-                    }
-                    let due = store.due(clock.now().wall, None, limit).await;
-                    let next = match &due {
-                        Ok(due) if due.is_empty() => store.next_due().await.unwrap_or(None),
-                        _ => None,
-                    };
-                    Input::Due { due, next }
-                });
-            }
-            Effect::Commit { commits, ahead } => {
-                self.answer(async move {
-                    let read = async {
-                        let (mark, limit) = ahead?;
-                        Some(store.due(now.wall, Some(mark), limit).await)
-                    };
-                    let (written, ahead) = tokio::join!(commit_apart(&*store, now.wall, &commits), read);
-                    Input::Committed { written, ahead }
-                });
-            }
-            Effect::Claim(claim) => {
-                self.answer(async move {
-                    let claimed = claim_with_definitions(&store, now.wall, &claim).await;
-                    let slots: u32 = claim.lanes.iter().map(|(_, slots)| slots).sum();
-                    // Where slots are left, it wakes up for whoever may take them; where that cannot be told, it looks again.
-                    let next = match &claimed {
-                        Ok(claimed) if claim.only.is_none() && claimed.len() < slots as usize => {
-                            store.next_start(now.wall).await.unwrap_or(None)
-                        }
-                        _ => None,
-                    };
-                    Input::Claimed { claimed, next }
-                });
-            }
-            Effect::ReadLanes => {
-                self.answer(async move {
-                    let lanes = store.lane_settings().await;
-                    Input::Lanes { lanes, unreadable: store.unreadable().await }
-                });
+                self.answer(async move { carry_out(&*store, &clock, ask).await });
             }
             Effect::Start { attempt, tell } => self.start(*attempt, tell),
-            Effect::Stop { run, stop } => {
-                if let Some(cancel) = self.attempts.get(&run) {
+            Effect::Stop { run, epoch, stop } => {
+                if let Some(cancel) = self.attempts.get(&(run, epoch)) {
                     cancel.send_replace(Some(stop));
                 }
             }
-            Effect::Finish(finishes) => {
-                self.answer(async move { Input::Finished(finish_apart(&*store, now.wall, &finishes).await) });
-            }
-            Effect::Renew { node, until } => self.renew(node, until),
             Effect::Join { node, until, draining } => {
                 let node = Node {
                     id: node,
@@ -229,21 +179,15 @@ impl Shell {
                     draining,
                     ..self.template.clone()
                 };
-                self.answer(async move {
-                    // Where it cannot join, its first renewal finds out.
-                    let _ = store.join(&node).await;
-                    Input::Hint
-                });
+                self.answer(
+                    async move { Input::Joined { asked: now.mono, joined: store.join(&node).await } },
+                );
             }
-            Effect::ReadMarks(node) => {
-                self.answer(async move { Input::Marks(store.marks(node).await) });
-            }
-            Effect::GiveBack(node, runs) => {
-                self.answer(async move {
-                    // What is not given back now is seen again at the next renewal.
-                    let _ = store.give_back(now.wall, node, &runs).await;
-                    Input::Hint
-                });
+            Effect::TellKeeper { asked } => {
+                if let Some(keeper) = &self.keeper {
+                    // Less by the time that has passed since.
+                    keeper.renew(Instant::now(), self.lease.saturating_sub(now.mono.saturating_sub(asked)));
+                }
             }
             Effect::ReadNodes => {
                 let (template, by_pid) = (self.template.clone(), matches!(*store, AnyStore::Sqlite(_)));
@@ -262,20 +206,7 @@ impl Shell {
                 });
             }
             Effect::Fence { node, lease } => self.fence(node, lease),
-            Effect::ReadBreaker { agent, name, command } => {
-                self.answer(async move {
-                    let history = store.breaker(agent, &command).await.map(|record| record.history);
-                    Input::Breaker { agent: name, command, history }
-                });
-            }
             Effect::Beat(beat) => self.beat(beat),
-            Effect::Prune { retention, snapshots_before, nodes_before } => {
-                self.answer(async move {
-                    // What is left goes the next time.
-                    let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;
-                    Input::Pruned(store.prune(now.wall, &retention).await)
-                });
-            }
             Effect::Note(event) => {
                 // Nobody may be listening.
                 let _ = self.events.send(Arc::new(*event));
@@ -291,7 +222,7 @@ impl Shell {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_trigger(&attempt)));
         }
         let (cancel, cancelled) = cancellation();
-        self.attempts.insert(attempt.run, cancel);
+        self.attempts.insert((attempt.run, attempt.epoch), cancel);
         let (run, epoch, number) = (attempt.run, attempt.epoch, attempt.attempt);
         let usage_of = self.usage_of.clone();
         let session =
@@ -325,19 +256,6 @@ impl Shell {
             // What the attempt wrote is there before its end is.
             let _ = keep.await;
             Input::Ended { run, epoch, report }
-        });
-    }
-
-    fn renew(&self, node: NodeId, until: Timestamp) {
-        let (store, clock, keeper, lease) =
-            (self.store.clone(), self.clock.clone(), self.keeper.clone(), self.lease);
-        self.answer(async move {
-            let (asked, asked_at) = (clock.now().mono, std::time::Instant::now());
-            let renewed = store.renew(node, until).await;
-            if let (Ok(belfry_store::Renewed::Held { .. }), Some(keeper)) = (&renewed, keeper) {
-                keeper.renew(asked_at, lease);
-            }
-            Input::Renewed { asked, renewed }
         });
     }
 
@@ -389,22 +307,6 @@ fn tend(store: Arc<AnyStore>) -> tokio::task::AbortHandle {
         }
     });
     tending.abort_handle()
-}
-
-/// Claims runs and reads what they are runs of.
-pub(crate) async fn claim_with_definitions(
-    store: &AnyStore,
-    now: Timestamp,
-    claim: &Claim,
-) -> Result<Vec<(Claimed, Option<Definitions>)>, Error> {
-    let claimed = store.claim(now, claim).await?;
-    if claimed.is_empty() {
-        return Ok(Vec::new());
-    }
-    let schedules: Vec<_> = claimed.iter().map(|claimed| claimed.schedule).collect();
-    // They are ours now: where this fails, the renewal gives them back.
-    let definitions = store.definitions(&schedules).await?;
-    Ok(claimed.into_iter().zip(definitions).collect())
 }
 
 fn no_handler(attempt: &Attempt) -> Report {

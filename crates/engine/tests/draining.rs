@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use belfry::driver::{Driver, Effect, Input, Now};
+use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::event::Name;
 use belfry::{
     AgentBuilder, AgentSpec, AnyStore, Error, NodeId, Options, RunRequest, RunState, Status, StopOptions,
@@ -132,11 +132,13 @@ fn a_node_that_drains_asks_for_no_work_and_comes_back_as_one_that_drains() {
     let mut driver =
         Driver::new(Options::default(), node, now, lease, Box::new(|_| uuid::Uuid::from_u128(2)));
     let asks_for_work = |effects: &[Effect]| {
-        effects.iter().any(|effect| matches!(effect, Effect::ReadDue { .. } | Effect::Claim(_)))
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Ask(Ask::Due { .. }) | Effect::Ask(Ask::Claim(_))))
     };
     let effects = driver.step(now, Input::Drain(true));
     assert!(!asks_for_work(&effects), "{effects:?}");
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadMarks(_))), "{effects:?}");
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Marks(_)))), "{effects:?}");
     // What was read before the mark was set is old news: something has come up since.
     driver.step(now, Input::Drain(true));
     let old = Marks { draining: Some(false), ..Marks::default() };

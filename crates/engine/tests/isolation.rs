@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use belfry::driver::{Driver, Effect, Input, Now};
+use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::{NodeId, RunState, Trigger};
@@ -49,7 +49,9 @@ async fn a_tick_that_lives_already_stops_no_other_schedule() {
         assert_eq!(first, [record.token.unwrap().tick_at], "the tick has one run");
         world.pass(&engine, 60 * SECOND, SECOND).await;
         assert_eq!(world.starts("a/planted").len(), 2, "the next tick has its own");
-        let live = world.store.live_runs().await.unwrap();
+        let mut live = world.store.live_runs().await.unwrap();
+        // The other schedule may have a run under way.
+        live.retain(|run| run.name == "a/planted");
         assert!(
             live.iter().any(|run| run.id == planted) && live.len() == 2,
             "the next tick has made its run"
@@ -136,7 +138,7 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     assert!(told(&driver.step(now, due())).is_empty() && !driver.store_is_well());
     let later = Now { mono: now.mono + SECOND, ..now };
     let effects = driver.step(later, Input::Woken);
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))), "{effects:?}");
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
 }
 
@@ -174,7 +176,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start { .. })), "{effects:?}");
     let ends = effects.iter().find_map(|effect| match effect {
-        Effect::Finish(finishes) => Some(finishes.clone()),
+        Effect::Ask(Ask::Finish(finishes)) => Some(finishes.clone()),
         _ => None,
     });
     let ends = ends.unwrap();

@@ -48,14 +48,6 @@ impl AnyStore {
 }
 
 impl AnyStore {
-    /// What time it is by the store's own clock, where it has one.
-    pub async fn clock(&self) -> Answer<Option<Timestamp>> {
-        match self {
-            AnyStore::Memory(_) | AnyStore::Sqlite(_) => Ok(None),
-            AnyStore::Postgres(store) => store.clock().await.map(Some),
-        }
-    }
-
     /// Whether nodes on several machines may share it.
     pub fn is_shared(&self) -> bool {
         matches!(self, AnyStore::Postgres(_))
@@ -130,6 +122,10 @@ macro_rules! each {
 pub(crate) use each;
 
 impl Store for AnyStore {
+    async fn clock(&self) -> Answer<Option<Timestamp>> {
+        each!(self, store => store.clock().await)
+    }
+
     async fn apply(
         &self,
         now: Timestamp,

@@ -20,6 +20,11 @@ pub(crate) type Answer<T> = Result<T, Error>;
 ///
 /// `now` is the caller's reading of the store's clock; it never comes from elsewhere.
 pub trait Store: Send + Sync + 'static {
+    /// What time it is by the store's own clock; none if the store has no clock. Reads only.
+    fn clock(&self) -> impl Future<Output = Answer<Option<Timestamp>>> + Send {
+        async { Ok(None) }
+    }
+
     /// Makes a source's agents and schedules what they are in the files. Timing that changed starts a new revision: no
     /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays. What was
     /// made through the API is left alone, but goes with its agent. Crash: all of the source, or nothing of it.

@@ -40,7 +40,7 @@ impl Driver {
         }
         self.claim_wanted = false;
         self.dispatcher.busy = true;
-        self.effects.push(Effect::Claim(Claim {
+        self.ask(Ask::Claim(Claim {
             node: self.node,
             lanes,
             labels: self.options.labels.clone(),
@@ -92,8 +92,7 @@ impl Driver {
         // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
         if self.phase != Phase::Running || self.draining || !self.holds_lease(now) {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
-            self.effects.push(Effect::GiveBack(self.node, runs));
-            return;
+            return self.give_back(runs);
         }
         let mut unreadable = Vec::new();
         for (claimed, definitions) in claimed {
@@ -106,9 +105,7 @@ impl Driver {
                 definitions => self.start(now, claimed, definitions),
             }
         }
-        if !unreadable.is_empty() {
-            self.effects.push(Effect::GiveBack(self.node, unreadable));
-        }
+        self.give_back(unreadable);
     }
 
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {
@@ -188,7 +185,7 @@ impl Driver {
             ..event
         });
         self.counters.triggers += 1;
-        self.marker.at = self.marker.at.min(now.mono + MARKS_EVERY);
+        self.marker.at = self.marker.at.min(now.mono + self.options.marks_every);
         self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
     }
 

@@ -34,7 +34,7 @@ impl Driver {
             let count = self.endings.len().min(FINISH_MAX);
             self.finishing = self.endings.drain(..count).collect();
             let finishes = self.finishing.iter().map(|ending| ending.finish.clone()).collect();
-            self.effects.push(Effect::Finish(Arc::new(finishes)));
+            self.ask(Ask::Finish(Arc::new(finishes)));
         }
     }
 
@@ -83,7 +83,7 @@ impl Driver {
         let closed = self.breakers.get(&key).is_some_and(|(_, closed)| *closed);
         if state == RunState::Failed || !closed {
             let (agent, command) = (task.definitions.agent, task.command.clone());
-            self.effects.push(Effect::ReadBreaker { agent, name, command });
+            self.ask(Ask::Breaker { agent, name, command });
         }
     }
 

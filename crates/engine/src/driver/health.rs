@@ -84,6 +84,6 @@ impl Driver {
 
     /// How long to wait before asking again.
     pub(super) fn backoff(&self) -> Duration {
-        Duration::from_millis(100 << self.health.failures.min(5)).min(self.options.lease / 10)
+        (self.options.backoff * (1 << self.health.failures.min(5))).min(self.options.lease / 10)
     }
 }

@@ -2,16 +2,14 @@
 
 use super::*;
 
-/// Changed lanes take effect so soon …
+/// After a hint, the settings of lanes are read this much later: hints come by the thousand.
 const LANES_SOON: Duration = Duration::from_millis(500);
-/// … and this soon where no hint came.
-const LANES_EVERY: Duration = Duration::from_secs(30);
 
 impl Driver {
     pub(super) fn lanes_maybe(&mut self, now: Now) {
         if self.lanes.is_due(now) {
             self.lanes.busy = true;
-            self.effects.push(Effect::ReadLanes);
+            self.ask(Ask::Lanes);
         }
     }
 
@@ -22,7 +20,7 @@ impl Driver {
     }
 
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
-        self.lanes.rest(now, now.mono + LANES_EVERY);
+        self.lanes.rest(now, now.mono + self.options.lanes_every);
         let Some(lanes) = self.read(now, lanes) else {
             self.lanes.at = now.mono + self.backoff();
             return;

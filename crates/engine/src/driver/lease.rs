@@ -7,8 +7,15 @@ impl Driver {
         if self.phase != Phase::Stopped && self.renewer.is_due(now) {
             self.renewer.busy = true;
             let until = later(now.wall, self.options.lease);
-            self.lease_until = self.lease_until.max(until);
-            self.effects.push(Effect::Renew { node: self.node, until });
+            if self.is_joined {
+                self.lease_until = self.lease_until.max(until);
+                self.ask(Ask::Renew { node: self.node, until });
+            } else {
+                // A new id for each try: an earlier try may have joined although it failed, and may be fenced by now.
+                self.node = NodeId((self.new_id)(now.wall));
+                self.lease_until = until;
+                self.effects.push(Effect::Join { node: self.node, until, draining: self.draining });
+            }
         }
         // Nobody may be running here when others take over.
         if !self.holds_lease(now) {
@@ -29,7 +36,7 @@ impl Driver {
         };
         match renewed {
             Renewed::Held { cancels, live } => {
-                self.lease_good = asked + self.options.lease;
+                self.hold(asked);
                 self.outlived(asked);
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 live.into_iter().for_each(|live| self.return_strays(live));
@@ -38,10 +45,44 @@ impl Driver {
         }
     }
 
+    pub(super) fn joined(&mut self, now: Now, asked: Duration, joined: Result<(), Error>) {
+        self.renewer.rest(now, asked + self.options.lease / 3);
+        if self.written(now, Write::Lease, joined).is_none() {
+            self.renewer.at = now.mono + self.backoff();
+            return;
+        }
+        self.is_joined = true;
+        self.hold(asked);
+        self.claim_wanted = true;
+        self.planner.wake(now);
+    }
+
+    /// The lease is good from the instant on at which it was asked for. The keeper knows it before anything is claimed.
+    fn hold(&mut self, asked: Duration) {
+        self.lease_good = asked + self.options.lease;
+        self.effects.push(Effect::TellKeeper { asked });
+    }
+
+    /// Gives runs back that were claimed for this node and not started.
+    pub(super) fn give_back(&mut self, runs: Vec<(RunId, Epoch)>) {
+        if !runs.is_empty() {
+            self.giving_back += 1;
+            self.ask(Ask::GiveBack(self.node, runs));
+        }
+    }
+
+    /// What was not given back is seen again at the next renewal.
+    pub(super) fn given_back(&mut self, now: Now, given_back: Result<u32, Error>) {
+        self.giving_back = self.giving_back.saturating_sub(1);
+        if self.read(now, given_back).is_some() {
+            self.claim_wanted = true;
+        }
+    }
+
     /// Runs that are ours by the store and not by us were never started: their claim's answer was lost. Those seen twice go
     /// back; the answer for the others may still be on its way.
     pub(super) fn return_strays(&mut self, live: Vec<(RunId, Epoch)>) {
-        let unknown: HashSet<_> = live
+        let unknown: BTreeSet<_> = live
             .into_iter()
             .filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch))
             .collect();
@@ -53,8 +94,8 @@ impl Driver {
             .copied()
             .collect();
         self.strays = unknown;
-        if !lost.is_empty() && !self.dispatcher.busy {
-            self.effects.push(Effect::GiveBack(self.node, lost));
+        if !self.dispatcher.busy {
+            self.give_back(lost);
         }
     }
 
@@ -71,16 +112,15 @@ impl Driver {
         self.endings.clear();
         self.nothing_left(&[Write::Ends]);
         self.strays.clear();
-        self.node = NodeId((self.new_id)(now.wall));
-        self.lease_until = later(now.wall, self.options.lease);
-        self.lease_good = now.mono + self.options.lease;
-        self.effects.push(Effect::Join { node: self.node, until: self.lease_until, draining: self.draining });
+        self.is_joined = false;
+        self.lease_good = now.mono;
+        self.renewer.at = now.mono;
     }
 
     pub(super) fn marks_maybe(&mut self, now: Now) {
         if self.phase != Phase::Stopped && self.marker.is_due(now) {
             self.marker.busy = true;
-            self.effects.push(Effect::ReadMarks(self.node));
+            self.ask(Ask::Marks(self.node));
         }
     }
 
@@ -96,12 +136,12 @@ impl Driver {
 
     pub(super) fn marks(&mut self, now: Now, marks: Result<Marks, Error>) {
         // Where nothing runs, a hint tells of a mark, and the time of a renewal is soon enough for one that was lost.
-        let every = if self.tasks.is_empty() { self.options.lease / 3 } else { MARKS_EVERY };
+        let every = if self.tasks.is_empty() { self.options.lease / 3 } else { self.options.marks_every };
         // What was told meanwhile is newer than what was read.
         let is_old = std::mem::take(&mut self.drain_told);
         self.marker.rest(now, now.mono + every);
         let Some(marks) = self.read(now, marks) else {
-            self.marker.at = now.mono + MARKS_EVERY;
+            self.marker.at = now.mono + self.options.marks_every;
             return;
         };
         marks.cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
@@ -131,7 +171,7 @@ impl Driver {
             && !task.ended
         {
             task.stopping = true;
-            self.effects.push(Effect::Stop { run, stop: Stop::Cancel(reason) });
+            self.effects.push(Effect::Stop { run, epoch, stop: Stop::Cancel(reason) });
         }
     }
 
@@ -139,7 +179,7 @@ impl Driver {
         for (run, task) in &mut self.tasks {
             if !task.ended && (!task.stopping || stop.is_at_once()) {
                 task.stopping = true;
-                self.effects.push(Effect::Stop { run: *run, stop });
+                self.effects.push(Effect::Stop { run: *run, epoch: task.epoch, stop });
             }
         }
     }

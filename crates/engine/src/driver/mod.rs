@@ -53,28 +53,28 @@ pub enum Input {
     Woken,
     /// There may be new or changed work.
     Hint,
-    /// Answer to [`Effect::ReadDue`]; `next` where nothing is due.
+    /// Answer to [`Ask::Due`]; `next` where nothing is due.
     Due {
         /// What is due.
         due: Result<Vec<Due>, Error>,
         /// When something is due next.
         next: Option<Timestamp>,
     },
-    /// Answer to [`Effect::Commit`].
+    /// Answer to [`Ask::Commit`].
     Committed {
         /// What became of the plans.
         written: Written<Commit, Committed>,
         /// What is due behind them, where that was asked for.
         ahead: Option<Result<Vec<Due>, Error>>,
     },
-    /// Answer to [`Effect::Claim`].
+    /// Answer to [`Ask::Claim`].
     Claimed {
         /// What was claimed.
         claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
         /// When something else may start, as far as that was asked for.
         next: Option<Timestamp>,
     },
-    /// Answer to [`Effect::ReadLanes`].
+    /// Answer to [`Ask::Lanes`].
     Lanes {
         /// What lanes may hold.
         lanes: Result<Vec<LaneRecord>, Error>,
@@ -97,16 +97,25 @@ pub enum Input {
         /// How.
         report: Report,
     },
-    /// Answer to [`Effect::Finish`].
+    /// Answer to [`Ask::Finish`].
     Finished(Written<Finish, Finished>),
-    /// Answer to [`Effect::Renew`].
+    /// Answer to [`Ask::Renew`].
     Renewed {
         /// When it was asked for, by the watch.
         asked: Duration,
         /// The answer.
         renewed: Result<Renewed, Error>,
     },
-    /// Answer to [`Effect::ReadMarks`].
+    /// Answer to [`Effect::Join`].
+    Joined {
+        /// When it was asked for, in monotonic time.
+        asked: Duration,
+        /// The answer.
+        joined: Result<(), Error>,
+    },
+    /// Answer to [`Ask::GiveBack`].
+    GivenBack(Result<u32, Error>),
+    /// Answer to [`Ask::Marks`].
     Marks(Result<Marks, Error>),
     /// It is marked in the store to take no new work, or to take it again.
     Drain(bool),
@@ -119,7 +128,7 @@ pub enum Input {
         /// The answer.
         rescued: Result<Option<Rescued>, Error>,
     },
-    /// Answer to [`Effect::ReadBreaker`].
+    /// Answer to [`Ask::Breaker`].
     Breaker {
         /// Of which agent.
         agent: Arc<str>,
@@ -130,7 +139,7 @@ pub enum Input {
     },
     /// Answer to [`Effect::Beat`].
     Beaten(Result<bool, Error>),
-    /// Answer to [`Effect::Prune`].
+    /// Answer to [`Ask::Prune`].
     Pruned(Result<Pruned, Error>),
     /// Stop: plan and claim no more, let what runs end within `timeout`, then end it. Said again: at once.
     Stop {
@@ -139,11 +148,11 @@ pub enum Input {
     },
 }
 
-/// What the outside is asked to do.
+/// What the driver asks of the store. [`carry_out`](crate::carry_out) does it and makes the input that answers it.
 #[derive(Debug)]
-pub enum Effect {
+pub enum Ask {
     /// Read due schedules.
-    ReadDue {
+    Due {
         /// At most so many.
         limit: u32,
     },
@@ -154,10 +163,48 @@ pub enum Effect {
         /// Read meanwhile what is due behind a mark, at most so many.
         ahead: Option<(Mark, u32)>,
     },
-    /// Claim runs, and read what they are runs of.
+    /// Claim runs, and read their definitions.
     Claim(Claim),
-    /// Read what lanes may hold, and which schedules this version cannot read.
-    ReadLanes,
+    /// Read the settings of lanes, and which schedules this version cannot read.
+    Lanes,
+    /// Store the ends of attempts.
+    Finish(Arc<Vec<Finish>>),
+    /// Extend the lease.
+    Renew {
+        /// Of this node.
+        node: NodeId,
+        /// Until then.
+        until: Timestamp,
+    },
+    /// Read which runs to cancel, and whether to drain.
+    Marks(NodeId),
+    /// Give runs back that were claimed for this node and never started.
+    GiveBack(NodeId, Vec<(RunId, Epoch)>),
+    /// Read a breaker that a run may have changed.
+    Breaker {
+        /// Of this agent.
+        agent: AgentId,
+        /// The agent's name.
+        name: Arc<str>,
+        /// Of this command.
+        command: String,
+    },
+    /// Remove what is older than its retention.
+    Prune {
+        /// Of what has to do with runs.
+        retention: Retention,
+        /// Snapshots that were taken before this.
+        snapshots_before: Option<Timestamp>,
+        /// Nodes that are gone and were not heard of since.
+        nodes_before: Option<Timestamp>,
+    },
+}
+
+/// What the driver asks its surroundings to do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Ask the store.
+    Ask(Ask),
     /// Start an attempt.
     Start {
         /// The attempt.
@@ -169,17 +216,15 @@ pub enum Effect {
     Stop {
         /// Of which run.
         run: RunId,
+        /// Under which claim.
+        epoch: Epoch,
         /// Why.
         stop: Stop,
     },
-    /// Store the ends of attempts.
-    Finish(Arc<Vec<Finish>>),
-    /// Extend the lease.
-    Renew {
-        /// Whose.
-        node: NodeId,
-        /// Until then.
-        until: Timestamp,
+    /// Tell the keeper that the lease is good from this monotonic time on.
+    TellKeeper {
+        /// When the lease was asked for.
+        asked: Duration,
     },
     /// Join anew under another id.
     Join {
@@ -190,11 +235,7 @@ pub enum Effect {
         /// Whether it takes no new work.
         draining: bool,
     },
-    /// Read what others want of us: which runs to cancel, whether to drain.
-    ReadMarks(NodeId),
-    /// Give runs back that were claimed for us and never started.
-    GiveBack(NodeId, Vec<(RunId, Epoch)>),
-    /// Read the nodes.
+    /// Read the nodes, and whether their processes are gone where that can be known.
     ReadNodes,
     /// End what a gone node has left on this host, then fence it.
     Fence {
@@ -203,26 +244,8 @@ pub enum Effect {
         /// The lease it was seen with.
         lease: Timestamp,
     },
-    /// Read a breaker that a run may have changed.
-    ReadBreaker {
-        /// Of which agent.
-        agent: AgentId,
-        /// The agent's name.
-        name: Arc<str>,
-        /// Of which command.
-        command: String,
-    },
     /// Say that this node lives, and what it and its machine do.
     Beat(Beat),
-    /// Remove what is older than its retention.
-    Prune {
-        /// Of what has to do with runs.
-        retention: Retention,
-        /// Snapshots that were taken before this.
-        snapshots_before: Option<Timestamp>,
-        /// Nodes that are gone and were not heard of since.
-        nodes_before: Option<Timestamp>,
-    },
     /// Tell what happened.
     Note(Box<Event>),
     /// All has ended.
@@ -364,14 +387,18 @@ pub struct Driver {
     unreadable: HashSet<ScheduleId>,
     /// When runs may start that wait for their time, as far as this node knows: at most [`LATER_MAX`].
     later: BTreeSet<Timestamp>,
-    tasks: HashMap<RunId, Task>,
+    tasks: BTreeMap<RunId, Task>,
     finisher: Loop,
     endings: VecDeque<Ending>,
     finishing: Vec<Ending>,
     renewer: Loop,
     lease_until: Timestamp,
     lease_good: Duration,
-    strays: HashSet<(RunId, Epoch)>,
+    strays: BTreeSet<(RunId, Epoch)>,
+    /// False after it was fenced, until it has joined under another id: then the renewer asks to join.
+    is_joined: bool,
+    /// Calls of [`Ask::GiveBack`] that are under way.
+    giving_back: u32,
     marker: Loop,
     /// It was told to drain, or not to, while its marks were being read.
     drain_told: bool,
@@ -400,18 +427,16 @@ const FINISH_MAX: usize = 1000;
 const CLAIM_MAX: u32 = 1000;
 /// Things that are pruned at once.
 const PRUNE_BATCH: u32 = 500;
-const PRUNE_EVERY: Duration = Duration::from_secs(60);
 /// How long a node that stops waits for a store that does not answer: asked once, and asked again.
 const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);
-const MARKS_EVERY: Duration = Duration::from_secs(1);
 /// Where nothing runs and a hint has come.
 const MARKS_SOON: Duration = Duration::from_millis(500);
 
 impl Driver {
-    /// A node that has joined with a lease until `lease_until`.
+    /// A node that has joined with a lease until `lease_until`, which it asked for at `now`.
     pub fn new(
         options: Options,
         node: NodeId,
@@ -441,20 +466,22 @@ impl Driver {
                 .collect(),
             unreadable: HashSet::new(),
             later: BTreeSet::new(),
-            tasks: HashMap::new(),
+            tasks: BTreeMap::new(),
             finisher: Loop::default(),
             endings: VecDeque::new(),
             finishing: Vec::new(),
             renewer: Loop::from(now.mono + lease / 3),
             lease_until,
             lease_good: now.mono + lease,
-            strays: HashSet::new(),
-            marker: Loop::from(now.mono + MARKS_EVERY),
+            strays: BTreeSet::new(),
+            is_joined: true,
+            giving_back: 0,
+            marker: Loop::from(now.mono + options.marks_every),
             drain_told: false,
             beater: Loop::from(now.mono),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
-            pruner: Loop::from(now.mono + PRUNE_EVERY),
+            pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,
             breakers: HashMap::new(),
             started_at: now.wall,
@@ -595,14 +622,6 @@ impl Driver {
         self.is_idle(now) && self.tasks.is_empty()
     }
 
-    /// Starts runs that were claimed for this node from outside the dispatcher.
-    pub fn adopt(&mut self, now: Now, claimed: Vec<(Claimed, Option<Definitions>)>) -> Vec<Effect> {
-        for (claimed, definitions) in claimed {
-            self.start(now, claimed, definitions);
-        }
-        std::mem::take(&mut self.effects)
-    }
-
     fn take_in(&mut self, now: Now, input: Input) {
         match input {
             Input::Woken => {}
@@ -623,6 +642,8 @@ impl Driver {
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(written) => self.finished(now, written),
             Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
+            Input::Joined { asked, joined } => self.joined(now, asked, joined),
+            Input::GivenBack(given_back) => self.given_back(now, given_back),
             Input::Marks(marks) => self.marks(now, marks),
             Input::Drain(draining) => {
                 // What is being read may be older than the mark.
@@ -637,6 +658,10 @@ impl Driver {
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }
+    }
+
+    fn ask(&mut self, ask: Ask) {
+        self.effects.push(Effect::Ask(ask));
     }
 
     fn note(&mut self, event: Event) {

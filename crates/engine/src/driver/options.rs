@@ -30,6 +30,14 @@ pub struct Options {
     pub spread: Spread,
     /// How long ended things are kept.
     pub keep: Keep,
+    /// How long it waits after a call to the store has failed; each further failure doubles it, five times at most.
+    pub backoff: Duration,
+    /// How often marks (cancels, drain) are read while something runs.
+    pub marks_every: Duration,
+    /// How often the settings of lanes are read although no hint came.
+    pub lanes_every: Duration,
+    /// How often it looks for what is older than its retention.
+    pub prune_every: Duration,
     /// Due schedules that are planned at once.
     pub batch: u32,
     /// Plans, claims and looks after others; a short-lived node does none of that but what it is told.
@@ -85,6 +93,10 @@ impl Default for Options {
                 heartbeats: Some(7 * day),
                 snapshots: Some(30 * day),
             },
+            backoff: Duration::from_millis(100),
+            marks_every: Duration::from_secs(1),
+            lanes_every: Duration::from_secs(30),
+            prune_every: Duration::from_secs(60),
             batch: 500,
             serves: true,
             only: None,

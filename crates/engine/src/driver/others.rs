@@ -73,7 +73,7 @@ impl Driver {
                 output_before: before(keep.output),
                 batch: PRUNE_BATCH,
             };
-            self.effects.push(Effect::Prune {
+            self.ask(Ask::Prune {
                 retention,
                 snapshots_before: kept(keep.snapshots),
                 nodes_before: kept(keep.heartbeats),
@@ -82,7 +82,7 @@ impl Driver {
     }
 
     pub(super) fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
-        self.pruner.rest(now, now.mono + PRUNE_EVERY);
+        self.pruner.rest(now, now.mono + self.options.prune_every);
         let Some(pruned) = self.written(now, Write::Pruning, pruned) else {
             self.pruner.at = now.mono + self.backoff();
             return;

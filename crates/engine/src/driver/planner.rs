@@ -12,7 +12,7 @@ impl Driver {
             self.counters.checks += 1;
             self.counters.last_check_at = Some(now.wall);
             self.ahead = 0;
-            self.effects.push(Effect::ReadDue { limit: self.options.batch });
+            self.ask(Ask::Due { limit: self.options.batch });
         }
     }
 
@@ -41,7 +41,7 @@ impl Driver {
         self.ahead += 1;
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
-        self.effects.push(Effect::Commit { commits, ahead });
+        self.ask(Ask::Commit { commits, ahead });
     }
 
     /// Plans what is due.

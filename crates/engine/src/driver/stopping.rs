@@ -29,6 +29,7 @@ impl Driver {
             && !self.finisher.busy
             && !self.dispatcher.busy
             && !self.planner.busy
+            && self.giving_back == 0
             && !self.renewer.busy;
         let overrun = match self.phase {
             Phase::Draining { .. } if idle => 0,

@@ -201,11 +201,6 @@ impl Postgres {
 }
 
 impl Postgres {
-    /// What time it is there.
-    pub async fn clock(&self) -> Answer<Timestamp> {
-        look!(self, Lease, |tx| read::clock(&mut tx).await)
-    }
-
     pub(crate) async fn stats(&self) -> Answer<Stats> {
         look!(self, |tx| read::stats(&mut tx).await)
     }
@@ -288,6 +283,10 @@ impl Postgres {
 }
 
 impl Store for Postgres {
+    async fn clock(&self) -> Answer<Option<Timestamp>> {
+        look!(self, Lease, |tx| read::clock(&mut tx).await).map(Some)
+    }
+
     async fn apply(
         &self,
         now: Timestamp,

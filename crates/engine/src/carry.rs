@@ -1,0 +1,86 @@
+//! Carries out what the driver asks of a store, and makes the input that answers it. The shell calls it with a real store;
+//! a simulator calls it with a store that is slow, fails, or loses answers.
+
+use belfry_store::{Claim, Claimed, Definitions, Error, Store, Watch, commit_apart, finish_apart};
+use belfry_time::Timestamp;
+
+use crate::clock::Time;
+use crate::driver::{Ask, Input};
+
+/// Snapshots and nodes that are pruned at once.
+const BEATS_BATCH: u32 = 500;
+
+/// Asks the store, and gives the answer as an input.
+pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask) -> Input {
+    let now = clock.now();
+    match ask {
+        Ask::Due { limit } => {
+            match store.clock().await {
+                Ok(Some(at)) => clock.follow(at),
+                Ok(None) => {}
+                Err(error) => return Input::Due { due: Err(error), next: None },
+            }
+            let due = store.due(clock.now().wall, None, limit).await;
+            let next = match &due {
+                Ok(due) if due.is_empty() => store.next_due().await.unwrap_or(None),
+                _ => None,
+            };
+            Input::Due { due, next }
+        }
+        Ask::Commit { commits, ahead } => {
+            let read = async {
+                let (mark, limit) = ahead?;
+                Some(store.due(now.wall, Some(mark), limit).await)
+            };
+            let (written, ahead) = tokio::join!(commit_apart(store, now.wall, &commits), read);
+            Input::Committed { written, ahead }
+        }
+        Ask::Claim(claim) => {
+            let claimed = claim_with_definitions(store, now.wall, &claim).await;
+            let slots: u32 = claim.lanes.iter().map(|(_, slots)| slots).sum();
+            // If slots are left, the driver wakes up for the next run that may take one; if that read fails, it polls.
+            let next = match &claimed {
+                Ok(claimed) if claim.only.is_none() && claimed.len() < slots as usize => {
+                    store.next_start(now.wall).await.unwrap_or(None)
+                }
+                _ => None,
+            };
+            Input::Claimed { claimed, next }
+        }
+        Ask::Lanes => {
+            let lanes = store.lane_settings().await;
+            Input::Lanes { lanes, unreadable: store.unreadable().await }
+        }
+        Ask::Finish(finishes) => Input::Finished(finish_apart(store, now.wall, &finishes).await),
+        Ask::Renew { node, until } => {
+            Input::Renewed { asked: now.mono, renewed: store.renew(node, until).await }
+        }
+        Ask::Marks(node) => Input::Marks(store.marks(node).await),
+        Ask::GiveBack(node, runs) => Input::GivenBack(store.give_back(now.wall, node, &runs).await),
+        Ask::Breaker { agent, name, command } => {
+            let history = store.breaker(agent, &command).await.map(|record| record.history);
+            Input::Breaker { agent: name, command, history }
+        }
+        Ask::Prune { retention, snapshots_before, nodes_before } => {
+            // What is left goes the next time.
+            let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;
+            Input::Pruned(store.prune(now.wall, &retention).await)
+        }
+    }
+}
+
+/// Claims runs and reads their definitions.
+async fn claim_with_definitions<S: Store>(
+    store: &S,
+    now: Timestamp,
+    claim: &Claim,
+) -> Result<Vec<(Claimed, Option<Definitions>)>, Error> {
+    let claimed = store.claim(now, claim).await?;
+    if claimed.is_empty() {
+        return Ok(Vec::new());
+    }
+    let schedules: Vec<_> = claimed.iter().map(|claimed| claimed.schedule).collect();
+    // The runs are claimed: if this read fails, a renewal gives them back.
+    let definitions = store.definitions(&schedules).await?;
+    Ok(claimed.into_iter().zip(definitions).collect())
+}

@@ -1,0 +1,123 @@
+//! A node that was fenced joins again before it takes work, and a node that stops waits for what it gives back.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use belfry::driver::{Ask, Driver, Effect, Input, Now, Phase};
+use belfry::{NodeId, Options, SignedDuration, Timestamp};
+use belfry_store::Renewed;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn wall() -> Timestamp {
+    "2026-03-02T12:00:00Z".parse().unwrap()
+}
+
+fn at(seconds: u32) -> Now {
+    Now { wall: wall() + SignedDuration::from_secs(seconds.into()), mono: seconds * SECOND }
+}
+
+fn driver() -> Driver {
+    let mut number = 1;
+    let new_id = Box::new(move |_| {
+        number += 1;
+        uuid::Uuid::from_u128(number)
+    });
+    let lease = wall() + SignedDuration::from_secs(30);
+    Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), at(0), lease, new_id)
+}
+
+fn joins(effects: &[Effect]) -> Vec<NodeId> {
+    let join = |effect: &Effect| match effect {
+        Effect::Join { node, .. } => Some(*node),
+        _ => None,
+    };
+    effects.iter().filter_map(join).collect()
+}
+
+fn place(effects: &[Effect], is: impl Fn(&Effect) -> bool) -> Option<usize> {
+    effects.iter().position(is)
+}
+
+fn unavailable<T>() -> Result<T, belfry_store::Error> {
+    Err(belfry_store::Error::Unavailable { detail: "no answer".into(), ambiguous: true })
+}
+
+#[test]
+fn a_fenced_node_claims_nothing_until_it_has_joined_and_its_keeper_knows_the_lease() {
+    let mut driver = driver();
+    driver.step(at(0), Input::Woken);
+    driver.step(at(10), Input::Woken);
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let effects = driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced) });
+    let first = joins(&effects);
+    assert_eq!(first.len(), 1, "{effects:?}");
+    let claims = |effect: &Effect| matches!(effect, Effect::Ask(Ask::Claim(_)));
+    for second in [50, 51, 60] {
+        assert!(place(&driver.step(at(second), Input::Hint), claims).is_none(), "it has not joined");
+    }
+    // The answer was lost: it tries again, as another node.
+    driver.step(at(60), Input::Joined { asked: 50 * SECOND, joined: unavailable() });
+    let effects = driver.step(at(65), Input::Woken);
+    let second = joins(&effects);
+    assert!(second.len() == 1 && second != first, "{effects:?}");
+    let effects = driver.step(at(66), Input::Joined { asked: 65 * SECOND, joined: Ok(()) });
+    let told =
+        place(&effects, |effect| matches!(effect, Effect::TellKeeper { asked } if *asked == 65 * SECOND));
+    let claimed = place(&effects, claims);
+    assert!(told.is_some() && claimed.is_some() && told < claimed, "{effects:?}");
+    assert_eq!(driver.node(), second[0]);
+}
+
+#[test]
+fn a_join_that_took_longer_than_the_lease_gives_no_right_to_claim() {
+    let mut driver = driver();
+    driver.step(at(0), Input::Woken);
+    driver.step(at(10), Input::Woken);
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced) });
+    let effects = driver.step(at(85), Input::Joined { asked: 50 * SECOND, joined: Ok(()) });
+    assert!(place(&effects, |effect| matches!(effect, Effect::Ask(Ask::Claim(_)))).is_none(), "{effects:?}");
+    assert!(
+        place(&effects, |effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))).is_some(),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
+    let mut driver = driver();
+    driver.step(at(0), Input::Woken);
+    driver.step(at(1), Input::Due { due: Ok(Vec::new()), next: None });
+    driver.step(at(1), Input::Stop { timeout: SECOND });
+    let claimed = belfry_store::Claimed {
+        run: belfry::new_run_id(wall()),
+        epoch: 1,
+        attempt: 1,
+        max_attempts: 1,
+        agent: 1,
+        schedule: 1,
+        command: "poll".into(),
+        trigger: belfry_core::Trigger::Manual,
+        tick_at: None,
+        lane: "cron".into(),
+        prompt: None,
+        payload: serde_json::json!({}),
+        trace_id: None,
+        unreadable: None,
+        rescued: false,
+        suspect: false,
+    };
+    let effects = driver.step(at(1), Input::Claimed { claimed: Ok(vec![(claimed, None)]), next: None });
+    assert!(
+        place(&effects, |effect| matches!(effect, Effect::Ask(Ask::GiveBack(..)))).is_some(),
+        "{effects:?}"
+    );
+    driver.step(at(2), Input::Woken);
+    assert_ne!(driver.phase(), Phase::Stopped);
+    driver.step(at(2), Input::GivenBack(Ok(1)));
+    assert_eq!(driver.phase(), Phase::Stopped);
+}
