@@ -1,0 +1,138 @@
+//! The store as a node reaches it: each call takes its time, may fail, and may be done although its answer is lost.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use belfry::{AgentDefinition, AgentSpec, NodeId, RunId, ScheduleDefinition};
+use belfry_core::{AgentId, Epoch, Reason, ScheduleId, SkipRange};
+use belfry_store::*;
+use belfry_time::Timestamp;
+
+use crate::world::{Fault, World};
+
+/// The store, seen from one node.
+pub struct Slow {
+    /// The place of the node.
+    pub node: usize,
+    /// What delays and breaks calls.
+    pub world: Arc<World>,
+    /// The store behind it.
+    pub store: Arc<AnyStore>,
+    /// Whether the store has a clock of its own.
+    pub has_clock: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+}
+
+fn unavailable<T>(ambiguous: bool) -> Result<T, Error> {
+    Err(Error::Unavailable { detail: "simulated".into(), ambiguous })
+}
+
+impl Slow {
+    async fn call<T>(
+        &self,
+        kind: Kind,
+        call: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<T, Error> {
+        self.world.sleep(self.world.latency()).await;
+        let answer = match self.world.fault(self.node, kind == Kind::Write) {
+            Fault::None => call.await,
+            Fault::Refuses => unavailable(false),
+            Fault::Full => Err(Error::Full { place: "simulated".into() }),
+            Fault::LosesAnswer => {
+                let _ = call.await;
+                unavailable(true)
+            }
+        };
+        self.world.sleep(self.world.latency()).await;
+        answer
+    }
+}
+
+macro_rules! forward {
+    ($($kind:ident $verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(async fn $verb(&self, $($name: $type),*) -> Result<$answer, Error> {
+            self.call(Kind::$kind, self.store.$verb($($name),*)).await
+        })*
+    };
+}
+
+impl Store for Slow {
+    async fn clock(&self) -> Result<Option<Timestamp>, Error> {
+        if !self.has_clock {
+            return Ok(None);
+        }
+        self.call(Kind::Read, async { Ok(Some(self.world.wall())) }).await
+    }
+
+    async fn changed(&self) {
+        std::future::pending().await
+    }
+
+    forward! {
+        Write apply(now: Timestamp, source: &str, digest: &str, agents: &[AgentSpec]) -> Applied;
+        Read source_digest(source: &str) -> Option<String>;
+        Write put_schedule(now: Timestamp, agent: &str, name: &str, definition: &ScheduleDefinition, expect: &Expect) -> Put;
+        Write remove_schedule(now: Timestamp, schedule: ScheduleId, expect: &Expect) -> Removed;
+        Write put_agent(now: Timestamp, agent: &AgentSpec, whole: bool, expect: &Expect<AgentDefinition>) -> PutAgent;
+        Write remove_agent(now: Timestamp, agent: &str, expect: &Expect<AgentDefinition>) -> Removed;
+        Read definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>;
+        Read unreadable() -> Vec<UnreadableSchedule>;
+        Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
+        Write resume(now: Timestamp, schedule: ScheduleId, catch_up: bool, skipped: Option<SkipRange>) -> bool;
+        Read due(now: Timestamp, after: Option<Mark>, limit: u32) -> Vec<Due>;
+        Read next_due() -> Option<Timestamp>;
+        Write commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>;
+        Write enqueue(now: Timestamp, request: &Enqueue) -> Enqueued;
+        Write send(now: Timestamp, message: &NewMessage) -> Sent;
+        Write session(now: Timestamp, schedule: ScheduleId, key: &str, verb: SessionVerb) -> Option<SessionDone>;
+        Read sessions(filter: &SessionFilter, after: Option<i64>, limit: u32) -> Page<SessionRecord, i64>;
+        Write put_lanes(now: Timestamp, lanes: &[(String, LaneSettings)]) -> ();
+        Write set_lane(now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> ();
+        Read lanes(now: Timestamp) -> Vec<LaneRecord>;
+        Read lane_settings() -> Vec<LaneRecord>;
+        Write clear_lane(now: Timestamp, lane: &str) -> Vec<RunId>;
+        Write claim(now: Timestamp, claim: &Claim) -> Vec<Claimed>;
+        Read next_start(now: Timestamp) -> Option<Timestamp>;
+        Write finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
+        Write cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;
+        Write give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32;
+        Write append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;
+        Read output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
+        Write join(node: &Node) -> ();
+        Write renew(node: NodeId, lease_until: Timestamp) -> Renewed;
+        Read marks(node: NodeId) -> Marks;
+        Write drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
+        Read nodes() -> Vec<Node>;
+        Write fence(now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Option<Rescued>;
+        Write reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool;
+        Write reset_budget(agent: AgentId) -> bool;
+        Write prune(now: Timestamp, retention: &Retention) -> Pruned;
+        Read run(run: RunId) -> Option<RunRecord>;
+        Read live_runs() -> Vec<RunRecord>;
+        Read ended_runs(schedule: ScheduleId, limit: u32) -> Vec<RunRecord>;
+        Read schedule(name: &str) -> Option<ScheduleRecord>;
+        Read schedules(filter: &ScheduleFilter, after: Option<&str>, limit: u32) -> Page<ScheduleRecord, String>;
+        Read runs(filter: &RunFilter, after: Option<RunId>, limit: u32) -> Page<RunRecord, RunId>;
+        Read agents() -> Vec<AgentRecord>;
+        Read breakers() -> Vec<BreakerEntry>;
+        Read skips(schedule: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange>;
+        Read tick(schedule: ScheduleId, tick_at: Timestamp) -> TickFate;
+        Read revision_at(schedule: ScheduleId, at: Timestamp) -> Option<(i64, ScheduleDefinition)>;
+        Read breaker(agent: AgentId, command: &str) -> BreakerRecord;
+        Read counts() -> Counts;
+        Read integrity() -> Vec<String>;
+    }
+}
+
+impl Watch for Slow {
+    forward! {
+        Write beat(snapshot: &Snapshot) -> bool;
+        Read snapshots(filter: &SnapshotFilter, before: Option<i64>, limit: u32) -> Page<SnapshotRow, i64>;
+        Write prune_beats(snapshots_before: Option<Timestamp>, nodes_before: Option<Timestamp>, batch: u32) -> u32;
+    }
+}

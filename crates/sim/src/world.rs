@@ -1,0 +1,201 @@
+//! What all simulated nodes share: true time, the store's clock, and the faults that are active.
+
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use belfry::driver::Now;
+use belfry::{SignedDuration, Time, Timestamp};
+use parking_lot::Mutex;
+
+use crate::random::Random;
+
+/// True time in microseconds since the start of the simulation. It only goes forward.
+pub type Micros = u64;
+
+/// Microseconds in a second.
+pub const SECOND: Micros = 1_000_000;
+/// Microseconds in a minute.
+pub const MINUTE: Micros = 60 * SECOND;
+/// Microseconds in an hour.
+pub const HOUR: Micros = 60 * MINUTE;
+/// Microseconds in a day.
+pub const DAY: Micros = 24 * HOUR;
+
+/// How a store behaves towards one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It answers.
+    None,
+    /// It does not do it, and says so.
+    Refuses,
+    /// There is no room to write.
+    Full,
+    /// It does it, and the answer is lost.
+    LosesAnswer,
+}
+
+/// What goes wrong at the moment.
+#[derive(Debug, Clone, Default)]
+pub struct Faults {
+    /// The store answers nobody until then.
+    pub down_until: Micros,
+    /// The store takes no writes until then.
+    pub full_until: Micros,
+    /// Every call takes long until then.
+    pub slow_until: Micros,
+    /// Nodes that do not reach the store, until then.
+    pub cut_until: Vec<Micros>,
+    /// Calls in a thousand that fail.
+    pub fails_permille: u64,
+    /// Calls in a thousand whose answer is lost although they were done.
+    pub loses_permille: u64,
+}
+
+/// What all nodes share.
+pub struct World {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    now: Micros,
+    start: Timestamp,
+    /// How far the store's clock was stepped, in microseconds.
+    stepped: i64,
+    random: Random,
+    faults: Faults,
+    /// When the future that is being polled wants to be polled again.
+    wakes: Vec<Micros>,
+    lease: Micros,
+}
+
+impl World {
+    /// A world whose store's clock shows `start`.
+    pub fn new(start: Timestamp, random: Random, lease: Micros) -> World {
+        let faults = Faults::default();
+        let inner = Inner { now: 0, start, stepped: 0, random, faults, wakes: Vec::new(), lease };
+        World { inner: Mutex::new(inner) }
+    }
+
+    /// True time.
+    pub fn now(&self) -> Micros {
+        self.inner.lock().now
+    }
+
+    /// Lets time pass.
+    pub fn set_now(&self, now: Micros) {
+        let mut inner = self.inner.lock();
+        debug_assert!(now >= inner.now, "time goes forward");
+        inner.now = now;
+    }
+
+    /// What the store's clock shows.
+    pub fn wall(&self) -> Timestamp {
+        let inner = self.inner.lock();
+        let passed = inner.now as i64 + inner.stepped;
+        inner.start + SignedDuration::from_micros(passed)
+    }
+
+    /// Steps the store's clock.
+    pub fn step(&self, by: i64) {
+        self.inner.lock().stepped += by;
+    }
+
+    /// Changes what goes wrong.
+    pub fn faults<T>(&self, change: impl FnOnce(&mut Faults) -> T) -> T {
+        change(&mut self.inner.lock().faults)
+    }
+
+    /// How long a call is on its way, one way.
+    pub fn latency(&self) -> Micros {
+        let mut inner = self.inner.lock();
+        let (now, lease) = (inner.now, inner.lease);
+        let is_slow = now < inner.faults.slow_until;
+        let draw = inner.random.below(1000);
+        match draw {
+            // A call that arrives after the lease of its node has ended.
+            0 if is_slow => inner.random.between(lease / 2, 2 * lease),
+            0..200 if is_slow => inner.random.between(SECOND, 20 * SECOND),
+            0..5 => inner.random.between(SECOND, 3 * SECOND),
+            _ => inner.random.between(200, 20_000),
+        }
+    }
+
+    /// How the store behaves towards a call of a node.
+    pub fn fault(&self, node: usize, is_write: bool) -> Fault {
+        let mut inner = self.inner.lock();
+        let now = inner.now;
+        let is_cut = inner.faults.cut_until.get(node).is_some_and(|until| now < *until);
+        if is_cut || now < inner.faults.down_until {
+            // The last calls before an outage may have been done.
+            return if is_write && inner.random.permille(50) { Fault::LosesAnswer } else { Fault::Refuses };
+        }
+        if is_write && now < inner.faults.full_until {
+            return Fault::Full;
+        }
+        let (fails, loses) = (inner.faults.fails_permille, inner.faults.loses_permille);
+        if inner.random.permille(fails) {
+            return Fault::Refuses;
+        }
+        if is_write && inner.random.permille(loses) { Fault::LosesAnswer } else { Fault::None }
+    }
+
+    /// Waits in simulated time.
+    pub fn sleep(self: &Arc<World>, time: Micros) -> impl Future<Output = ()> + Send + use<> {
+        let world = self.clone();
+        let until = world.now() + time;
+        poll_fn(move |_| {
+            let mut inner = world.inner.lock();
+            if inner.now >= until {
+                return Poll::Ready(());
+            }
+            inner.wakes.push(until);
+            Poll::Pending
+        })
+    }
+
+    /// When the future that was polled wants to be polled again.
+    pub fn take_wakes(&self) -> Vec<Micros> {
+        std::mem::take(&mut self.inner.lock().wakes)
+    }
+}
+
+/// The clock of a node.
+pub struct NodeClock {
+    world: Arc<World>,
+    /// When the node started: its monotonic time counts from there.
+    since: Micros,
+    /// What the store's clock showed when it was read, and when that was. None for a node that reads the host's clock,
+    /// which is the store's clock then.
+    read: Option<Mutex<(Timestamp, Micros)>>,
+}
+
+impl NodeClock {
+    /// A clock that starts now.
+    pub fn new(world: &Arc<World>, follows_store: bool) -> NodeClock {
+        let since = world.now();
+        let read = follows_store.then(|| Mutex::new((world.wall(), since)));
+        NodeClock { world: world.clone(), since, read }
+    }
+}
+
+impl Time for NodeClock {
+    fn now(&self) -> Now {
+        let now = self.world.now();
+        let wall = match &self.read {
+            None => self.world.wall(),
+            Some(read) => {
+                let (at, read_at) = *read.lock();
+                at + SignedDuration::from_micros((now - read_at) as i64)
+            }
+        };
+        Now { wall, mono: Duration::from_micros(now - self.since) }
+    }
+
+    fn follow(&self, store: Timestamp) {
+        if let Some(read) = &self.read {
+            *read.lock() = (store, self.world.now());
+        }
+    }
+}
