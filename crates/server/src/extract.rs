@@ -193,24 +193,24 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
     let share = parts.extensions.get::<Share>().cloned().unwrap_or_default();
     // While it is awaited the connection makes room for another, as one does that sends no head.
     let _waiting = parts.extensions.get::<Asking>().map(Asking::waiting);
+    let bytes_max = usize::try_from(length.unwrap_or(max)).unwrap_or(usize::MAX);
     let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
     let reading = async {
         let mut all = Vec::new();
         loop {
             // Room is found before more is read: what waits for it stays with the sender.
-            let next = match length.and_then(|length| usize::try_from(length).ok()) {
-                Some(length) => length.min(all.len() + STEP_BYTES),
-                None if all.is_empty() => 0,
-                None => all.len() + STEP_BYTES,
+            let next = match length {
+                Some(_) => bytes_max.min(all.len() + STEP_BYTES),
+                None => all.len(),
             };
-            shared.bodies.grow(&share, next).await?;
+            shared.bodies.grow(&share, next, bytes_max).await?;
             let Some(frame) = limited.frame().await else { break };
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => too_large(),
                 false => Problem::bad("bad_body", format!("the body ended early: {error}")),
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            shared.bodies.grow(&share, all.len() + data.len()).await?;
+            shared.bodies.grow(&share, all.len() + data.len(), bytes_max).await?;
             // Growing by halves would take twice what has arrived.
             if all.capacity() - all.len() < data.len() {
                 all.reserve_exact(data.len().max(STEP_BYTES));
