@@ -63,6 +63,25 @@ fn a_link_is_good_for_ten_minutes() {
 }
 
 #[test]
+fn a_cookie_of_the_same_name_from_another_server_locks_nobody_out() {
+    let (site, _) = site();
+    let [cookie, _] = logged_in(&site);
+    let other = format!("belfry_{}=other", site.address.port());
+    let pair = cookie.trim_start_matches("cookie: ").trim_end();
+    let many = vec![other.as_str(); 1000].join("; ");
+    for (headers, status) in [
+        (format!("cookie: {other}; {pair}\r\n"), 200),
+        (format!("cookie: {pair}; {other}\r\n"), 200),
+        (format!("cookie: {other}\r\n{cookie}"), 200),
+        (format!("cookie: {other}; {other}\r\n"), 401),
+        (format!("cookie: {many}; {pair}\r\n"), 401),
+    ] {
+        let answer = ask(&site, "GET", "/api/v1/me", &headers, "");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {answer}");
+    }
+}
+
+#[test]
 fn a_login_is_good_for_twelve_hours_and_so_are_its_streams() {
     let (site, clock) = site();
     let halves = logged_in(&site);
