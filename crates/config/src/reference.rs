@@ -68,8 +68,8 @@ fn fill(text: &str, env: &dyn Fn(&str) -> Option<String>, missing: &str) -> Resu
     Ok(out)
 }
 
-/// Fills in every reference of a webhook's secret, when a request comes. A variable that is blank counts as not set. The
-/// error names the variable, and holds nothing of the secret.
+/// Fills in every reference of a webhook's secret, when a request comes. A variable that is blank counts as not set.
+/// The error names the variable, and holds nothing of the secret.
 pub fn resolve_secret(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
     let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
     fill(text, &env, "is not set, or blank").map_err(|flaw| flaw.message)
@@ -80,8 +80,8 @@ pub fn is_written_out(secret: &str) -> bool {
     pieces(secret).map_or(true, |pieces| pieces.iter().any(|piece| piece.written().is_some()))
 }
 
-/// Whether a value of `env` holds a secret as it is written: in a default, or without any reference. Text beside a reference
-/// is no secret: `Bearer ${TOKEN}`.
+/// Whether a value of `env` holds a secret as it is written: in a default, or without any reference. Text beside a
+/// reference is no secret: `Bearer ${TOKEN}`.
 pub fn env_is_written_out(value: &str) -> bool {
     let Ok(pieces) = pieces(value) else { return !value.is_empty() };
     let mut references = pieces.iter().filter(|piece| matches!(piece, Piece::Reference { .. })).peekable();

@@ -1,11 +1,12 @@
-//! The memory that request bodies may take, over all requests. A body gives its share back when the request is answered.
+//! The memory that request bodies may take, over all requests. A body gives its share back when the request is
+//! answered.
 //!
-//! There are two pools. Requests with a token share one. A large body takes room there once, for all that may come: bodies
-//! that each hold a part and wait for more would wait for each other.
+//! There are two pools. Requests with a token share one. A large body takes room there once, for all that may come:
+//! bodies that each hold a part and wait for more would wait for each other.
 //!
-//! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the other pool: a
-//! stranger who fills it takes nothing from requests with a token. A body takes room there as its bytes arrive, whatever
-//! length it announced. One that takes longer than [`DONE_WITHIN`] is ended when another needs its room.
+//! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the other pool:
+//! a stranger who fills it takes nothing from requests with a token. A body takes room there as its bytes arrive,
+//! whatever length it announced. One that takes longer than [`DONE_WITHIN`] is ended when another needs its room.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -304,8 +304,8 @@ impl Shared {
         format!("belfry_{}", self.listen.port())
     }
 
-    /// The first cookies of a request that have the name of a browser login's. None for a change, which takes the secret
-    /// of the login, and for a request of another site's page.
+    /// The first cookies of a request that have the name of a browser login's. None for a change, which takes the
+    /// secret of the login, and for a request of another site's page.
     fn cookies<'a>(&self, request: &'a Parts) -> Vec<&'a str> {
         if is_change(&request.method) || origin::is_cross_site(&request.headers) {
             return Vec::new();

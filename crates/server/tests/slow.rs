@@ -40,7 +40,8 @@ fn get(site: &Site, path: &str) -> String {
     answer
 }
 
-/// Sends a beginning, then one byte at a time until the server closes the connection. Gives the answer, and how long it took.
+/// Sends a beginning, then one byte at a time until the server closes the connection. Gives the answer, and how long it
+/// took.
 fn drip(site: &Site, beginning: &str) -> (String, Duration) {
     let mut stream = site.connect();
     stream.set_read_timeout(Some(DRIP)).unwrap();

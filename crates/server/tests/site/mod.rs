@@ -51,7 +51,8 @@ impl Site {
         stream
     }
 
-    /// Sends the head of a request, after which the server closes the connection. `headers` are lines that end with CRLF.
+    /// Sends the head of a request, after which the server closes the connection. `headers` are lines that end with
+    /// CRLF.
     pub fn ask(&self, method: &str, path: &str, headers: &str) -> TcpStream {
         let mut stream = self.connect();
         let host = self.address;
