@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io::Write;
 
 use belfry::AnyStore;
+use belfry_core::suggest::nearest;
 use belfry_store::{ScheduleFilter, ScheduleRecord, Store};
 use belfry_time::{Timestamp, Zone};
 use serde::Serialize;
@@ -63,10 +64,9 @@ impl Reading {
 
 /// `; did you mean …?`, where something is near.
 fn meant(name: &str, known: &[String]) -> String {
-    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
-    match near {
-        Some((distance, known)) if distance <= (name.len() / 3).max(2) => format!("; did you mean {known}?"),
-        _ => "; `belfry ls` lists what there is".into(),
+    match nearest(name, known.iter().map(String::as_str)) {
+        Some(known) => format!("; did you mean {known}?"),
+        None => "; `belfry ls` lists what there is".into(),
     }
 }
 

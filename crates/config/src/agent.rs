@@ -176,7 +176,7 @@ fn codes(node: &Node) -> Vec<i32> {
 /// Points at policies that can never act, and at secrets that are written out.
 pub(crate) fn warn(context: &mut Context<'_>, node: &Node, name: &str, agent: &AgentDefinition) {
     for (key, value) in node.get("env").map(Node::entries).unwrap_or_default() {
-        let is_written = value.text().is_some_and(|text| !text.is_empty() && !reference::has_reference(text));
+        let is_written = value.text().is_some_and(reference::env_is_written_out);
         if is_written && is_secret_name(&key.text) {
             let message = format!("`{}` looks like a secret, and is stored as it is written here", key.text);
             let problem = context.report(Severity::Warning, Some(key.span), message);

@@ -460,9 +460,6 @@ fn words(shape: &Shape) -> String {
             None => String::new(),
         },
         Shape::Flag => "`true` or `false`".into(),
-        Shape::Count { min, max } if *max == i64::from(u32::MAX) => {
-            format!("a whole number of at least {min}")
-        }
         Shape::Count { min, max } => format!("a whole number from {min} to {max}"),
         Shape::Duration { .. } => "a duration such as `30s` or `1h30m`".into(),
         Shape::Age => "a duration such as `24h`, `30d` or `1y`".into(),

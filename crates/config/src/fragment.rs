@@ -188,8 +188,8 @@ pub fn schedule_keys(definition: &ScheduleDefinition) -> Map<String, Value> {
 
 fn hide_secrets(webhook: &mut Value) {
     let hide = |secret: &mut Value| {
-        if secret.as_str().is_some_and(|text| !reference::has_reference(text)) {
-            *secret = Value::from("***");
+        if let Some(text) = secret.as_str() {
+            *secret = Value::from(reference::hide_written(text));
         }
     };
     for key in ["secret", "secrets"] {

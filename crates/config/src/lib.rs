@@ -31,7 +31,7 @@ pub use fragment::{About, Input, Parsed, agent_keys, parse_agent, parse_schedule
 pub use load::{Host, Loaded, load, load_text};
 pub use network::{Network, NotANetwork};
 pub use problem::{Errors, Place, Problem, Severity};
-pub use reference::{is_reference, resolve_secret};
+pub use reference::{env_is_written_out, is_written_out, resolve_secret};
 pub use schedule::Inherited;
 pub use schema::schema;
 pub use settings::{Api, Engine, Lane, Log, LogFormat, Rate, Retention, Settings, StoreUrl};

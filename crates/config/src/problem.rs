@@ -63,11 +63,19 @@ impl Problem {
         self
     }
 
-    /// Leaves out the source line but for the part that is underlined: the rest is nobody's business.
+    /// Hides all of the source line but the key that is underlined: what follows is a secret, and so may be what stands
+    /// before.
     pub(crate) fn hide(&mut self) {
         if let Some(place) = &mut self.place {
-            place.excerpt.truncate(place.range.end);
-            place.excerpt.push_str(": …");
+            let (before, key) = (&place.excerpt[..place.range.start], &place.excerpt[place.range.clone()]);
+            // As wide as before: the column is counted in what is shown.
+            let before = match before.trim().is_empty() {
+                true => before.to_owned(),
+                false => format!("{:>1$} ", "…", before.chars().count() - 1),
+            };
+            let range = before.len()..before.len() + key.len();
+            place.excerpt = format!("{before}{key}: …");
+            place.range = range;
         }
     }
 

@@ -18,14 +18,20 @@ enum Piece<'a> {
     Reference { name: &'a str, default: Option<&'a str>, range: Range<usize> },
 }
 
+impl Piece<'_> {
+    /// What of the piece is written here and does not come from the environment.
+    fn written(&self) -> Option<&str> {
+        match self {
+            Piece::Text(text) => Some(*text),
+            Piece::Reference { default, .. } => *default,
+        }
+        .filter(|text| !text.is_empty())
+    }
+}
+
 /// Whether all references are well formed.
 pub(crate) fn check(text: &str) -> Result<(), Flaw> {
     pieces(text).map(|_| ())
-}
-
-/// Whether the text is more than references and literals: whether it holds a reference at all.
-pub(crate) fn has_reference(text: &str) -> bool {
-    pieces(text).is_ok_and(|pieces| pieces.iter().any(|piece| matches!(piece, Piece::Reference { .. })))
 }
 
 /// The first reference to a name of this kind, and where it is.
@@ -40,6 +46,10 @@ pub(crate) fn find(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<(&str
 ///
 /// This is also how a node reads the values of `env` when an attempt starts.
 pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Flaw> {
+    fill(text, env, "is not set")
+}
+
+fn fill(text: &str, env: &dyn Fn(&str) -> Option<String>, missing: &str) -> Result<String, Flaw> {
     let mut out = String::new();
     for piece in pieces(text)? {
         match piece {
@@ -49,7 +59,7 @@ pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Resul
                 (Some(value), Some(_)) if !value.is_empty() => out.push_str(&value),
                 (_, Some(default)) => out.push_str(default),
                 (None, None) => {
-                    let message = format!("the environment variable `{name}` is not set");
+                    let message = format!("the environment variable `{name}` {missing}");
                     return Err(Flaw { range, message });
                 }
             },
@@ -58,15 +68,44 @@ pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Resul
     Ok(out)
 }
 
-/// Fills in every reference of a text, as of a webhook's secret: in the moment it is needed, and never before. The error names
-/// the variable, and nothing else.
+/// Fills in every reference of a webhook's secret, when a request comes. A variable that is blank counts as not set.
+/// The error names the variable, and holds nothing of the secret.
 pub fn resolve_secret(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
-    resolve(text, env).map_err(|flaw| flaw.message)
+    let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
+    fill(text, &env, "is not set, or blank").map_err(|flaw| flaw.message)
 }
 
-/// Whether a text is a reference rather than a secret written out.
-pub fn is_reference(text: &str) -> bool {
-    has_reference(text)
+/// Whether a part of a webhook's secret is written in the file: a default, or text outside of references.
+pub fn is_written_out(secret: &str) -> bool {
+    pieces(secret).map_or(true, |pieces| pieces.iter().any(|piece| piece.written().is_some()))
+}
+
+/// Whether a value of `env` holds a secret as it is written: in a default, or without any reference. Text beside a
+/// reference is no secret: `Bearer ${TOKEN}`.
+pub fn env_is_written_out(value: &str) -> bool {
+    let Ok(pieces) = pieces(value) else { return !value.is_empty() };
+    let mut references = pieces.iter().filter(|piece| matches!(piece, Piece::Reference { .. })).peekable();
+    match references.peek() {
+        Some(_) => references.any(|reference| reference.written().is_some()),
+        None => !value.is_empty(),
+    }
+}
+
+/// A webhook's secret as it is shown: `***` for every part that is written out.
+pub(crate) fn hide_written(secret: &str) -> String {
+    const HIDDEN: &str = "***";
+    let Ok(pieces) = pieces(secret) else { return HIDDEN.to_owned() };
+    let mut out = String::new();
+    for piece in pieces {
+        match (&piece, piece.written()) {
+            // A dollar is a piece of its own.
+            (Piece::Text(_), Some(_)) if !out.ends_with(HIDDEN) => out.push_str(HIDDEN),
+            (Piece::Text(_), _) => {}
+            (Piece::Reference { name, .. }, Some(_)) => out.push_str(&format!("${{{name}:-{HIDDEN}}}")),
+            (Piece::Reference { range, .. }, None) => out.push_str(&secret[range.clone()]),
+        }
+    }
+    out
 }
 
 fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
@@ -154,6 +193,48 @@ mod tests {
             ("${B}", "the environment variable `B` is not set"),
         ] {
             assert_eq!(resolve(text, &env).unwrap_err().message, message, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_blank_variable_is_no_secret() {
+        let env = |name: &str| match name {
+            "A" => Some("1".to_owned()),
+            "BLANK" => Some(" \t\n".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        };
+        assert_eq!(resolve_secret("${A}${BLANK:-d}", &env), Ok("1d".to_owned()));
+        for name in ["BLANK", "EMPTY", "UNSET"] {
+            let error = resolve_secret(&format!("x${{{name}}}"), &env).unwrap_err();
+            assert_eq!(error, format!("the environment variable `{name}` is not set, or blank"));
+        }
+    }
+
+    #[test]
+    fn what_is_written_out_of_a_secret_is_not_shown() {
+        for (secret, shown) in [
+            ("${A}", "${A}"),
+            ("${A}${B:-}", "${A}${B:-}"),
+            ("hunter2", "***"),
+            ("***", "***"),
+            ("${A:-hunter2}", "${A:-***}"),
+            ("x${A}", "***${A}"),
+            ("a$b$$c${A}d", "***${A}***"),
+            ("${A", "***"),
+        ] {
+            assert_eq!(hide_written(secret), shown, "{secret}");
+            assert_eq!(is_written_out(secret), shown.contains('*'), "{secret}");
+        }
+    }
+
+    #[test]
+    fn text_beside_a_reference_in_env_is_no_secret() {
+        for value in ["", "${A}", "${A:-}", "Bearer ${A}"] {
+            assert!(!env_is_written_out(value), "{value}");
+        }
+        for value in ["hunter2", "${A:-hunter2}", "Bearer ${A}${B:-hunter2}", "${A", "$${A}"] {
+            assert!(env_is_written_out(value), "{value}");
         }
     }
 

@@ -336,10 +336,12 @@ fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str, settings: &V
     };
     let place = key.span;
     for secret in secrets {
-        if !reference::has_reference(secret) {
-            let message = format!("{name}: a secret is written out, and will be stored as it is");
+        if reference::is_written_out(secret) {
+            let message = format!("{name}: a secret is written in the file, and will be stored as it is");
             let problem = context.report(Severity::Warning, Some(place), message);
-            problem.help("use a reference: `secret: \"${NAME}\"`").schedule = Some(name.to_owned());
+            problem
+                .help("use a reference, without a default or other text: `secret: \"${NAME}\"`")
+                .schedule = Some(name.to_owned());
             // The line is the secret.
             problem.hide();
         }

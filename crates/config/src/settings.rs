@@ -407,7 +407,8 @@ pub(crate) fn overrides(context: &mut Context<'_>, settings: &mut Settings) {
             Some(number) => settings.engine.max_concurrent = Some(number),
             None if text == "none" => settings.engine.max_concurrent = None,
             None => {
-                wrong.push(("BELFRY_MAX_CONCURRENT".into(), "a whole number of at least 1, or `none`", text));
+                let expected = "a whole number from 1 to 4294967295, or `none`";
+                wrong.push(("BELFRY_MAX_CONCURRENT".into(), expected, text));
             }
         }
     }

@@ -234,7 +234,7 @@ fn policies_that_never_act_are_pointed_at() {
         ("an anchor without a distance", schedule("cron: \"0 9 * * *\", anchor: slot")),
         (
             "secrets in the environment",
-            "agents:\n  a:\n    shell: date\n    env: {API_KEY: hunter2, MODE: quiet, DB_PASSWORD: \"${P}\", MAX_TOKENS: 5, EMPTY_TOKEN: \"\"}\n".into(),
+            "agents:\n  a:\n    shell: date\n    env: {API_KEY: hunter2, MODE: quiet, DB_PASSWORD: \"${P}\", AUTH_TOKEN: \"Bearer ${T}\", MAIL_PASSWORD: \"${M:-hunter2}\", MAX_TOKENS: 5, EMPTY_TOKEN: \"\"}\n".into(),
         ),
         ("a webhook has no ticks", schedule("webhook: {secret: \"${S}\"}, jitter: 5s, catch_up: skip")),
         ("a webhook without a secret", schedule("webhook: {}")),
@@ -248,7 +248,10 @@ fn policies_that_never_act_are_pointed_at() {
         ("secrets that are numbers", schedule("webhook: {secret: [\"${S}\", 5]}")),
         ("more secrets that are numbers", schedule("webhook: {secret: \"${S}\", secrets: [5]}")),
         ("a secret and none", schedule("webhook: {secret: none, secrets: [\"${S}\"]}")),
-        ("a secret that is text in quotes", schedule("webhook: {secret: \"${S}12345678\"}")),
+        ("a secret that is text in quotes", schedule("webhook: {secret: \"12345678\"}")),
+        ("a reference with a default", schedule("webhook: {secret: \"${S:-hunter2}\"}")),
+        ("a reference with an empty default", schedule("webhook: {secret: \"${S:-}\"}")),
+        ("text beside a reference", schedule("webhook: {secret: [\"${S}\", \"hunter2${S}\"]}")),
         (
             "two webhooks with one secret",
             "agents:\n  a:\n    shell: date\n    schedules:\n      one: {webhook: {secret: \"${S}\"}}\n      two: {webhook: {secret: [\"${T}\", \"${S}\"]}}\n      three: {webhook: {secret: \"${U}\"}}\n".into(),

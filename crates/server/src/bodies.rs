@@ -1,9 +1,12 @@
-//! The memory that request bodies may take, over all requests. A body takes its share as its bytes arrive, whatever
-//! length it announced, and gives it back when the request is answered.
+//! The memory that request bodies may take, over all requests. A body gives its share back when the request is
+//! answered.
 //!
-//! There are two pools. Requests with a token share one. Bodies that must be read before anybody knows who sent them,
-//! such as those of signed webhooks, share the other: a stranger who fills it takes nothing from requests with a token.
-//! In that pool a body that takes longer than [`DONE_WITHIN`] is ended when another needs its room.
+//! There are two pools. Requests with a token share one. A large body takes room there once, for all that may come:
+//! bodies that each hold a part and wait for more would wait for each other.
+//!
+//! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the other pool:
+//! a stranger who fills it takes nothing from requests with a token. A body takes room there as its bytes arrive,
+//! whatever length it announced. One that takes longer than [`DONE_WITHIN`] is ended when another needs its room.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,10 +107,12 @@ impl Bodies {
         Bodies { proven: Pool::new(bytes_max), unproven: Pool::new(bytes_max), unread: Mutex::default() }
     }
 
-    /// Enlarges a share to a body of so many bytes. A body larger than everything takes everything, and goes alone.
-    pub async fn grow(&self, share: &Share, bytes: usize) -> Result<(), Problem> {
+    /// Enlarges a share to `bytes` of a body that has at most `bytes_max`. A body larger than the pool takes the whole
+    /// pool.
+    pub async fn grow(&self, share: &Share, bytes: usize, bytes_max: usize) -> Result<(), Problem> {
         let is_proven = share.0.is_proven.load(Ordering::Relaxed);
         let pool = if is_proven { &self.proven } else { &self.unproven };
+        let bytes = if is_proven && bytes > FREE_BYTES { bytes_max } else { bytes };
         let units = bytes.saturating_sub(FREE_BYTES).div_ceil(UNIT_BYTES).min(pool.units);
         let held = share.0.units();
         let Some(more) = units.checked_sub(held).filter(|more| *more > 0) else { return Ok(()) };
@@ -193,17 +198,17 @@ mod tests {
         let bodies = Bodies::new(64 << 10);
         let (one, other, small) = (Share::default(), Share::default(), Share::default());
         for bytes in [1, 1000, 20 << 10, 40 << 10, 60 << 10] {
-            bodies.grow(&one, bytes).await.unwrap();
+            bodies.grow(&one, bytes, bytes).await.unwrap();
         }
         assert_eq!(bodies.unproven.free.available_permits(), 64 - 44);
-        assert!(bodies.grow(&other, 60 << 10).await.is_err(), "there is no room for both");
+        assert!(bodies.grow(&other, 60 << 10, 60 << 10).await.is_err(), "there is no room for both");
         assert_eq!(bodies.unproven.free.available_permits(), 64 - 44, "what was not given is not taken");
-        bodies.grow(&small, FREE_BYTES).await.unwrap();
+        bodies.grow(&small, FREE_BYTES, FREE_BYTES).await.unwrap();
         let clone = one.clone();
         drop(one);
         assert_eq!(bodies.unproven.free.available_permits(), 64 - 44);
         drop(clone);
-        bodies.grow(&other, 60 << 10).await.unwrap();
+        bodies.grow(&other, 60 << 10, 60 << 10).await.unwrap();
         drop(other);
         assert_eq!(bodies.unproven.free.available_permits(), 64);
     }
@@ -212,8 +217,8 @@ mod tests {
     async fn a_body_waits_until_another_is_done() {
         let bodies = Bodies::new(64 << 10);
         let (one, other) = (Share::default(), Share::default());
-        bodies.grow(&one, 80 << 10).await.unwrap();
-        let (waited, ()) = tokio::join!(bodies.grow(&other, 80 << 10), async {
+        bodies.grow(&one, 80 << 10, 80 << 10).await.unwrap();
+        let (waited, ()) = tokio::join!(bodies.grow(&other, 80 << 10, 80 << 10), async {
             // By now the other waits.
             tokio::task::yield_now().await;
             drop(one);
@@ -222,21 +227,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn bodies_of_known_senders_do_not_wait_for_each_other() {
+        let bodies = Bodies::new(64 << 10);
+        let read = async || {
+            let share = Share::default();
+            share.prove();
+            for bytes in [20 << 10, 40 << 10, 60 << 10] {
+                bodies.grow(&share, bytes, 60 << 10).await?;
+                tokio::task::yield_now().await;
+            }
+            Ok::<(), Problem>(())
+        };
+        let (one, other) = tokio::join!(read(), read());
+        one.unwrap();
+        other.unwrap();
+    }
+
+    #[tokio::test]
     async fn an_unproven_body_that_takes_long_is_ended_for_another() {
         let bodies = Bodies::new(64 << 10);
         let (slow, other, proven) = (Share::default(), Share::default(), Share::default());
-        bodies.grow(&slow, 80 << 10).await.unwrap();
+        bodies.grow(&slow, 80 << 10, 80 << 10).await.unwrap();
         proven.prove();
-        bodies.grow(&proven, 80 << 10).await.unwrap();
+        bodies.grow(&proven, 80 << 10, 80 << 10).await.unwrap();
         let end = async {
             slow.ended().await;
             drop(slow);
         };
-        let (grown, ()) = tokio::join!(bodies.grow(&other, 80 << 10), end);
+        let (grown, ()) = tokio::join!(bodies.grow(&other, 80 << 10, 80 << 10), end);
         grown.unwrap();
         other.read();
         assert!(
-            bodies.grow(&Share::default(), 20 << 10).await.is_err(),
+            bodies.grow(&Share::default(), 20 << 10, 20 << 10).await.is_err(),
             "what is read stays until it is answered"
         );
     }
@@ -245,8 +267,8 @@ mod tests {
     async fn a_body_larger_than_everything_goes_alone() {
         let bodies = Bodies::new(64 << 10);
         let (one, other) = (Share::default(), Share::default());
-        bodies.grow(&one, 1 << 30).await.unwrap();
-        bodies.grow(&one, 2 << 30).await.unwrap();
-        assert!(bodies.grow(&other, 20 << 10).await.is_err());
+        bodies.grow(&one, 1 << 30, 1 << 30).await.unwrap();
+        bodies.grow(&one, 2 << 30, 2 << 30).await.unwrap();
+        assert!(bodies.grow(&other, 20 << 10, 20 << 10).await.is_err());
     }
 }

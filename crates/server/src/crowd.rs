@@ -4,14 +4,11 @@
 //! waits after an answer. A reader of events is never idle.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 
 use axum::body::Body;
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -173,38 +170,17 @@ impl Answering {
 
     /// A body that counts as being answered until it has been written.
     pub fn body(self, body: Body) -> Body {
-        Body::new(Answer { body, _answering: self })
+        // The closure keeps the mark for as long as there is a body.
+        Body::new(body.map_err(move |error| {
+            let _ = &self;
+            error
+        }))
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
         self.member.rest(&self.crowd);
-    }
-}
-
-struct Answer {
-    body: Body,
-    _answering: Answering,
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

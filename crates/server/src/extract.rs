@@ -193,24 +193,24 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
     let share = parts.extensions.get::<Share>().cloned().unwrap_or_default();
     // While it is awaited the connection makes room for another, as one does that sends no head.
     let _waiting = parts.extensions.get::<Asking>().map(Asking::waiting);
+    let bytes_max = usize::try_from(length.unwrap_or(max)).unwrap_or(usize::MAX);
     let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
     let reading = async {
         let mut all = Vec::new();
         loop {
             // Room is found before more is read: what waits for it stays with the sender.
-            let next = match length.and_then(|length| usize::try_from(length).ok()) {
-                Some(length) => length.min(all.len() + STEP_BYTES),
-                None if all.is_empty() => 0,
-                None => all.len() + STEP_BYTES,
+            let next = match length {
+                Some(_) => bytes_max.min(all.len() + STEP_BYTES),
+                None => all.len(),
             };
-            shared.bodies.grow(&share, next).await?;
+            shared.bodies.grow(&share, next, bytes_max).await?;
             let Some(frame) = limited.frame().await else { break };
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => too_large(),
                 false => Problem::bad("bad_body", format!("the body ended early: {error}")),
             })?;
             let Ok(data) = frame.into_data() else { continue };
-            shared.bodies.grow(&share, all.len() + data.len()).await?;
+            shared.bodies.grow(&share, all.len() + data.len(), bytes_max).await?;
             // Growing by halves would take twice what has arrived.
             if all.capacity() - all.len() < data.len() {
                 all.reserve_exact(data.len().max(STEP_BYTES));
@@ -292,15 +292,21 @@ pub fn whole(mut map: Map<String, Value>) -> Map<String, Value> {
 
 /// An object as what it is meant to be.
 pub fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, Problem> {
-    let map = whole(map);
-    serde_json::from_value(Value::Object(map)).map_err(|error| {
-        let words = error.to_string();
-        let field = words.split('`').nth(1).map(str::to_owned);
-        let problem = Problem::bad("bad_field", format!("the body cannot be read: {words}"));
-        match field {
-            Some(field) if words.contains("field") => problem.field(field),
-            _ => problem,
-        }
+    serde_path_to_error::deserialize(Value::Object(whole(map))).map_err(|error| {
+        let words = error.inner().to_string();
+        let path = error.path().to_string();
+        // The path of a field that is missing ends above it, and that of one too many at it.
+        let missing = words.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let field = match (path.as_str(), missing) {
+            (".", Some(missing)) => missing.to_owned(),
+            (path, Some(missing)) => format!("{path}.{missing}"),
+            (path, None) => path.to_owned(),
+        };
+        let detail = match missing {
+            Some(_) => words,
+            None => format!("{field}: {words}"),
+        };
+        Problem::bad("bad_field", format!("the body cannot be read: {detail}")).field(field)
     })
 }
 
@@ -361,6 +367,49 @@ impl Key {
             false => Err(Problem::conflict("key_reused", "this key was used for another request")
                 .field("Idempotency-Key")
                 .way_out("use a new key for a new request")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "only read")]
+    struct Outer {
+        count: u32,
+        #[serde(default)]
+        inner: Vec<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "only read")]
+    struct Inner {
+        flag: bool,
+    }
+
+    #[test]
+    fn a_field_that_cannot_be_read_is_named() {
+        for (body, field) in [
+            (json!({}), "count"),
+            (json!({"count": "5"}), "count"),
+            (json!({"count": -1}), "count"),
+            (json!({"count": 5e9}), "count"),
+            (json!({"count": 5, "more": 1}), "more"),
+            (json!({"count": 5, "inner": {}}), "inner"),
+            (json!({"count": 5, "inner": [{"flag": true}, {"flag": "yes"}]}), "inner[1].flag"),
+            (json!({"count": 5, "inner": [{}]}), "inner[0].flag"),
+            (json!({"count": 5, "inner": [{"flag": true, "x": 1}]}), "inner[0].x"),
+        ] {
+            let Value::Object(map) = body.clone() else { unreachable!() };
+            let problem = format!("{:?}", read::<Outer>(map).unwrap_err());
+            assert!(problem.contains(&format!("field: Some({field:?})")), "{body}: {problem}");
         }
     }
 }

@@ -47,6 +47,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// Operations that probes use: the rate limit does not count them.
 const PROBES: [&str; 2] = ["healthz", "readyz"];
 
+/// Cookies of one name that a request is tried with.
+const COOKIES_MAX: usize = 8;
+
 /// What time it is for the store.
 const NOW: HeaderName = HeaderName::from_static("belfry-now");
 
@@ -267,11 +270,18 @@ pub async fn identify(shared: &Shared, request: &Parts) -> Result<Actor, Problem
             None => Err(unauthorized("token_wrong", "the Authorization header must be `Bearer bf_…`")),
         },
         (None, _) if is_local && shared.is_open() => Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Admin }),
-        (None, _) => match shared.cookie(request) {
-            Some(cookie) => shared.reader_of(cookie).await,
-            None => Err(unauthorized("token_missing", "this takes a token")
-                .way_out("send `Authorization: Bearer bf_…`; `belfry token create` makes one")),
-        },
+        (None, _) => {
+            let mut refusal = unauthorized("token_missing", "this takes a token")
+                .way_out("send `Authorization: Bearer bf_…`; `belfry token create` makes one");
+            // Any server on this host can set a cookie of the same name, and the browser sends it, too.
+            for cookie in shared.cookies(request) {
+                match shared.reader_of(cookie).await {
+                    Ok(actor) => return Ok(actor),
+                    Err(problem) => refusal = problem,
+                }
+            }
+            Err(refusal)
+        }
     }
 }
 
@@ -294,16 +304,17 @@ impl Shared {
         format!("belfry_{}", self.listen.port())
     }
 
-    /// The cookie of a browser login that a request brings. Changes are made with the secret of the login alone, and
-    /// pages of other sites have no business here.
-    fn cookie<'a>(&self, request: &'a Parts) -> Option<&'a str> {
+    /// The first cookies of a request that have the name of a browser login's. None for a change, which takes the
+    /// secret of the login, and for a request of another site's page.
+    fn cookies<'a>(&self, request: &'a Parts) -> Vec<&'a str> {
         if is_change(&request.method) || origin::is_cross_site(&request.headers) {
-            return None;
+            return Vec::new();
         }
         let name = self.cookie_name();
-        let pairs = request.headers.get_all(header::COOKIE).into_iter();
-        let mut pairs = pairs.flat_map(|line| line.to_str().unwrap_or_default().split(';'));
-        pairs.find_map(|pair| pair.trim().strip_prefix(&name)?.strip_prefix('='))
+        let lines = request.headers.get_all(header::COOKIE).into_iter();
+        let pairs = lines.flat_map(|line| line.to_str().unwrap_or_default().split(';'));
+        let ours = pairs.filter_map(|pair| pair.trim().strip_prefix(&name)?.strip_prefix('='));
+        ours.take(COOKIES_MAX).collect()
     }
 
     /// Says what time it is here: whoever shows how long ago something was counts from that.

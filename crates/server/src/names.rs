@@ -1,5 +1,6 @@
 //! What there is instead of what somebody named: a name that is near, or a few that are there.
 
+use belfry_core::suggest::nearest;
 use belfry_store::{AgentRecord, ScheduleFilter, Store};
 
 use crate::problem::Problem;
@@ -29,7 +30,7 @@ impl Shared {
         let page = self.store().schedules(&filter, None, NAMES_MAX as u32 + 1).await?;
         let there: Vec<String> = page.items.into_iter().map(|record| record.name).collect();
         let agents: Vec<String> = self.store().agents().await?.into_iter().map(|agent| agent.name).collect();
-        let instead = match near(name, &there) {
+        let instead = match nearest(name, there.iter().map(String::as_str)) {
             Some(near) => format!("; did you mean {near}?"),
             None if !there.is_empty() => format!("; agent {agent} has {}", few(there)),
             None if agents.iter().any(|known| known == agent) => format!(": agent {agent} has no schedules"),
@@ -42,18 +43,11 @@ impl Shared {
 
 /// What agents there are instead.
 fn instead(name: &str, names: Vec<String>) -> String {
-    match near(name, &names) {
+    match nearest(name, names.iter().map(String::as_str)) {
         Some(near) => format!("; did you mean {near}?"),
         None if names.is_empty() => ": the store knows no agents yet, they come from files".into(),
         None => format!("; there are the agents {}", few(names)),
     }
-}
-
-/// The name that may be meant.
-fn near<'a>(name: &str, known: &'a [String]) -> Option<&'a String> {
-    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min()?;
-    // One slip in four letters; short names are near to everything.
-    (near.0 <= name.len() / 4).then_some(near.1)
 }
 
 fn few(mut names: Vec<String>) -> String {

@@ -132,7 +132,7 @@ impl Claim {
     }
 
     /// Compares the signatures with the body. Gives the SHA-256 of the signed content, in hex.
-    pub fn verify(&self, secrets: &[String], body: &[u8]) -> Result<String, Problem> {
+    pub fn verify(&self, secrets: &[Secret], body: &[u8]) -> Result<String, Problem> {
         if self.form == Form::GitHub && !body.starts_with(b"{") && !body.starts_with(b"payload=") {
             let detail = "GitHub sends a JSON object or a form with `payload`, and this is neither";
             return Err(refused("signature_wrong", detail));
@@ -140,7 +140,7 @@ impl Claim {
         // Every signature is compared with every secret, so that the time tells nothing.
         let mut fits = false;
         for secret in secrets {
-            let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.key(secret)) else { continue };
+            let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.key(secret)) else { continue };
             mac.update(self.prefix.as_bytes());
             mac.update(body);
             let right = mac.finalize().into_bytes();
@@ -163,9 +163,37 @@ impl Claim {
     }
 
     /// The bytes of a secret: its text, or what `whsec_` encodes in the form that knows it.
-    fn key(&self, secret: &str) -> Vec<u8> {
-        let encoded = secret.strip_prefix(ENCODED_SECRET).filter(|_| self.form == Form::Standard);
-        encoded.and_then(|text| BASE64.decode(text).ok()).unwrap_or_else(|| secret.as_bytes().to_vec())
+    fn key<'a>(&self, secret: &'a Secret) -> &'a [u8] {
+        let encoded = secret.encoded.as_deref().filter(|_| self.form == Form::Standard);
+        encoded.unwrap_or(secret.text.as_bytes())
+    }
+}
+
+/// A secret that requests are signed with.
+#[derive(PartialEq, Eq)]
+pub struct Secret {
+    text: String,
+    /// The bytes behind `whsec_`.
+    encoded: Option<Vec<u8>>,
+}
+
+/// Why a text is no secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unusable {
+    /// It is blank, or `whsec_` with nothing behind it.
+    Empty,
+    /// What follows `whsec_` is not base64.
+    NotBase64,
+}
+
+impl Secret {
+    pub fn read(text: String) -> Result<Secret, Unusable> {
+        let encoded = text.strip_prefix(ENCODED_SECRET);
+        if encoded.unwrap_or(&text).trim().is_empty() {
+            return Err(Unusable::Empty);
+        }
+        let encoded = encoded.map(|text| BASE64.decode(text)).transpose().map_err(|_| Unusable::NotBase64)?;
+        Ok(Secret { text, encoded })
     }
 }
 
@@ -241,9 +269,13 @@ mod tests {
         headers
     }
 
+    fn secret(text: &str) -> Secret {
+        Secret::read(text.to_owned()).ok().unwrap()
+    }
+
     /// What a hook that also accepts GitHub's form says.
     fn judge(pairs: &[(&'static str, &str)], body: &[u8], secrets: &[&str]) -> Result<String, Problem> {
-        let secrets: Vec<String> = secrets.iter().map(ToString::to_string).collect();
+        let secrets: Vec<Secret> = secrets.iter().map(|text| secret(text)).collect();
         let claim = Claim::of(&headers(pairs), true, Timestamp::from_second(NOW).unwrap())?;
         claim.verify(&secrets, body)
     }
@@ -327,9 +359,10 @@ mod tests {
         let now = Timestamp::from_second(1_614_265_330).unwrap();
         let claim = Claim::of(&headers(&pairs), false, now).unwrap();
         assert_eq!(claim.id.as_deref(), Some("msg_p5jXN8AQM9LWM0D4loKWxJek"));
-        assert!(claim.verify(&[secret.to_owned()], body).is_ok());
-        assert!(claim.verify(&[secret.to_owned()], br#"{"test": 2432232315}"#).is_err());
-        assert!(claim.verify(&[secret.replace("whsec_", "")], body).is_err(), "that is another secret");
+        assert!(claim.verify(&[self::secret(secret)], body).is_ok());
+        assert!(claim.verify(&[self::secret(secret)], br#"{"test": 2432232315}"#).is_err());
+        let bare = self::secret(&secret.replace("whsec_", ""));
+        assert!(claim.verify(&[bare], body).is_err(), "that is another secret");
     }
 
     #[test]

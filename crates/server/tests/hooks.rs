@@ -4,61 +4,37 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use belfry::{AgentBuilder, Engine, When};
-use belfry_config::{Host, load_text};
-use belfry_server::{Limits, Server, Told};
+use belfry_server::Limits;
 use hmac::{Hmac, KeyInit, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tokio::runtime::Runtime;
+use site::{PATIENCE, Site};
 
-/// Far more than anything here takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+mod site;
+
 /// Memory for bodies.
 const BODIES: usize = 256 << 10;
 
 /// A route that reads a body and takes a token.
 const RUN: &str = "/api/v1/schedules/a/h0/run";
 
-struct Site {
-    _runtime: Runtime,
-    server: Server,
-    address: SocketAddr,
-}
-
 /// A server with one webhook for each of these settings: `a/h0`, `a/h1` and so on. They do not come from a file, so
 /// nothing has checked them.
 fn site(hooks: &[Value]) -> Site {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let nothing = |_: &str| None;
-    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s}\n";
-    let settings = load_text(text, Path::new("belfry.yaml"), &Host::new(&nothing, "UTC")).unwrap().settings;
     let mut agent = AgentBuilder::new("a");
     for (number, hook) in hooks.iter().enumerate() {
         agent = agent.schedule(format!("h{number}"), When::Webhook(hook.clone()));
     }
     let engine = Engine::builder().agents([agent.build()]).handler("a", async |_| Ok(())).build();
-    let (reload, _) = tokio::sync::mpsc::channel(1);
-    let told = Told {
-        engine: engine.clone(),
-        settings,
-        options: belfry::Options::default(),
-        file: "belfry.yaml".into(),
-        reload,
-        env: |name| (name == "SET").then(|| "a secret of sixteen".to_owned()),
-        version: "0",
-        limits: Limits { body_within: PATIENCE, bodies_bytes_max: BODIES, ..Limits::default() },
-    };
-    let server = runtime.block_on(async {
-        engine.start().await.unwrap();
-        Server::start(told).await.unwrap()
-    });
-    Site { _runtime: runtime, address: server.address(), server }
+    let limits = Limits { body_within: PATIENCE, bodies_bytes_max: BODIES, ..Limits::default() };
+    let site = Site::start(engine, "api: {rate: 1000000/s}", limits);
+    site.runtime.block_on(site.engine.start()).unwrap();
+    site
 }
 
 fn now() -> u64 {
@@ -80,29 +56,21 @@ fn signed(secret: &[u8], body: &[u8]) -> String {
     format!("x-belfry-timestamp: {at}\r\nx-belfry-signature: sha256={hex}\r\n")
 }
 
-impl Site {
-    /// The header with the local token.
-    fn token(&self) -> String {
-        format!("authorization: Bearer {}\r\n", self.server.local_token())
-    }
+/// The header with the local token.
+fn token(site: &Site) -> String {
+    format!("authorization: Bearer {}\r\n", site.server.local_token())
+}
 
-    /// Sends the head of a request and so much of its body.
-    fn begin(&self, path: &str, headers: &str, length: usize, body: &[u8]) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let host = self.address;
-        let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        // The server may have refused by now.
-        let _ = stream.write_all(body);
-        stream
-    }
+/// Sends the head of a request and so much of its body.
+fn begin(site: &Site, path: &str, headers: &str, length: usize, body: &[u8]) -> TcpStream {
+    let mut stream = site.ask("POST", path, &format!("{headers}content-length: {length}\r\n"));
+    // The server may have refused by now.
+    let _ = stream.write_all(body);
+    stream
+}
 
-    fn send(&self, path: &str, headers: &str, body: &[u8]) -> String {
-        answer(self.begin(path, headers, body.len(), body))
-    }
+fn send(site: &Site, path: &str, headers: &str, body: &[u8]) -> String {
+    answer(begin(site, path, headers, body.len(), body))
 }
 
 /// The status line, the head and the body of an answer.
@@ -141,7 +109,7 @@ fn a_stored_secret_that_is_not_text_lets_nobody_in() {
         let path = format!("/hooks/a/h{number}");
         let signed = |secret: &[u8]| signed(secret, b"{}");
         for headers in [String::new(), signed(b""), signed(b"12345"), signed(b"a secret of sixteen")] {
-            let answer = site.send(&path, &headers, b"{}");
+            let answer = send(&site, &path, &headers, b"{}");
             assert!(answer.contains("503") && answer.contains("secret_wrong"), "{hook} {headers}: {answer}");
         }
     }
@@ -165,7 +133,7 @@ fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
         ("/hooks/a/h2", token, 100_000, 401, "token_wrong"),
     ] {
         // Nothing of the body is sent: an answer that waited for it would be that it is too slow.
-        is(&answer(site.begin(path, &headers, length, b"")), status, code);
+        is(&answer(begin(&site, path, &headers, length, b"")), status, code);
     }
 }
 
@@ -173,11 +141,11 @@ fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
 fn bodies_share_a_bounded_memory_that_comes_back() {
     let site = site(&[json!({"secret": "none"})]);
     let large = vec![b'x'; 200 << 10];
-    let token = site.token();
+    let token = token(&site);
     let until = |status: u16| {
         let began = Instant::now();
         loop {
-            let answer = site.send(RUN, &token, &large[..60 << 10]);
+            let answer = send(&site, RUN, &token, &large[..60 << 10]);
             if answer.starts_with(&format!("HTTP/1.1 {status}")) {
                 return answer;
             }
@@ -186,9 +154,9 @@ fn bodies_share_a_bounded_memory_that_comes_back() {
     };
     // It announces 300 KiB and sends 200 KiB: there is no room for a second one beside it.
     for path in [RUN, "/hooks/a/h0"] {
-        let open = site.begin(path, &token, 300 << 10, &large);
+        let open = begin(&site, path, &token, 300 << 10, &large);
         is(&until(503), 503, "too_many_bodies");
-        is(&site.send(RUN, &token, b"["), 415, "not_json");
+        is(&send(&site, RUN, &token, b"["), 415, "not_json");
         drop(open);
         // The server notices that the sender has left; then there is room again.
         is(&until(415), 415, "not_json");
@@ -199,9 +167,9 @@ fn bodies_share_a_bounded_memory_that_comes_back() {
 fn an_unknown_sender_that_stalls_gives_its_room_to_the_next() {
     let site = site(&[json!({"secret": "${SET}"})]);
     let large = vec![b'x'; 200 << 10];
-    let stalled = site.begin("/hooks/a/h0", &wrong_signature(), 300 << 10, &large);
+    let stalled = begin(&site, "/hooks/a/h0", &wrong_signature(), 300 << 10, &large);
     for _ in 0..2 {
-        is(&site.send("/hooks/a/h0", &wrong_signature(), &large[..100 << 10]), 401, "signature_wrong");
+        is(&send(&site, "/hooks/a/h0", &wrong_signature(), &large[..100 << 10]), 401, "signature_wrong");
     }
     is(&answer(stalled), 408, "too_slow");
 }
@@ -216,7 +184,7 @@ fn strangers_who_hold_and_renew_large_bodies_keep_nobody_out() {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     // All but the last bytes; then nothing until the server closes the connection.
-                    let held = site.begin("/hooks/a/h0", &wrong_signature(), 60 << 10, &[b'x'; 59 << 10]);
+                    let held = begin(&site, "/hooks/a/h0", &wrong_signature(), 60 << 10, &[b'x'; 59 << 10]);
                     held.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
                     answer(held);
                 }
@@ -227,10 +195,10 @@ fn strangers_who_hold_and_renew_large_bodies_keep_nobody_out() {
         let answers: Vec<(String, String)> = (0..ROUNDS)
             .map(|round| {
                 let signed = signed(b"a secret of sixteen", body.as_bytes());
-                let hook = site.send(&format!("/hooks/a/h{round}"), &signed, body.as_bytes());
-                let json = format!("{}content-type: application/json\r\n", site.token());
+                let hook = send(&site, &format!("/hooks/a/h{round}"), &signed, body.as_bytes());
+                let json = format!("{}content-type: application/json\r\n", token(&site));
                 let run = format!("/api/v1/schedules/a/h{}/run", ROUNDS + round);
-                (hook, site.send(&run, &json, body.as_bytes()))
+                (hook, send(&site, &run, &json, body.as_bytes()))
             })
             .collect();
         is_over.store(true, Ordering::Relaxed);

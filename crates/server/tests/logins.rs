@@ -3,105 +3,90 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use belfry::{Engine, ManualClock, Timestamp};
-use belfry_config::{Host, load_text};
-use belfry_server::{Limits, Server, Told};
-use tokio::runtime::Runtime;
+use belfry_server::Limits;
+use site::Site;
 
-/// Far more than anything here takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+mod site;
+
 const MINUTE: Duration = Duration::from_secs(60);
 
-struct Site {
-    clock: ManualClock,
-    server: Server,
-    address: SocketAddr,
-    _runtime: Runtime,
-}
-
-fn site() -> Site {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let nothing = |_: &str| None;
-    let host = Host::new(&nothing, "UTC");
-    let settings = load_text("listen: 127.0.0.1:0\n", Path::new("belfry.yaml"), &host).unwrap().settings;
+fn site() -> (Site, ManualClock) {
     let clock = ManualClock::new("2026-01-05T12:00:00Z".parse::<Timestamp>().unwrap());
-    let (reload, _) = tokio::sync::mpsc::channel(1);
-    let told = Told {
-        engine: Engine::builder().clock(clock.clone()).build(),
-        settings,
-        options: belfry::Options::default(),
-        file: "belfry.yaml".into(),
-        reload,
-        env: |_| None,
-        version: "0",
-        limits: Limits::default(),
-    };
-    let server = runtime.block_on(Server::start(told)).unwrap();
-    Site { clock, address: server.address(), server, _runtime: runtime }
+    (Site::start(Engine::builder().clock(clock.clone()).build(), "", Limits::default()), clock)
 }
 
-impl Site {
-    fn open(&self, method: &str, path: &str, header: &str, body: &str) -> BufReader<TcpStream> {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\n{header}\r\n{body}",
-            self.address,
-            body.len()
-        )
-        .unwrap();
-        BufReader::new(stream)
-    }
+fn open(site: &Site, method: &str, path: &str, header: &str, body: &str) -> BufReader<TcpStream> {
+    let kind = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    let mut stream = site.ask(method, path, &format!("{kind}{header}"));
+    stream.write_all(body.as_bytes()).unwrap();
+    BufReader::new(stream)
+}
 
-    fn ask(&self, method: &str, path: &str, header: &str, body: &str) -> String {
-        let mut answer = String::new();
-        self.open(method, path, header, body).read_to_string(&mut answer).unwrap();
-        answer
-    }
+fn ask(site: &Site, method: &str, path: &str, header: &str, body: &str) -> String {
+    let mut answer = String::new();
+    open(site, method, path, header, body).read_to_string(&mut answer).unwrap();
+    answer
+}
 
-    /// Uses the code of a link.
-    fn log_in(&self, link: &str) -> String {
-        let code = link.split_once('#').unwrap().1;
-        self.ask("POST", "/login", "", &format!("{{\"code\": \"{code}\"}}"))
-    }
+/// Uses the code of a link.
+fn log_in(site: &Site, link: &str) -> String {
+    let code = link.split_once('#').unwrap().1;
+    ask(site, "POST", "/login", "", &format!("{{\"code\": \"{code}\"}}"))
+}
 
-    /// The cookie and the secret of a new login, as headers.
-    fn logged_in(&self) -> [String; 2] {
-        let answer = self.log_in(&self.server.login_link());
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
-        let secret = answer.split_once("\"secret\":\"").unwrap().1.split('"').next().unwrap();
-        let cookie = cookie.split(';').next().unwrap();
-        [format!("cookie: {cookie}\r\n"), format!("authorization: Bearer {secret}\r\n")]
-    }
+/// The cookie and the secret of a new login, as headers.
+fn logged_in(site: &Site) -> [String; 2] {
+    let answer = log_in(site, &site.server.login_link());
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    let secret = answer.split_once("\"secret\":\"").unwrap().1.split('"').next().unwrap();
+    let cookie = cookie.split(';').next().unwrap();
+    [format!("cookie: {cookie}\r\n"), format!("authorization: Bearer {secret}\r\n")]
 }
 
 #[test]
 fn a_link_is_good_for_ten_minutes() {
-    let site = site();
+    let (site, clock) = site();
     let (late, used) = (site.server.login_link(), site.server.login_link());
     assert!(late.starts_with(&format!("http://{}/login#", site.address)), "{late}");
-    site.clock.advance(10 * MINUTE - Duration::from_secs(1));
-    assert!(site.log_in(&used).starts_with("HTTP/1.1 200"));
-    site.clock.advance(Duration::from_secs(1));
+    clock.advance(10 * MINUTE - Duration::from_secs(1));
+    assert!(log_in(&site, &used).starts_with("HTTP/1.1 200"));
+    clock.advance(Duration::from_secs(1));
     for link in [&late, &used] {
-        let answer = site.log_in(link);
+        let answer = log_in(&site, link);
         assert!(answer.starts_with("HTTP/1.1 401") && answer.contains("code_wrong"), "{answer}");
     }
 }
 
 #[test]
+fn a_cookie_of_the_same_name_from_another_server_locks_nobody_out() {
+    let (site, _) = site();
+    let [cookie, _] = logged_in(&site);
+    let other = format!("belfry_{}=other", site.address.port());
+    let pair = cookie.trim_start_matches("cookie: ").trim_end();
+    let many = vec![other.as_str(); 1000].join("; ");
+    for (headers, status) in [
+        (format!("cookie: {other}; {pair}\r\n"), 200),
+        (format!("cookie: {pair}; {other}\r\n"), 200),
+        (format!("cookie: {other}\r\n{cookie}"), 200),
+        (format!("cookie: {other}; {other}\r\n"), 401),
+        (format!("cookie: {many}; {pair}\r\n"), 401),
+    ] {
+        let answer = ask(&site, "GET", "/api/v1/me", &headers, "");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {answer}");
+    }
+}
+
+#[test]
 fn a_login_is_good_for_twelve_hours_and_so_are_its_streams() {
-    let site = site();
-    let halves = site.logged_in();
+    let (site, clock) = site();
+    let halves = logged_in(&site);
     let streams = halves.each_ref().map(|header| {
-        let mut stream = site.open("GET", "/api/v1/events", header, "");
+        let mut stream = open(&site, "GET", "/api/v1/events", header, "");
         let mut line = String::new();
         // Its first breath: the stream has begun.
         while !line.starts_with(": ") {
@@ -110,14 +95,14 @@ fn a_login_is_good_for_twelve_hours_and_so_are_its_streams() {
         }
         stream
     });
-    site.clock.advance(12 * 60 * MINUTE - Duration::from_secs(1));
+    clock.advance(12 * 60 * MINUTE - Duration::from_secs(1));
     for header in &halves {
-        assert!(site.ask("GET", "/api/v1/me", header, "").starts_with("HTTP/1.1 200"));
+        assert!(ask(&site, "GET", "/api/v1/me", header, "").starts_with("HTTP/1.1 200"));
     }
-    site.clock.advance(Duration::from_secs(1));
+    clock.advance(Duration::from_secs(1));
     let began = Instant::now();
     for header in &halves {
-        let answer = site.ask("GET", "/api/v1/me", header, "");
+        let answer = ask(&site, "GET", "/api/v1/me", header, "");
         assert!(answer.starts_with("HTTP/1.1 401") && answer.contains("token_expired"), "{answer}");
     }
     for mut stream in streams {

@@ -4,32 +4,23 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use belfry::event::{Level, Name};
 use belfry::{Engine, Event};
-use belfry_config::{Host, load_text};
-use belfry_server::{Limits, Server, Told};
-use tokio::runtime::Runtime;
+use belfry_server::Limits;
+use site::{PATIENCE, Site};
+
+mod site;
 
 /// What a slow peer gets.
 const SHORT: Duration = Duration::from_millis(400);
-/// Far more than anything here takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a peer that drips waits between two bytes.
 const DRIP: Duration = Duration::from_millis(20);
 
-struct House {
-    runtime: Runtime,
-    engine: Engine,
-    address: SocketAddr,
-    _server: Server,
-}
-
-fn house() -> House {
-    house_with(Limits {
+fn site() -> Site {
+    site_with(Limits {
         head_within: SHORT,
         body_within: SHORT,
         write_within: SHORT,
@@ -38,77 +29,51 @@ fn house() -> House {
     })
 }
 
-fn house_with(limits: Limits) -> House {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let nothing = |_: &str| None;
-    let text = "listen: 127.0.0.1:0\napi: {rate: 1000000/s, open: true}\n";
-    let settings = load_text(text, Path::new("belfry.yaml"), &Host::new(&nothing, "UTC")).unwrap().settings;
-    let engine = Engine::builder().build();
-    let (reload, _) = tokio::sync::mpsc::channel(1);
-    let told = Told {
-        engine: engine.clone(),
-        settings,
-        options: belfry::Options::default(),
-        file: "belfry.yaml".into(),
-        reload,
-        env: |_| None,
-        version: "0",
-        limits,
-    };
-    let server = runtime.block_on(Server::start(told)).unwrap();
-    House { runtime, engine, address: server.address(), _server: server }
+fn site_with(limits: Limits) -> Site {
+    Site::start(Engine::builder().build(), "api: {rate: 1000000/s, open: true}", limits)
 }
 
-impl House {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
-    }
+/// What a well-behaved peer is answered.
+fn get(site: &Site, path: &str) -> String {
+    let mut answer = String::new();
+    site.ask("GET", path, "").read_to_string(&mut answer).unwrap();
+    answer
+}
 
-    /// What a well-behaved peer is answered.
-    fn get(&self, path: &str) -> String {
-        let mut stream = self.connect();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.address).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// Sends a beginning, then one byte at a time until the server has had enough; says what it answered, and after how long.
-    fn drip(&self, beginning: &str) -> (String, Duration) {
-        let mut stream = self.connect();
-        stream.set_read_timeout(Some(DRIP)).unwrap();
-        stream.write_all(beginning.as_bytes()).unwrap();
-        let (began, mut answer, mut piece) = (Instant::now(), Vec::new(), [0; 1024]);
-        while began.elapsed() < PATIENCE {
-            // A peer that was cut off may find that out when it writes.
-            let _ = stream.write_all(b"x");
-            match stream.read(&mut piece) {
-                Ok(0) => break,
-                Ok(read) => answer.extend_from_slice(&piece[..read]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(_) => break,
-            }
+/// Sends a beginning, then one byte at a time until the server closes the connection. Gives the answer, and how long it
+/// took.
+fn drip(site: &Site, beginning: &str) -> (String, Duration) {
+    let mut stream = site.connect();
+    stream.set_read_timeout(Some(DRIP)).unwrap();
+    stream.write_all(beginning.as_bytes()).unwrap();
+    let (began, mut answer, mut piece) = (Instant::now(), Vec::new(), [0; 1024]);
+    while began.elapsed() < PATIENCE {
+        // A peer that was cut off may find that out when it writes.
+        let _ = stream.write_all(b"x");
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(read) => answer.extend_from_slice(&piece[..read]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => break,
         }
-        (String::from_utf8_lossy(&answer).into_owned(), began.elapsed())
     }
+    (String::from_utf8_lossy(&answer).into_owned(), began.elapsed())
 }
 
 #[test]
 fn a_head_that_drips_is_cut_off() {
-    let house = house();
+    let site = site();
     for beginning in ["", "G", "GET /healthz HTTP/1.1\r\nx: "] {
-        let (answer, took) = house.drip(beginning);
+        let (answer, took) = drip(&site, beginning);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
         assert!(took >= SHORT / 2 && took < PATIENCE / 2, "{beginning:?} took {took:?}");
     }
-    assert!(house.get("/healthz").starts_with("HTTP/1.1 200"));
+    assert!(get(&site, "/healthz").starts_with("HTTP/1.1 200"));
 }
 
 #[test]
 fn a_body_that_drips_is_cut_off() {
-    let house = house();
+    let site = site();
     for (path, length) in [
         ("/api/v1/schedules/a/b/run", "content-length: 100000"),
         ("/api/v1/schedules/a/b/run", "transfer-encoding: chunked"),
@@ -116,11 +81,11 @@ fn a_body_that_drips_is_cut_off() {
     ] {
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n{length}\r\n\r\n",
-            house.address
+            site.address
         );
         // A chunk that is announced as long, and then comes byte by byte.
         let beginning = if length.contains("chunked") { format!("{head}10000\r\n") } else { head };
-        let (answer, took) = house.drip(&beginning);
+        let (answer, took) = drip(&site, &beginning);
         assert!(
             answer.starts_with("HTTP/1.1 408") && answer.contains("too_slow"),
             "{path} {length}: {answer}"
@@ -131,10 +96,10 @@ fn a_body_that_drips_is_cut_off() {
 
 #[test]
 fn connections_that_say_nothing_are_let_go() {
-    let house = house();
-    let idle: Vec<TcpStream> = (0..300).map(|_| house.connect()).collect();
+    let site = site();
+    let idle: Vec<TcpStream> = (0..300).map(|_| site.connect()).collect();
     for _ in 0..10 {
-        assert!(house.get("/healthz").starts_with("HTTP/1.1 200"), "others come in");
+        assert!(get(&site, "/healthz").starts_with("HTTP/1.1 200"), "others come in");
     }
     for mut stream in idle {
         assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0, "it was cut off");
@@ -143,14 +108,13 @@ fn connections_that_say_nothing_are_let_go() {
 
 #[test]
 fn readers_leave_connections_for_others() {
-    let house = house_with(Limits { connections_max: 8, ..Limits::default() });
+    let site = site_with(Limits { connections_max: 8, ..Limits::default() });
     // Each says what it was answered, and stays.
     let mut readers = Vec::new();
     let statuses: Vec<String> = (0..8)
         .map(|_| {
-            let mut stream = house.connect();
-            write!(stream, "GET /api/v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
-            let (mut reader, mut status) = (BufReader::new(stream), String::new());
+            let (mut reader, mut status) =
+                (BufReader::new(site.ask("GET", "/api/v1/events", "")), String::new());
             reader.read_line(&mut status).unwrap();
             readers.push(reader);
             status
@@ -159,18 +123,16 @@ fn readers_leave_connections_for_others() {
     assert!(statuses[..6].iter().all(|status| status.starts_with("HTTP/1.1 200")), "{statuses:?}");
     assert!(statuses[6..].iter().all(|status| status.starts_with("HTTP/1.1 503")), "{statuses:?}");
     for _ in 0..10 {
-        assert!(house.get("/readyz").starts_with("HTTP/1.1"), "others come in");
-        let refused = house.get("/api/v1/events").to_lowercase();
+        assert!(get(&site, "/readyz").starts_with("HTTP/1.1"), "others come in");
+        let refused = get(&site, "/api/v1/events").to_lowercase();
         assert!(refused.contains("too_many_readers") && refused.contains("retry-after: "), "{refused}");
     }
     // A reader that leaves makes room for another.
     readers.remove(0);
     let began = Instant::now();
     loop {
-        let mut stream = house.connect();
-        write!(stream, "GET /api/v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
         let mut status = String::new();
-        BufReader::new(stream).read_line(&mut status).unwrap();
+        BufReader::new(site.ask("GET", "/api/v1/events", "")).read_line(&mut status).unwrap();
         if status.starts_with("HTTP/1.1 200") {
             break;
         }
@@ -180,19 +142,19 @@ fn readers_leave_connections_for_others() {
 
 #[test]
 fn bodies_that_never_come_keep_nobody_out() {
-    let house = house_with(Limits { connections_max: 8, body_within: PATIENCE, ..Limits::default() });
+    let site = site_with(Limits { connections_max: 8, body_within: PATIENCE, ..Limits::default() });
     let stalled: Vec<TcpStream> = (0..40)
         .map(|_| {
-            let mut stream = house.connect();
+            let mut stream = site.connect();
             let (head, kind) = ("POST /api/v1/tokens HTTP/1.1\r\nhost: ", "content-type: application/json");
             let length = "content-length: 1000";
-            write!(stream, "{head}{}\r\n{kind}\r\n{length}\r\n\r\n{{", house.address).unwrap();
+            write!(stream, "{head}{}\r\n{kind}\r\n{length}\r\n\r\n{{", site.address).unwrap();
             stream
         })
         .collect();
     let began = Instant::now();
     for _ in 0..10 {
-        assert!(house.get("/healthz").starts_with("HTTP/1.1 200"), "others come in");
+        assert!(get(&site, "/healthz").starts_with("HTTP/1.1 200"), "others come in");
     }
     assert!(began.elapsed() < PATIENCE / 3, "they waited {:?}", began.elapsed());
     drop(stalled);
@@ -209,12 +171,9 @@ fn memory() -> u64 {
 fn readers_of_events_that_never_read_are_left_and_cost_little() {
     const READERS: usize = 100;
     const EVENTS: usize = 60_000;
-    let house = house();
+    let site = site();
     let listen = |agent: &str| {
-        let mut stream = house.connect();
-        let path = format!("/api/v1/events{agent}");
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\n\r\n", house.address).unwrap();
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(site.ask("GET", &format!("/api/v1/events{agent}"), ""));
         let mut line = String::new();
         // Its first breath: it listens.
         while !line.starts_with(": ") {
@@ -224,7 +183,7 @@ fn readers_of_events_that_never_read_are_left_and_cost_little() {
         reader
     };
     let readers = || {
-        let text = house.get("/metrics");
+        let text = get(&site, "/metrics");
         let line = text.lines().find_map(|line| line.strip_prefix("belfry_event_readers "));
         line.unwrap().parse::<usize>().unwrap()
     };
@@ -235,12 +194,12 @@ fn readers_of_events_that_never_read_are_left_and_cost_little() {
     let event = |agent: &str| Event {
         agent: Some(agent.to_owned()),
         detail: Some("x".repeat(2000)),
-        ..Event::new(house.engine.now(), Level::Info, Name::RunStarted)
+        ..Event::new(site.engine.now(), Level::Info, Name::RunStarted)
     };
     // Some hundred megabytes for each of them.
-    house.runtime.block_on(async {
+    site.runtime.block_on(async {
         for number in 0..EVENTS {
-            house.engine.tell(event("flood"));
+            site.engine.tell(event("flood"));
             if number % 500 == 0 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
@@ -252,7 +211,7 @@ fn readers_of_events_that_never_read_are_left_and_cost_little() {
     }
     let grown = memory().saturating_sub(before);
     assert!(grown < 160 << 20, "{} MiB", grown >> 20);
-    house.engine.tell(event("marked"));
+    site.engine.tell(event("marked"));
     let mut line = String::new();
     while !line.contains("\"marked\"") {
         line.clear();

@@ -82,7 +82,9 @@ fn what_is_wrong_names_the_field_and_the_way_out() {
     let problem = make(json!({"evry": "1h"})).refused(422, "invalid");
     assert_eq!(problem["way_out"], "did you mean `every`?");
     make(json!({"at": "2020-01-01T00:00:00Z"})).refused(422, "past");
-    make(json!({"webhook": {"secret": "written out"}})).refused(422, "secret_written_out");
+    for secret in ["written out", "${SECRET:-written out}", "written out ${SECRET}"] {
+        make(json!({"webhook": {"secret": secret}})).refused(422, "secret_written_out");
+    }
     let nobody = json!({"agent": "nobody", "schedule": "x", "definition": {"every": "1h"}});
     api.post("/api/v1/schedules", &nobody).refused(404, "not_found");
     let alike = json!({"agent": "hello", "schedule": "QUIET", "definition": {"every": "1h"}});

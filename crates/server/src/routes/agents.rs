@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{Agent, List};
 use belfry::event::{Event, Level, Name};
-use belfry_config::{About, is_reference, parse_agent};
+use belfry_config::{About, env_is_written_out, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
 use belfry_core::work::is_secret_name;
@@ -289,7 +289,7 @@ fn read(shared: &Shared, name: &str, keys: &Map<String, Value>) -> Result<AgentS
         return Err(Problem::meaningless("invalid", "the name of an agent has no `/`").field("agent"));
     }
     for (key, value) in &spec.definition.work.env {
-        if is_secret_name(key) && !value.is_empty() && !is_reference(value) {
+        if is_secret_name(key) && env_is_written_out(value) {
             return Err(Problem::meaningless(
                 "secret_written_out",
                 format!("{key} is written out, and would be stored as it is"),

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belfry::event::{Event, Level, Name};
-use belfry_config::{About, Errors, Inherited, Input, Parsed, is_reference, parse_schedule};
+use belfry_config::{About, Errors, Inherited, Input, Parsed, is_written_out, parse_schedule};
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
@@ -354,14 +354,17 @@ pub fn refuse_past(shared: &Shared, name: &str, definition: &ScheduleDefinition)
 pub fn refuse_written_secrets(definition: &ScheduleDefinition) -> Result<(), Problem> {
     let When::Webhook(webhook) = &definition.when else { return Ok(()) };
     let Ok(Proof::Secrets(secrets)) = hook::proof(webhook) else { return Ok(()) };
-    match secrets.into_iter().all(is_reference) {
-        true => Ok(()),
-        false => Err(Problem::meaningless(
+    match secrets.into_iter().any(is_written_out) {
+        false => Ok(()),
+        true => Err(Problem::meaningless(
             "secret_written_out",
-            "a secret is written out, and would be stored as it is",
+            "a secret is written in the request, and would be stored as it is",
         )
         .field("webhook.secret")
-        .way_out("use a reference such as ${HOOK_SECRET}; it is filled in from the server's environment")),
+        .way_out(
+            "use a reference such as ${HOOK_SECRET}, without a default or other text; \
+             it is filled in from the server's environment",
+        )),
     }
 }
 

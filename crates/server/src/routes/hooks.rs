@@ -26,7 +26,7 @@ use crate::extract::{self, Named};
 use crate::guard::identify;
 use crate::json as strict;
 use crate::problem::{Problem, ProblemBody};
-use crate::signature::Claim;
+use crate::signature::{Claim, Secret, Unusable};
 use crate::state::Shared;
 use crate::trace::Trace;
 
@@ -116,7 +116,7 @@ async fn hook(
 
 /// What a request needs, and brings.
 enum Asked {
-    Signature { claim: Claim, secrets: Vec<String> },
+    Signature { claim: Claim, secrets: Vec<Secret> },
     Token,
 }
 
@@ -145,25 +145,31 @@ async fn asked(
                 .way_out("correct the webhook's `secret`: a reference such as ${HOOK_SECRET}, or `none`"));
         }
     };
-    let secrets = resolved(&references, shared.env).map_err(|detail| {
-        Problem::unavailable("secret_missing", format!("{name} cannot check signatures: {detail}"))
+    let secrets = resolved(&references, shared.env).map_err(|(code, detail)| {
+        Problem::unavailable(code, format!("{name} cannot check signatures: {detail}"))
     })?;
     let github = settings.get("github").is_some_and(|flag| flag == true || flag == "true");
     Ok(Asked::Signature { claim: Claim::of(&parts.headers, github, now)?, secrets })
 }
 
-/// The secrets behind references, from the environment of this moment. Those that are not set or empty are left out
-/// while there is another.
-fn resolved(references: &[&str], env: fn(&str) -> Option<String>) -> Result<Vec<String>, String> {
-    let (mut found, mut missing) = (Vec::new(), String::new());
+/// The secrets behind references, from the environment of this moment. A secret that cannot be used is left out while
+/// there is another. An error is a code and a detail, which holds nothing of a secret.
+fn resolved(
+    references: &[&str],
+    env: fn(&str) -> Option<String>,
+) -> Result<Vec<Secret>, (&'static str, String)> {
+    let (mut found, mut flaw) = (Vec::new(), ("secret_missing", String::new()));
     for reference in references {
-        match belfry_config::resolve_secret(reference, &env) {
-            Ok(secret) if !secret.is_empty() => found.push(secret),
-            Ok(_) => missing = "a secret is empty".to_owned(),
-            Err(error) => missing = error,
+        match belfry_config::resolve_secret(reference, &env).map(Secret::read) {
+            Ok(Ok(secret)) => found.push(secret),
+            Ok(Err(Unusable::Empty)) => flaw = ("secret_missing", "a secret is empty".to_owned()),
+            Ok(Err(Unusable::NotBase64)) => {
+                flaw = ("secret_wrong", "what follows `whsec_` in a secret is not base64".to_owned());
+            }
+            Err(error) => flaw = ("secret_missing", error),
         }
     }
-    if found.is_empty() { Err(missing) } else { Ok(found) }
+    if found.is_empty() { Err(flaw) } else { Ok(found) }
 }
 
 /// What a run gets of a body: an object as it is, anything else under `body`.
@@ -243,11 +249,30 @@ mod tests {
         let env = |name: &str| match name {
             "SET" => Some("s".to_owned()),
             "EMPTY" => Some(String::new()),
+            "BLANK" => Some(" \t\n".to_owned()),
+            "BARE" => Some("whsec_".to_owned()),
+            "BARE_BLANK" => Some("whsec_  ".to_owned()),
+            "ENCODED" => Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()),
+            "BAD" => Some("whsec_no base64".to_owned()),
             _ => None,
         };
-        assert_eq!(resolved(&["${SET}", "${NOT}"], env), Ok(vec!["s".into()]));
-        assert!(resolved(&["${EMPTY}"], env).is_err());
-        assert!(resolved(&["${NOT}"], env).is_err());
+        for (reference, code) in [
+            ("${EMPTY}", "secret_missing"),
+            ("${BLANK}", "secret_missing"),
+            ("x${BLANK}", "secret_missing"),
+            ("${NOT:-}", "secret_missing"),
+            ("${BARE}", "secret_missing"),
+            ("${BARE_BLANK}", "secret_missing"),
+            ("${NOT}", "secret_missing"),
+            ("${BAD}", "secret_wrong"),
+        ] {
+            let flaw = resolved(&[reference], env).err().unwrap();
+            assert_eq!(flaw.0, code, "{reference}");
+            assert!(!flaw.1.contains("no base64"), "{}", flaw.1);
+            for good in ["${SET}", "${ENCODED}"] {
+                assert_eq!(resolved(&[good, reference], env).map(|found| found.len()), Ok(1), "{reference}");
+            }
+        }
         assert!(resolved(&[], env).is_err());
     }
 

@@ -193,7 +193,8 @@ async fn send(
     let body: MessageBody = extract::read(body)?;
     let wait = wait_of(&shared, body.wait_ms)?;
     if body.max_concurrent == Some(0) {
-        return Err(Problem::bad("bad_field", "max_concurrent must be at least 1").field("max_concurrent"));
+        let detail = format!("max_concurrent must be 1-{}, got 0", u32::MAX);
+        return Err(Problem::bad("bad_field", detail).field("max_concurrent"));
     }
     let with = SendOptions {
         lane: body.lane,
@@ -309,8 +310,10 @@ async fn measure(
     Object(body): Object,
 ) -> Result<Response, Problem> {
     let UsageBody { tokens, context_window } = extract::read(body)?;
-    if tokens.max(context_window) > WHOLE_MAX {
-        return Err(Problem::bad("bad_field", format!("numbers must be at most {WHOLE_MAX}")).field("tokens"));
+    let numbers = [("tokens", tokens), ("context_window", context_window)];
+    if let Some((field, number)) = numbers.into_iter().find(|(_, number)| *number > WHOLE_MAX) {
+        let detail = format!("{field} must be 0-{WHOLE_MAX}, got {number}");
+        return Err(Problem::bad("bad_field", detail).field(field));
     }
     change(&shared, &path, SessionVerb::Use(Usage { tokens, context_window })).await?;
     Ok(json(StatusCode::OK, &found(&shared, &path).await?))
