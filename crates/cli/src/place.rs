@@ -58,10 +58,11 @@ impl Place {
     pub async fn client(&self, need: Need) -> Result<Client, Failure> {
         if let Some(url) = &self.server {
             let mut link = Link::new(url, self.token.clone())?;
-            if link.token.is_none() {
-                // A file that cannot be read names no store; its folder may still have a server.
-                let address = self.store_address().ok();
-                link.token = ServerFile::token_for(&link, address.as_deref(), &self.file());
+            // A file that cannot be read names no store; its folder may still have a server.
+            let address = self.store_address().ok();
+            if let Some(known) = ServerFile::of_named(&link, address.as_deref(), &self.file()) {
+                known.introduce(&mut link);
+                link.token = link.token.or(Some(known.token));
             }
             return Ok(Client::over(link));
         }

@@ -56,10 +56,7 @@ impl ServerFile {
         if told.store != ServerFile::store_of(address) {
             return None;
         }
-        let mut link = told.link().await?;
-        // Of a database there may be any number of nodes.
-        link.process = address.starts_with("sqlite:").then_some(told.pid);
-        Some(link)
+        told.link().await
     }
 
     /// The server whose file lies where it does unless a configuration says otherwise, for who cannot read what it says.
@@ -68,13 +65,12 @@ impl ServerFile {
         ServerFile::read(&folder.join(".belfry").join(NAME))?.link().await
     }
 
-    /// The token for a server that was named by its address, if it is the one of this store or of this folder.
-    pub fn token_for(named: &Link, address: Option<&str>, config: &Path) -> Option<String> {
+    /// The file of a server that was named by its address, if it is the server of this store or of this folder.
+    pub fn of_named(named: &Link, address: Option<&str>, config: &Path) -> Option<ServerFile> {
         let beside = config.parent().unwrap_or(Path::new("")).join(".belfry").join(NAME);
         let paths = address.map(|address| ServerFile::path(address, config)).into_iter().chain([beside]);
         let mut files = paths.filter_map(|path| ServerFile::read(&path));
-        let told = files.find(|told| lives(told.pid) && told.is_at(&named.authority))?;
-        Some(told.token)
+        files.find(|told| lives(told.pid) && told.is_at(&named.authority))
     }
 
     /// Whether this server listens at an authority; `localhost` is the loopback address.
@@ -85,8 +81,16 @@ impl ServerFile {
         own == authority || by_name.is_some_and(|port| own.rsplit(':').next() == Some(port))
     }
 
+    /// Tells a link which process it leads to.
+    pub fn introduce(&self, link: &mut Link) {
+        link.pid = Some(self.pid);
+        // A database may have any number of nodes.
+        link.process = self.store.starts_with("sqlite:").then_some(self.pid);
+    }
+
     async fn link(&self) -> Option<Link> {
-        let link = Link::new(&self.url, Some(self.token.clone())).ok()?;
+        let mut link = Link::new(&self.url, Some(self.token.clone())).ok()?;
+        self.introduce(&mut link);
         (lives(self.pid) && link.is_there().await).then_some(link)
     }
 
