@@ -20,6 +20,7 @@ use crate::events::Stream;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
+use crate::words;
 
 /// Maximum time to the end of an answer, and to the beginning of a slow one. No command asks a server to wait.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -295,6 +296,8 @@ fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
         Some(way_out) => format!("{detail}; {way_out}"),
         None => detail,
     };
+    // It may quote texts from outside. What has lines is a report.
+    let words = words::one_line(&words, usize::MAX);
     match (status, problem["code"].as_str()) {
         (_, Some("queue_full" | "stale")) => Failure::Run(words),
         (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Failure::Denied(words),
