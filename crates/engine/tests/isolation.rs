@@ -140,6 +140,28 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
 }
 
+#[test]
+fn a_node_without_its_store_does_not_use_up_the_time_to_stop() {
+    let replaced = || belfry_store::Error::Replaced { place: "belfry.db.lock".into() };
+    for (error, gives_up) in [(replaced(), true), (full::<()>().unwrap_err(), false)] {
+        let node = NodeId(uuid::Uuid::from_u128(1));
+        let at = |mono| Now { wall: start(), mono };
+        let lease = start() + belfry::SignedDuration::from_secs(30);
+        let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+        let mut driver = Driver::new(Options::default(), node, at(60 * SECOND), lease, new_id);
+        driver.step(at(60 * SECOND), Input::Woken);
+        driver.step(at(61 * SECOND), Input::Due { due: Err(error), next: None });
+        // A renewal is under way, and not answered.
+        let effects = driver.step(at(62 * SECOND), Input::Woken);
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
+        driver.step(at(62 * SECOND), Input::Stop { timeout: 30 * SECOND });
+        let wait = driver.wait(at(62 * SECOND));
+        let effects = driver.step(at(62 * SECOND + wait.min(SECOND)), Input::Woken);
+        let stopped = effects.iter().any(|effect| matches!(effect, Effect::Stopped { .. }));
+        assert_eq!(stopped, gives_up, "{effects:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let store = belfry_store::memory::Memory::new();
