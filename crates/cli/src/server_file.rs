@@ -14,6 +14,7 @@ use nix::sys::signal::kill;
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 
+use crate::failure::Failure;
 use crate::link::Link;
 use crate::place;
 
@@ -115,10 +116,28 @@ impl ServerFile {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let _ = std::fs::remove_file(&fresh);
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let written = self.write_new(&fresh).and_then(|()| std::fs::rename(&fresh, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&fresh);
+        }
+        written
+    }
+
+    fn write_new(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         serde_json::to_writer(&mut file, self)?;
-        file.write_all(b"\n")?;
-        std::fs::rename(&fresh, path)
+        file.write_all(b"\n")
+    }
+
+    /// Refuses what cannot be replaced by the file, before a server starts.
+    pub fn check(path: &Path) -> Result<(), Failure> {
+        match path.symlink_metadata() {
+            Ok(data) if data.is_dir() => Err(Failure::Usage(format!(
+                "cannot write {}, by which commands find the server: it is a folder; move it away",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Removes it, where this process has written it.
@@ -171,6 +190,21 @@ mod tests {
             nix::unistd::chown(&path, Some(Uid::from_raw(65_534)), None).unwrap();
             assert_eq!(ServerFile::read(&path), None, "somebody else's");
         }
+    }
+
+    #[test]
+    fn a_folder_in_its_place_is_refused_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        assert!(ServerFile::check(&path).is_ok(), "nothing is there yet");
+        std::fs::create_dir(&path).unwrap();
+        let Err(Failure::Usage(words)) = ServerFile::check(&path) else { panic!("it was accepted") };
+        assert!(words.contains("it is a folder; move it away"), "{words}");
+        told().write(&path).unwrap_err();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        std::fs::remove_dir(&path).unwrap();
+        told().write(&path).unwrap();
+        assert!(ServerFile::check(&path).is_ok(), "an older file is replaced");
     }
 
     #[test]
