@@ -163,6 +163,27 @@ fn a_node_without_its_store_does_not_use_up_the_time_to_stop() {
 }
 
 #[tokio::test]
+async fn a_schedule_that_this_version_cannot_read_is_not_run_by_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let store = belfry::AnyStore::open(&format!("sqlite:{}", path.display()), true).await.unwrap();
+    let agents =
+        ["new", "odd"].map(|name| AgentBuilder::new(name).schedule("s", cron("* * * * *").unwrap()).build());
+    store.apply(start(), "files", "digest", &agents).await.unwrap();
+    let file = rusqlite::Connection::open(&path).unwrap();
+    file.execute("update schedules set format = 999 where name = 'new/s'", []).unwrap();
+    file.execute("update agents set definition = '{\"shiny\": true}' where name = 'odd'", []).unwrap();
+    for (name, words) in
+        [("new/s", "needs a newer version of Belfry"), ("odd/s", "cannot be read by this version of Belfry")]
+    {
+        let request = belfry::RunRequest::default();
+        let made = belfry::request_run(&store, &Options::default(), start(), name, request).await;
+        let error = made.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot run {name}: ")) && error.contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let store = belfry_store::memory::Memory::new();
     let agent = AgentBuilder::new("a").schedule("s", cron("* * * * *").unwrap()).build();
