@@ -20,9 +20,14 @@ use crate::events::Stream;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
 use crate::reach::{Reach, Server};
+use crate::words;
 
-/// A server answers sooner; nothing here asks it to wait.
+/// Maximum time to the end of an answer, and to the beginning of a slow one. No command asks a server to wait.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Maximum time to the beginning of an answer to any request of `belfry api`, which may ask to wait for a minute.
+const ANY_WITHIN: Duration = Duration::from_secs(75);
+/// How the paths of requests end that may take longer than others.
+const SLOW: [&str; 2] = ["/backfill", "/reload"];
 /// Whoever is told to wait longer is told no.
 const WAIT_MAX: Duration = Duration::from_secs(15);
 /// Longer answers are none of ours: a list comes page by page.
@@ -139,7 +144,7 @@ impl Client {
     pub async fn stream(&self, run: RunId, after: Option<u64>) -> Result<Stream, Failure> {
         let after = after.map_or(String::new(), |after| format!("&after={after}"));
         let path = format!("/api/v1/runs/{run}/log?follow=true{after}");
-        let answer = self.ask(self.request(Method::GET, &path, None, &[])?).await?;
+        let answer = self.ask(self.request(Method::GET, &path, None, &[])?, None).await?;
         if !answer.status.is_success() {
             return Err(failure(answer.status, &collect(answer.body).await?));
         }
@@ -157,7 +162,7 @@ impl Client {
         let kind = body.as_ref().map(|_| (CONTENT_TYPE, "application/json"));
         let mut request = self.request(method, path, None, kind.as_slice())?;
         *request.body_mut() = body.unwrap_or_default();
-        let mut answer = self.ask(request).await?;
+        let mut answer = self.ask(request, Some(ANY_WITHIN)).await?;
         if !answer.status.is_success() {
             return Err(failure(answer.status, &collect(answer.body).await?));
         }
@@ -178,7 +183,7 @@ impl Client {
         headers: &[(HeaderName, &str)],
     ) -> Result<T, Failure> {
         let request = self.request(method, path, body, headers)?;
-        let late = |_| Failure::Unreachable("the server does not answer".into());
+        let late = |_| self.silent(ANSWER_WITHIN);
         let whole = tokio::time::timeout(ANSWER_WITHIN, self.whole(request));
         let (status, bytes) = whole.await.map_err(late)??;
         if !status.is_success() {
@@ -192,8 +197,9 @@ impl Client {
     /// A whole answer. Whoever asks too often waits, as it is told, and asks again.
     async fn whole(&self, request: Request<Bytes>) -> Result<(StatusCode, Bytes), Failure> {
         let mut waited = Duration::ZERO;
+        let is_slow = SLOW.iter().any(|end| request.uri().path().ends_with(end));
         loop {
-            let answer = self.ask(request.clone()).await?;
+            let answer = self.ask(request.clone(), is_slow.then_some(ANSWER_WITHIN)).await?;
             let bytes = collect(answer.body).await?;
             if let (Way::Over(link), Some(sender)) = (&self.way, answer.sender) {
                 link.keep(sender);
@@ -236,15 +242,18 @@ impl Client {
         request.body(bytes).map_err(|error| Failure::Usage(format!("cannot be sent to a server: {error}")))
     }
 
-    async fn ask(&self, request: Request<Bytes>) -> Result<Answer, Failure> {
+    /// Waits for the beginning of an answer: at most this long, or as long as most requests may take.
+    async fn ask(&self, request: Request<Bytes>, within: Option<Duration>) -> Result<Answer, Failure> {
         let (head, body, sender) = match &self.way {
             Way::Over(link) => {
-                let (answer, sender) = link.ask(request).await?;
+                let (answer, sender) = link.ask(request, within).await?;
                 let (head, body) = answer.into_parts();
-                (head, body.map_err(|error| error.to_string()).boxed_unsync(), Some(sender))
+                (head, body.boxed_unsync(), Some(sender))
             }
             Way::Here(here) => {
-                let (head, body) = here.1.answer(request).await.into_parts();
+                let within = within.unwrap_or(ANSWER_WITHIN);
+                let answer = tokio::time::timeout(within, here.1.answer(request)).await;
+                let (head, body) = answer.map_err(|_| self.silent(within))?.into_parts();
                 (head, body.map_err(|error| error.to_string()).boxed_unsync(), None)
             }
         };
@@ -255,6 +264,17 @@ impl Client {
             *now = Some(told);
         }
         Ok(Answer { status: head.status, retry_after, body, sender })
+    }
+
+    fn silent(&self, waited: Duration) -> Failure {
+        match &self.way {
+            Way::Over(link) => link.silent(waited),
+            Way::Here(here) => Failure::Unreachable(format!(
+                "the store at {} has not answered for {} s",
+                belfry_config::StoreUrl::new(&here.0.address),
+                waited.as_secs()
+            )),
+        }
     }
 }
 
@@ -276,6 +296,8 @@ fn failure(status: StatusCode, bytes: &[u8]) -> Failure {
         Some(way_out) => format!("{detail}; {way_out}"),
         None => detail,
     };
+    // It may quote texts from outside. What has lines is a report.
+    let words = words::one_line(&words, usize::MAX);
     match (status, problem["code"].as_str()) {
         (_, Some("queue_full" | "stale")) => Failure::Run(words),
         (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Failure::Denied(words),

@@ -12,6 +12,7 @@ use crate::client::{Client, schedule_path};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach;
+use crate::words;
 
 /// A schedule in a file longer than this is a mistake.
 const FILE_MAX: u64 = 1 << 20;
@@ -136,7 +137,7 @@ impl Keys {
 pub async fn write(client: &Client, name: &str, body: &Value, output: &Output) -> Result<(), Failure> {
     let written: Written = client.post(&schedule_path(name, "/write")?, body).await?;
     for warning in &written.warnings {
-        reach::say(warning);
+        reach::say(&words::one_line(warning, usize::MAX));
     }
     let words = match written.result.as_str() {
         "unchanged" => format!("{name} is like that already"),

@@ -54,7 +54,8 @@ impl Lines {
             (Some(agent), None) => agent.clone(),
             _ => String::new(),
         };
-        let (words, name, details) = (harmless(&words(event)), harmless(&name), harmless(&details(event)));
+        let one = |text: String| one_line(&text, usize::MAX);
+        let (words, name, details) = (one(words(event)), one(name), one(details(event)));
         writeln!(terminal::stdout(), "{time}  {style}{words:<12}{style:#} {name:<24} {details}")
     }
 

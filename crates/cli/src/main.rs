@@ -56,8 +56,11 @@ mod wait;
 mod why;
 mod words;
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use belfry_core::display::is_unsafe;
+use clap::error::ContextValue;
 use clap::{Parser, Subcommand};
 use output::Output;
 use place::Place;
@@ -144,7 +147,10 @@ fn main() -> ExitCode {
         return code;
     }
     belfry_runner::close_inherited_descriptors();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
     cli.output.set_colours();
     if let Some(name) = cli.command.is_for_files()
         && let Err(failure) = cli.place.refuse_server(name)
@@ -194,4 +200,21 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// Prints help, the version or what is wrong with the arguments.
+fn explain(error: &clap::Error) -> ExitCode {
+    let has_unsafe =
+        |value: &ContextValue| matches!(value, ContextValue::String(text) if text.chars().any(is_unsafe));
+    // Colours in an argument cannot be told from ours: then there are none.
+    let text = match error.context().any(|(_, value)| has_unsafe(value)) {
+        true => words::harmless(&error.render().to_string()),
+        false => error.render().ansi().to_string(),
+    };
+    // If the stream is closed, nobody reads it.
+    let _ = match error.use_stderr() {
+        true => write!(terminal::stderr(), "{text}"),
+        false => write!(terminal::stdout(), "{text}"),
+    };
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

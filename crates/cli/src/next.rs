@@ -14,6 +14,7 @@ use crate::place::{Need, Place};
 use crate::reading;
 use crate::terminal::{self, Layout};
 use crate::timing::TimingArgs;
+use crate::words;
 
 /// More ticks than this are a mistake, and would fill memory.
 const COUNT_MAX: u64 = 10_000;
@@ -96,7 +97,7 @@ impl Next {
             let own = Zone::get(&found.tz).in_option("timing")?;
             let zone = if output.tz.is_some() { output.zone()? } else { own };
             if let Some(reason) = &found.reason {
-                reading::remark(reason);
+                reading::remark(&words::one_line(reason, usize::MAX));
                 if output.format == Format::Table {
                     return Ok(());
                 }
@@ -186,7 +187,7 @@ fn print_table(
     ticks: &[Row],
     zone: &Zone,
 ) -> Result<(), Failure> {
-    writeln!(out, "{head}\n")?;
+    writeln!(out, "{}\n", words::one_line(head, usize::MAX))?;
     if ticks.is_empty() {
         return Ok(writeln!(out, "never after {}", zone.rfc3339(from))?);
     }

@@ -1,5 +1,6 @@
 //! Where things are: the configuration file, the store, the state beside it; and who answers for the store.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use belfry_server::{Inside, Limits, Told};
 use belfry_store::sqlite::Sqlite;
 use belfry_store::{AnyStore, STATE_FOLDER, secure, secure_folder};
 use clap::Args;
+use nix::unistd::{Uid, User};
 use tokio::sync::mpsc;
 
 use crate::client::Client;
@@ -58,10 +60,11 @@ impl Place {
     pub async fn client(&self, need: Need) -> Result<Client, Failure> {
         if let Some(url) = &self.server {
             let mut link = Link::new(url, self.token.clone())?;
-            if link.token.is_none() {
-                // A file that cannot be read names no store; its folder may still have a server.
-                let address = self.store_address().ok();
-                link.token = ServerFile::token_for(&link, address.as_deref(), &self.file());
+            // A file that cannot be read names no store; its folder may still have a server.
+            let address = self.store_address().ok();
+            if let Some(known) = ServerFile::of_named(&link, address.as_deref(), &self.file()) {
+                known.introduce(&mut link);
+                link.token = link.token.or(Some(known.token));
             }
             return Ok(Client::over(link));
         }
@@ -195,12 +198,47 @@ impl Place {
 
 /// Opens a store beside a server, if there is one.
 async fn open(address: &str, is_made: bool) -> Result<AnyStore, Failure> {
-    if let Some(path) = address.strip_prefix("sqlite:").filter(|path| !is_made && !Path::new(path).exists()) {
-        return Err(Failure::NotFound(format!(
-            "there is no store at {path} yet; `belfry up` makes it, `-c FILE` or BELFRY_STORE names another"
-        )));
+    let path = address.strip_prefix("sqlite:").map(Path::new);
+    match path.map(|path| (path, path.try_exists())) {
+        Some((path, Ok(false))) if !is_made => {
+            return Err(Failure::NotFound(format!(
+                "there is no store at {} yet; `belfry up` makes it, `-c FILE` or BELFRY_STORE names another",
+                path.display()
+            )));
+        }
+        Some((path, Err(error))) => return Err(closed(path, &error)),
+        _ => {}
     }
     Ok(AnyStore::open(address, false).await?)
+}
+
+/// A store that may be there: this user cannot look.
+fn closed(path: &Path, error: &std::io::Error) -> Failure {
+    let folder = path.ancestors().skip(1).find_map(|folder| {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        Some((folder, folder.metadata().ok()?))
+    });
+    let store = path.display();
+    let Some((folder, data)) = folder.filter(|_| error.kind() == std::io::ErrorKind::PermissionDenied) else {
+        return Failure::Unreachable(format!("cannot look for the store {store}: {error}"));
+    };
+    let (ours, owner) = (Uid::effective(), Uid::from_raw(data.uid()));
+    Failure::Denied(format!(
+        "cannot read the folder {} of the store {store}: it belongs to {} (mode {:03o}), and this is {}. Run the command as \
+         its owner, or ask the server with --server and --token",
+        folder.display(),
+        user(owner),
+        data.mode() & 0o777,
+        user(ours),
+    ))
+}
+
+/// A user by name, as far as it has one, and number.
+fn user(uid: Uid) -> String {
+    match User::from_uid(uid) {
+        Ok(Some(user)) => format!("user {} ({uid})", user.name),
+        _ => format!("user {uid}"),
+    }
 }
 
 /// Reads one file and those it includes.

@@ -12,6 +12,7 @@ use crate::failure::{Failure, InOption};
 use crate::output::Output;
 use crate::place::{Need, Place};
 use crate::reach::{self, Server};
+use crate::words;
 
 /// Tell the running server to read its files again
 #[derive(Debug, Args)]
@@ -85,6 +86,10 @@ fn tell(answer: &Answer, output: &Output) -> Result<(), Failure> {
     reach::answer(
         output,
         answer,
-        &format!("process {} has read its files again: {}", answer.pid, answer.detail),
+        &format!(
+            "process {} has read its files again: {}",
+            answer.pid,
+            words::one_line(&answer.detail, usize::MAX)
+        ),
     )
 }

@@ -14,6 +14,7 @@ use nix::sys::signal::kill;
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 
+use crate::failure::Failure;
 use crate::link::Link;
 use crate::place;
 
@@ -56,10 +57,7 @@ impl ServerFile {
         if told.store != ServerFile::store_of(address) {
             return None;
         }
-        let mut link = told.link().await?;
-        // Of a database there may be any number of nodes.
-        link.process = address.starts_with("sqlite:").then_some(told.pid);
-        Some(link)
+        told.link().await
     }
 
     /// The server whose file lies where it does unless a configuration says otherwise, for who cannot read what it says.
@@ -68,13 +66,12 @@ impl ServerFile {
         ServerFile::read(&folder.join(".belfry").join(NAME))?.link().await
     }
 
-    /// The token for a server that was named by its address, if it is the one of this store or of this folder.
-    pub fn token_for(named: &Link, address: Option<&str>, config: &Path) -> Option<String> {
+    /// The file of a server that was named by its address, if it is the server of this store or of this folder.
+    pub fn of_named(named: &Link, address: Option<&str>, config: &Path) -> Option<ServerFile> {
         let beside = config.parent().unwrap_or(Path::new("")).join(".belfry").join(NAME);
         let paths = address.map(|address| ServerFile::path(address, config)).into_iter().chain([beside]);
         let mut files = paths.filter_map(|path| ServerFile::read(&path));
-        let told = files.find(|told| lives(told.pid) && told.is_at(&named.authority))?;
-        Some(told.token)
+        files.find(|told| lives(told.pid) && told.is_at(&named.authority))
     }
 
     /// Whether this server listens at an authority; `localhost` is the loopback address.
@@ -85,8 +82,16 @@ impl ServerFile {
         own == authority || by_name.is_some_and(|port| own.rsplit(':').next() == Some(port))
     }
 
+    /// Tells a link which process it leads to.
+    pub fn introduce(&self, link: &mut Link) {
+        link.pid = Some(self.pid);
+        // A database may have any number of nodes.
+        link.process = self.store.starts_with("sqlite:").then_some(self.pid);
+    }
+
     async fn link(&self) -> Option<Link> {
-        let link = Link::new(&self.url, Some(self.token.clone())).ok()?;
+        let mut link = Link::new(&self.url, Some(self.token.clone())).ok()?;
+        self.introduce(&mut link);
         (lives(self.pid) && link.is_there().await).then_some(link)
     }
 
@@ -111,10 +116,28 @@ impl ServerFile {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
         let _ = std::fs::remove_file(&fresh);
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let written = self.write_new(&fresh).and_then(|()| std::fs::rename(&fresh, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&fresh);
+        }
+        written
+    }
+
+    fn write_new(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
         serde_json::to_writer(&mut file, self)?;
-        file.write_all(b"\n")?;
-        std::fs::rename(&fresh, path)
+        file.write_all(b"\n")
+    }
+
+    /// Refuses what cannot be replaced by the file, before a server starts.
+    pub fn check(path: &Path) -> Result<(), Failure> {
+        match path.symlink_metadata() {
+            Ok(data) if data.is_dir() => Err(Failure::Usage(format!(
+                "cannot write {}, by which commands find the server: it is a folder; move it away",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Removes it, where this process has written it.
@@ -167,6 +190,21 @@ mod tests {
             nix::unistd::chown(&path, Some(Uid::from_raw(65_534)), None).unwrap();
             assert_eq!(ServerFile::read(&path), None, "somebody else's");
         }
+    }
+
+    #[test]
+    fn a_folder_in_its_place_is_refused_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(NAME);
+        assert!(ServerFile::check(&path).is_ok(), "nothing is there yet");
+        std::fs::create_dir(&path).unwrap();
+        let Err(Failure::Usage(words)) = ServerFile::check(&path) else { panic!("it was accepted") };
+        assert!(words.contains("it is a folder; move it away"), "{words}");
+        told().write(&path).unwrap_err();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        std::fs::remove_dir(&path).unwrap();
+        told().write(&path).unwrap();
+        assert!(ServerFile::check(&path).is_ok(), "an older file is replaced");
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Scene<'a> {
 impl Serving {
     /// Listens. What cannot be is said with the way out.
     pub async fn start(scene: Scene<'_>) -> Result<Serving, Failure> {
+        let file = ServerFile::path(scene.address, scene.file);
+        ServerFile::check(&file)?;
         let listen = scene.listen.unwrap_or(scene.loaded.settings.listen);
         let (mut serving, mut error) = (None, None);
         for port in [Some(listen.port()), scene.any_port.then_some(0)].into_iter().flatten() {
@@ -68,12 +70,9 @@ impl Serving {
             }
         }
         match (serving, error) {
-            (Some((server, reloads)), _) => Ok(Serving {
-                server,
-                file: ServerFile::path(scene.address, scene.file),
-                store: ServerFile::store_of(scene.address),
-                reloads,
-            }),
+            (Some((server, reloads)), _) => {
+                Ok(Serving { server, file, store: ServerFile::store_of(scene.address), reloads })
+            }
             (None, Some(error @ belfry_server::Error::Listen { .. })) => Err(Failure::Usage(format!(
                 "{error}. Does another server run? `listen: 127.0.0.1:7401` in the file or `--listen` names another address"
             ))),

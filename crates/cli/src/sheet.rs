@@ -1,6 +1,6 @@
 //! Tables that fit the terminal: what matters least is left out first, nothing is cut.
 
-use crate::words::harmless;
+use crate::words::one_line;
 use comfy_table::{Cell, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table};
 
 /// A column of a table.
@@ -50,9 +50,9 @@ impl Sheet {
         Sheet { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds a row. Text in it may come from outside.
+    /// Adds a row. Text in it may come from outside: each cell is one line.
     pub fn row(&mut self, cells: Vec<String>) -> &mut Sheet {
-        let cells: Vec<String> = cells.iter().map(|cell| harmless(cell)).collect();
+        let cells: Vec<String> = cells.iter().map(|cell| one_line(cell, usize::MAX)).collect();
         let colours = vec![None; cells.len()];
         self.rows.push((cells, colours));
         self
@@ -157,6 +157,13 @@ mod tests {
         sheet.row(row(["12:00", "5s", "yesterday", "", "prices/poll"]));
         sheet.row(row(["13:00", "1h5s", "today", "", "reporter/morning"]));
         sheet
+    }
+
+    #[test]
+    fn no_cell_begins_a_line_of_its_own() {
+        let mut sheet = Sheet::new(&[column("CHECK"), column("DETAIL").wraps(24)]);
+        sheet.row(vec!["paused".into(), "a\nactive  yes\r\n\u{2028}b\tc\x1b[8m".into()]);
+        assert_eq!(sheet.render_within(None), "CHECK   DETAIL\npaused  a active yes b c [8m\n");
     }
 
     #[test]

@@ -97,10 +97,8 @@ struct Next {
 fn describe(shown: &Shown, next: &[NextTick], now: Timestamp, zone: &Zone) -> String {
     let Shown { schedule, about, .. } = shown;
     let mut lines = Lines { text: format!("{}\n", schedule.name()), last: "" };
-    let expression = schedule
-        .expression
-        .as_deref()
-        .map_or(String::new(), |text| format!("  ({} {text:?})", schedule.kind));
+    let expression =
+        schedule.expression.as_deref().map_or(String::new(), |text| format!(" ({} {text:?})", schedule.kind));
     lines.add("when", format!("{}, {}{expression}", schedule.words, schedule.timezone));
     lines.add("status", status(schedule, now, zone));
     for tick in next {
@@ -162,7 +160,7 @@ impl Lines {
         let shown = if name == self.last { "" } else { name };
         self.last = name;
         let room = sheet::width().map(|width| width.saturating_sub(11).max(20));
-        let value = words::wrapped(&words::harmless(&value), room).replace('\n', "\n           ");
+        let value = words::wrapped(&words::one_line(&value, usize::MAX), room).replace('\n', "\n           ");
         // Writing to a text does not fail.
         let _ = writeln!(self.text, "  {shown:<9}{value}");
     }

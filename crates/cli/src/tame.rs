@@ -105,11 +105,12 @@ impl Tame {
                     sequence.push(c);
                     Inside::Control(sequence)
                 }
-                'm' if self.colours && is_colour(&sequence) => {
-                    shown.push_str("\x1b[");
-                    shown.push_str(&sequence);
-                    shown.push('m');
-                    self.coloured = !matches!(sequence.as_str(), "" | "0");
+                'm' => {
+                    let kept = if self.colours { colours(&sequence) } else { Vec::new() };
+                    if let Some(last) = kept.last() {
+                        self.coloured = last != "0";
+                        shown.push_str(&format!("\x1b[{}m", kept.join(";")));
+                    }
                     Inside::Text
                 }
                 '\x1b' => Inside::Escape,
@@ -124,23 +125,67 @@ impl Tame {
     }
 }
 
-/// Whether the parameters of a sequence that ends in `m` set colours and the like, and do not hide text (8).
-fn is_colour(sequence: &str) -> bool {
-    let mut codes = sequence.split([';', ':']);
-    while let Some(code) = codes.next() {
-        match code {
-            "8" => return false,
-            // A colour of its own follows: `5;N` or `2;R;G;B`.
-            "38" | "48" | "58" => match codes.next() {
-                Some("5") => drop(codes.next()),
-                Some("2") => drop(codes.nth(2)),
-                _ => return false,
-            },
-            code if code.bytes().all(|digit| digit.is_ascii_digit()) => {}
-            _ => return false,
+/// The parameters of a sequence that ends in `m` that set colours and styles, each written in one way only. Concealed text
+/// (8), the colour of underlines (58, whose numbers some terminals take for parameters) and what is unknown is left out.
+fn colours(sequence: &str) -> Vec<String> {
+    // Others begin with a mark, such as `?` or `>`, and mean something else.
+    if !sequence.bytes().all(|byte| byte.is_ascii_digit() || b";:".contains(&byte)) {
+        return Vec::new();
+    }
+    let mut kept = Vec::new();
+    let mut parameters = sequence.split(';');
+    while let Some(parameter) = parameters.next() {
+        let numbers: Vec<u16> = parameter.split(':').map(|part| number(part).unwrap_or(u16::MAX)).collect();
+        match numbers.as_slice() {
+            // The colour follows as parameters. Terminals differ in what they make of an incomplete one, and of the rest.
+            [code @ (38 | 48 | 58)] => {
+                let mut next = || parameters.next().and_then(number);
+                let colour = match next() {
+                    Some(5) => next().map(|index| vec![5, index]),
+                    Some(2) => {
+                        next().zip(next()).zip(next()).map(|((red, green), blue)| vec![2, red, green, blue])
+                    }
+                    _ => None,
+                };
+                let Some(colour) = colour else { break };
+                kept.extend(colour_of(*code, &colour));
+            }
+            [code @ (38 | 48), 2, _, rgb @ ..] if rgb.len() >= 3 => {
+                kept.extend(colour_of(*code, &[2, rgb[0], rgb[1], rgb[2]]));
+            }
+            [code @ (38 | 48), colour @ ..] => kept.extend(colour_of(*code, colour)),
+            [4, kind @ 0..=5] => kept.push(format!("4:{kind}")),
+            [
+                code @ (0..=7
+                | 9
+                | 21..=25
+                | 27..=29
+                | 30..=37
+                | 39..=47
+                | 49
+                | 53
+                | 55
+                | 90..=97
+                | 100..=107),
+            ] => {
+                kept.push(code.to_string());
+            }
+            _ => {}
         }
     }
-    true
+    kept
+}
+
+/// A number of a parameter; an empty one is 0.
+fn number(text: &str) -> Option<u16> {
+    if text.is_empty() { Some(0) } else { text.parse().ok() }
+}
+
+/// The parameters of a colour of its own: `5;N` or `2;R;G;B`.
+fn colour_of(code: u16, colour: &[u16]) -> Option<String> {
+    let is_known = matches!(colour, [5, _] | [2, _, _, _]) && colour.iter().all(|part| *part <= 255);
+    let parts: Vec<String> = colour.iter().map(u16::to_string).collect();
+    (is_known && code != 58).then(|| format!("{code};{}", parts.join(";")))
 }
 
 #[cfg(test)]
@@ -173,7 +218,16 @@ mod tests {
             ("\x1b[?25lx\x1b[>4;1my", "xy"),
             ("a\u{202e}b", "ab"),
             ("\x1b[\x1b[31mx", "\x1b[31mx\x1b[0m"),
-            ("\x1b[8mx\x1b[1;8my\x1b[38;5;8mz", "xy\x1b[38;5;8mz\x1b[0m"),
+            ("\x1b[8mx\x1b[08my\x1b[38:5;8mz", "xyz"),
+            ("\x1b[1;8mx\x1b[8:1;0000000000000000031my", "\x1b[1mx\x1b[31my\x1b[0m"),
+            ("\x1b[4294967304mx\x1b[65544my\x1b[-8mz\x1b[+8m", "xyz"),
+            (
+                "\x1b[38;5;8mx\x1b[48:2::1:2:3my\x1b[38:2:4:5:6mz",
+                "\x1b[38;5;8mx\x1b[48;2;1;2;3my\x1b[38;2;4;5;6mz\x1b[0m",
+            ),
+            ("\x1b[58;5;8mx\x1b[58:5:8;1my\x1b[38;5:8mz\x1b[38;9;8m", "x\x1b[1myz\x1b[0m"),
+            ("\x1b[38;5;8;8;9mx\x1b[38;2;1;8mz", "\x1b[38;5;8;9mxz\x1b[0m"),
+            ("\x1b[38;5;300;8mx\x1b[4:3;my", "x\x1b[4:3;0my"),
             ("\x1b]0;never ended\nx\x1b[12\ny\x1b\nz", "\nx\ny\nz"),
             ("a\u{200b}b\u{2028}c\u{feff}d\u{e0041}e", "abcde"),
         ];

@@ -47,11 +47,7 @@ impl Why {
 }
 
 fn print(answer: &Answer) -> Result<(), Failure> {
-    let reason = answer.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"));
-    let style = anstyle::Style::new().bold();
-    let head = words::harmless(&format!("{}{reason}:", answer.decision.as_str()));
-    let text = words::wrapped(&format!("{head} {}", words::harmless(&answer.words)), sheet::width());
-    reading::print_text(&format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text)))?;
+    reading::print_text(&sentence(answer, sheet::width()))?;
     if answer.checks.len() < 2 {
         return Ok(());
     }
@@ -65,4 +61,13 @@ fn print(answer: &Answer) -> Result<(), Failure> {
         failed |= !ok;
     }
     reading::print_text(&format!("\n{}", sheet.render()))
+}
+
+/// The answer in a sentence. It may quote texts from outside, such as the reason of a pause.
+fn sentence(answer: &Answer, width: Option<u16>) -> String {
+    let reason = answer.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let style = anstyle::Style::new().bold();
+    let head = words::one_line(&format!("{}{reason}:", answer.decision.as_str()), usize::MAX);
+    let text = words::wrapped(&format!("{head} {}", words::one_line(&answer.words, usize::MAX)), width);
+    format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text))
 }

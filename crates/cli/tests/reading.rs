@@ -74,7 +74,7 @@ fn show_says_everything_in_words() {
     let said = house.belfry(&["show", "reporter/fails"]);
     assert_eq!(said.code, 0, "{}", said.err);
     for part in [
-        "every 10m, UTC  (every \"10m\")",
+        "every 10m, UTC (every \"10m\")",
         "streak -3",
         "no paper",
         "run sh -c exit 3",

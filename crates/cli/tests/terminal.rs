@@ -133,6 +133,13 @@ fn text_from_outside_does_nothing_to_a_terminal_in_any_command() {
     }
     let shown = on_a_terminal(&house, &["why", "hello/grid"]);
     assert!(shown.contains("paused") && shown.contains("\x1b["), "with our own colours: {shown:?}");
+    let lines = "quiet\nFORGED  yes\r\nFORGED: active";
+    assert_eq!(house.belfry(&["pause", "hello/often", "--reason", lines]).code, 0);
+    for arguments in [["why", "hello/often"], ["show", "hello/often"]] {
+        let shown = without_colours(&on_a_terminal(&house, &arguments), true);
+        let is_forged = shown.lines().any(|line| line.trim_start().starts_with("FORGED"));
+        assert!(shown.contains("quiet FORGED") && !is_forged, "{arguments:?}: {shown}");
+    }
     let reading: [&[&str]; 26] = [
         &["ls"],
         &["ls", "-o", "json"],
@@ -167,13 +174,19 @@ fn text_from_outside_does_nothing_to_a_terminal_in_any_command() {
         assert_tame(&shown, arguments);
     }
     let missing = format!("hello/{POISON}");
-    let wrong: [&[&str]; 6] = [
+    let flag = format!("--{POISON}");
+    let wrong: [&[&str]; 10] = [
         &["show", &missing],
         &["why", "hello/grid", "--at", POISON],
         &["next", "--cron", POISON],
         &["logs", POISON],
         &["ls", POISON],
         &["add", "hello/new", "every=5m", &format!("timezone={POISON}")],
+        // What is wrong with the arguments themselves.
+        &[POISON],
+        &["ls", &flag],
+        &["ls", "-o", POISON],
+        &["up", "--listen", POISON],
     ];
     for arguments in wrong {
         assert_tame(&on_a_terminal(&house, arguments), arguments);

@@ -17,6 +17,8 @@ pub(crate) struct Text {
     pub open_folder: Option<PathBuf>,
     /// The user that owns it, where this is root and that is another.
     pub other_owner: Option<u32>,
+    /// A folder above it and the user that owns that, where this is root and that is another.
+    pub other_folder: Option<(PathBuf, u32)>,
 }
 
 /// Reads a regular file of UTF-8.
@@ -49,6 +51,7 @@ pub(crate) fn read(path: &Path) -> Result<Text, String> {
         world_writable: world_writable(&metadata),
         open_folder: open_folder(path),
         other_owner: other_owner(&metadata),
+        other_folder: other_folder(path),
     })
 }
 
@@ -76,16 +79,27 @@ fn world_writable(_: &Metadata) -> bool {
     false
 }
 
+/// Every folder above a file, the nearest first: above the path as it was given, then above the one that links lead to.
+fn folders_above(path: &Path) -> impl Iterator<Item = (PathBuf, Metadata)> {
+    let paths = [std::path::absolute(path).ok(), path.canonicalize().ok()];
+    let folders: Vec<PathBuf> =
+        paths.iter().flatten().flat_map(|path| path.ancestors().skip(1).map(Path::to_owned)).collect();
+    folders.into_iter().filter_map(|folder| folder.metadata().ok().map(|data| (folder, data)))
+}
+
 /// The nearest folder above a file where every user can write and no sticky bit keeps others' files from being
-/// replaced: above the path as it was given, or above the one that links lead to.
+/// replaced.
 #[cfg(unix)]
 fn open_folder(path: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt;
-    let is_open = |folder: &&Path| {
-        folder.metadata().is_ok_and(|data| data.mode() & 0o002 != 0 && data.mode() & 0o1000 == 0)
-    };
-    let paths = [std::path::absolute(path).ok(), path.canonicalize().ok()];
-    paths.iter().flatten().find_map(|path| path.ancestors().skip(1).find(is_open)).map(Path::to_owned)
+    let is_open = |data: &Metadata| data.mode() & 0o002 != 0 && data.mode() & 0o1000 == 0;
+    folders_above(path).find(|(_, data)| is_open(data)).map(|(folder, _)| folder)
+}
+
+/// The nearest folder above a file that another user owns, if this is root. The owner can replace what is in it, also if
+/// it has a sticky bit.
+fn other_folder(path: &Path) -> Option<(PathBuf, u32)> {
+    folders_above(path).find_map(|(folder, data)| Some((folder, other_owner(&data)?)))
 }
 
 #[cfg(not(unix))]

@@ -307,6 +307,17 @@ impl Files {
             let help = format!("run as user {owner}, or take the file over: chown root {}", shown.display());
             context.error(span, message).help(help);
         }
+        if let Some((folder, owner)) = text.other_folder
+            && text.other_owner.is_none()
+            && let Some(span) = commands(&self.roots[root])
+        {
+            let folder = folder.display();
+            let message = format!(
+                "user {owner} owns {folder} and can replace this file, and root would run the programs that it names"
+            );
+            let help = format!("run as user {owner}, or take the folder over: chown root {folder}");
+            context.error(span, message).help(help);
+        }
         if let Some(folder) = text.open_folder
             && let Some(span) = commands(&self.roots[root])
         {

@@ -1,7 +1,9 @@
-//! `${NAME}` and `${NAME:-default}`: references to the environment. `$$` is a dollar; a dollar before anything else is
-//! itself.
+//! References to the environment in files, as `belfry_core::reference` reads them: checked, found and filled in.
 
 use std::ops::Range;
+
+pub(crate) use belfry_core::reference::is_name;
+use belfry_core::reference::{self as core, Piece};
 
 pub(crate) const RULE: &str = "references are `${NAME}` and `${NAME:-default}`; for a literal `$` write `$$`";
 
@@ -10,23 +12,6 @@ pub(crate) const RULE: &str = "references are `${NAME}` and `${NAME:-default}`; 
 pub(crate) struct Flaw {
     pub range: Range<usize>,
     pub message: String,
-}
-
-/// A piece of a text.
-enum Piece<'a> {
-    Text(&'a str),
-    Reference { name: &'a str, default: Option<&'a str>, range: Range<usize> },
-}
-
-impl Piece<'_> {
-    /// What of the piece is written here and does not come from the environment.
-    fn written(&self) -> Option<&str> {
-        match self {
-            Piece::Text(text) => Some(*text),
-            Piece::Reference { default, .. } => *default,
-        }
-        .filter(|text| !text.is_empty())
-    }
 }
 
 /// Whether all references are well formed.
@@ -43,8 +28,6 @@ pub(crate) fn find(text: &str, is_wanted: impl Fn(&str) -> bool) -> Option<(&str
 }
 
 /// Fills in every reference. An empty variable counts as unset where there is a default.
-///
-/// This is also how a node reads the values of `env` when an attempt starts.
 pub(crate) fn resolve(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Flaw> {
     fill(text, env, "is not set")
 }
@@ -109,44 +92,13 @@ pub(crate) fn hide_written(secret: &str) -> String {
 }
 
 fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(dollar) = text[at..].find('$').map(|i| at + i) {
-        pieces.push(Piece::Text(&text[at..dollar]));
-        let rest = &text[dollar + 1..];
-        if rest.starts_with('$') {
-            pieces.push(Piece::Text("$"));
-            at = dollar + 2;
-        } else if let Some(inner) = rest.strip_prefix('{') {
-            let Some(length) = inner.find('}') else {
-                let message = "a reference is not closed".into();
-                return Err(Flaw { range: dollar..text.len(), message });
-            };
-            let range = dollar..dollar + length + 3;
-            let (name, default) = match inner[..length].split_once(":-") {
-                Some((name, default)) => (name, Some(default)),
-                None => (&inner[..length], None),
-            };
-            if !is_name(name) {
-                let message = format!("{} is not a reference", crate::problem::Quoted(&text[range.clone()]));
-                return Err(Flaw { range, message });
-            }
-            at = range.end;
-            pieces.push(Piece::Reference { name, default, range });
-        } else {
-            pieces.push(Piece::Text("$"));
-            at = dollar + 1;
+    core::pieces(text).map_err(|flaw| match flaw {
+        core::Flaw::Unclosed(range) => Flaw { range, message: "a reference is not closed".into() },
+        core::Flaw::NoName(range) => {
+            let message = format!("{} is not a reference", crate::problem::Quoted(&text[range.clone()]));
+            Flaw { range, message }
         }
-    }
-    pieces.push(Piece::Text(&text[at..]));
-    Ok(pieces)
-}
-
-/// `[A-Za-z_][A-Za-z0-9_]*`
-pub(crate) fn is_name(name: &str) -> bool {
-    !name.is_empty()
-        && !name.starts_with(|c: char| c.is_ascii_digit())
-        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    })
 }
 
 /// Where a text that takes no references looks as if it had one: a `${` that is not written `$${`.

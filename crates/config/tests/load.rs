@@ -358,6 +358,42 @@ fn root_takes_no_programs_from_a_file_of_another_user() {
     assert!(errors.contains("run as user 65534, or take the file over: chown root"), "{errors}");
 }
 
+#[cfg(unix)]
+#[test]
+fn root_takes_no_programs_from_below_a_folder_of_another_user() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+    let files = [("belfry.yaml", "agents: {a: {shell: x}}"), ("none.yaml", "{}")];
+    let (folder, _) = load_files(&files, &[]);
+    let path = |name: &str| folder.path().join(name);
+    if folder.path().metadata().unwrap().uid() != 0 {
+        let words = "\nSKIPPED: only root can give a folder to another user\n";
+        drop(std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()));
+        return;
+    }
+    std::fs::create_dir_all(path("other/own")).unwrap();
+    for (name, _) in files {
+        std::fs::rename(path(name), path("other/own").join(name)).unwrap();
+    }
+    symlink(path("other/own"), path("link")).unwrap();
+    let host = Host::new(&|_| None, "UTC");
+    for mode in [0o755, 0o1755] {
+        for name in ["other/own/belfry.yaml", "link/belfry.yaml"] {
+            chown(path("other"), Some(0), None).unwrap();
+            assert!(load(&path(name), &host).is_ok(), "{name}");
+            chown(path("other"), Some(65_534), None).unwrap();
+            std::fs::set_permissions(path("other"), std::fs::Permissions::from_mode(mode)).unwrap();
+            let errors = load(&path(name), &host).unwrap_err().to_string();
+            let other = path("other");
+            assert!(
+                errors.contains(&format!("user 65534 owns {} and can replace", other.display())),
+                "{errors}"
+            );
+            assert!(errors.contains(&format!("chown root {}", other.display())), "{errors}");
+        }
+    }
+    assert!(load(&path("other/own/none.yaml"), &host).is_ok(), "it names no programs");
+}
+
 #[test]
 fn a_million_errors_are_bounded() {
     let text: String = (0..30_000).map(|i| format!("k{i}: 1\n")).collect();

@@ -41,7 +41,10 @@ impl std::fmt::Display for Unreadable {
                 "needs a newer version of Belfry: its definition has format {format}, this version reads up to {FORMAT}"
             ),
             Unreadable::Broken { detail } => {
-                write!(formatter, "its stored definition cannot be read by this version of Belfry: {detail}")
+                write!(
+                    formatter,
+                    "its stored definition cannot be read by this version of Belfry, but by the one that wrote it: {detail}"
+                )
             }
         }
     }

@@ -13,6 +13,7 @@ pub mod hook;
 pub mod input;
 pub mod model;
 pub mod plan;
+pub mod reference;
 pub mod rescue;
 pub mod retry;
 pub mod session;

@@ -112,8 +112,11 @@ fn refused(detail: String) -> Error {
 fn timing(record: &ScheduleRecord, request: &Backfill) -> Result<Timing, Error> {
     let name = &record.name;
     let compiled = record.definition.compile(name);
-    let compiled =
-        compiled.map_err(|detail| refused(format!("{name} is invalid and has no ticks: {detail}")))?;
+    let compiled = compiled.map_err(|detail| {
+        // Of a definition that cannot be read the status knows more.
+        let why = if let Status::Invalid { reason } = &record.status { reason } else { &detail };
+        refused(format!("{name} is invalid and has no ticks: {why}"))
+    })?;
     let timing = compiled
         .timing
         .ok_or_else(|| refused(format!("{name} runs on request and has no ticks to make up for")))?;

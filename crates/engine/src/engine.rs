@@ -688,10 +688,13 @@ pub async fn prepare(
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
     let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    let compiled = record.definition.compile(name).map_err(&refused)?;
     let definitions = store.definitions(&[record.id]).await?;
     let definitions =
         definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    if let Some(why) = &definitions.unreadable {
+        return Err(refused(why.to_string()));
+    }
+    let compiled = record.definition.compile(name).map_err(&refused)?;
     let mut run =
         NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
     to_known_lane(store, options, &mut run.lane).await?;

@@ -142,6 +142,49 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
 }
 
+#[test]
+fn a_node_without_its_store_does_not_use_up_the_time_to_stop() {
+    let replaced = || belfry_store::Error::Replaced { place: "belfry.db.lock".into() };
+    for (error, gives_up) in [(replaced(), true), (full::<()>().unwrap_err(), false)] {
+        let node = NodeId(uuid::Uuid::from_u128(1));
+        let at = |mono| Now { wall: start(), mono };
+        let lease = start() + belfry::SignedDuration::from_secs(30);
+        let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+        let mut driver = Driver::new(Options::default(), node, at(60 * SECOND), lease, new_id);
+        driver.step(at(60 * SECOND), Input::Woken);
+        driver.step(at(61 * SECOND), Input::Due { due: Err(error), next: None });
+        // A renewal is under way, and not answered.
+        let effects = driver.step(at(62 * SECOND), Input::Woken);
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
+        driver.step(at(62 * SECOND), Input::Stop { timeout: 30 * SECOND });
+        let wait = driver.wait(at(62 * SECOND));
+        let effects = driver.step(at(62 * SECOND + wait.min(SECOND)), Input::Woken);
+        let stopped = effects.iter().any(|effect| matches!(effect, Effect::Stopped { .. }));
+        assert_eq!(stopped, gives_up, "{effects:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_schedule_that_this_version_cannot_read_is_not_run_by_hand() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let store = belfry::AnyStore::open(&format!("sqlite:{}", path.display()), true).await.unwrap();
+    let agents =
+        ["new", "odd"].map(|name| AgentBuilder::new(name).schedule("s", cron("* * * * *").unwrap()).build());
+    store.apply(start(), "files", "digest", &agents).await.unwrap();
+    let file = rusqlite::Connection::open(&path).unwrap();
+    file.execute("update schedules set format = 999 where name = 'new/s'", []).unwrap();
+    file.execute("update agents set definition = '{\"shiny\": true}' where name = 'odd'", []).unwrap();
+    for (name, words) in
+        [("new/s", "needs a newer version of Belfry"), ("odd/s", "cannot be read by this version of Belfry")]
+    {
+        let request = belfry::RunRequest::default();
+        let made = belfry::request_run(&store, &Options::default(), start(), name, request).await;
+        let error = made.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot run {name}: ")) && error.contains(words), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let store = belfry_store::memory::Memory::new();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use belfry_core::reference::{self, Flaw, Piece};
 use belfry_core::template::{Budget, Part, Template, Values};
 use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable, is_secret_name};
 
@@ -103,7 +104,7 @@ fn check_name(key: &str, name: &str, is_own: fn(&str) -> bool) -> Result<(), Err
     Err(Error::Environment(format!("{key} {name:?}: {problem}")))
 }
 
-/// Replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`.
+/// Fills in the references of a text. Their values are secrets.
 fn expand(
     key: &str,
     text: &str,
@@ -111,22 +112,19 @@ fn expand(
     secrets: &mut Vec<Vec<u8>>,
     out: &mut Vec<u8>,
 ) -> Result<(), Error> {
-    let mut rest = text;
-    while let Some(at) = rest.find("${") {
-        if rest[..at].ends_with('$') {
-            out.extend_from_slice(&rest.as_bytes()[..at - 1]);
-            out.extend_from_slice(b"${");
-            rest = &rest[at + 2..];
-            continue;
-        }
-        out.extend_from_slice(&rest.as_bytes()[..at]);
-        let Some(end) = rest[at..].find('}') else {
-            return Err(Error::Environment(format!("env {key}: `${{` without a `}}` in {text:?}")));
-        };
-        let reference = &rest[at + 2..at + end];
-        let (name, default) = match reference.split_once(":-") {
-            Some((name, default)) => (name, Some(default)),
-            None => (reference, None),
+    let pieces = reference::pieces(text).map_err(|flaw| {
+        Error::Environment(match flaw {
+            Flaw::Unclosed(_) => format!("env {key}: `${{` without a `}}` in {text:?}"),
+            Flaw::NoName(range) => format!("env {key}: {:?} names no variable", &text[range]),
+        })
+    })?;
+    for piece in pieces {
+        let (name, default) = match piece {
+            Piece::Text(text) => {
+                out.extend_from_slice(text.as_bytes());
+                continue;
+            }
+            Piece::Reference { name, default, .. } => (name, default),
         };
         check_name(&format!("env {key}: ${{…}}"), name, is_of_belfry)?;
         // As in a shell, `:-` also stands in for an empty value.
@@ -142,9 +140,7 @@ fn expand(
                 )));
             }
         }
-        rest = &rest[at + end + 1..];
     }
-    out.extend_from_slice(rest.as_bytes());
     Ok(())
 }
 
@@ -214,7 +210,8 @@ mod tests {
         assert_eq!(one("Bearer ${T}!").unwrap(), ("Bearer t0ken!".into(), vec![b"t0ken".to_vec()]));
         assert_eq!(one("${NOPE:-a:-b}").unwrap(), ("a:-b".into(), vec![]));
         assert_eq!(one("${EMPTY:-x}${EMPTY}").unwrap().0, "x");
-        assert_eq!(one("$T $$ $${T} $").unwrap(), ("$T $$ ${T} $".into(), vec![]));
+        assert_eq!(one("$T $$ $${T} $").unwrap(), ("$T $ ${T} $".into(), vec![]));
+        assert_eq!(one("$$${T} $$$${T}").unwrap(), ("$t0ken $${T}".into(), vec![b"t0ken".to_vec()]));
     }
 
     #[test]

@@ -72,8 +72,13 @@ async fn holds<S: Store>(open: impl AsyncFn() -> S, sql: impl AsyncFn(&'static s
     let listed = store.schedules(&ScheduleFilter::default(), None, 100).await.unwrap().items;
     assert_eq!(listed.len(), NAMES.len(), "one that cannot be read takes no other from the list");
     for record in &listed {
-        let shown = matches!(&record.status, Status::Invalid { .. });
-        assert_eq!(shown, ["junk/s", "newer/s", "shiny/s"].contains(&record.name.as_str()), "{record:?}");
+        let is_read = record.name == "plain/s";
+        assert_eq!(matches!(&record.status, Status::Invalid { .. }), !is_read, "{record:?}");
+        assert_eq!(record.token.is_some(), is_read, "no next tick is shown: {record:?}");
+        let alone = store.schedule(&record.name).await.unwrap().unwrap();
+        assert_eq!((&alone.status, &alone.token), (&record.status, &record.token));
+        let definitions = store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
+        assert_eq!(definitions.unreadable.is_some(), !is_read, "{}", record.name);
     }
     let agents = store.agents().await.unwrap();
     let unread: Vec<&str> =

@@ -5,6 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use crate::client::{Api, CONFIG};
 use crate::remote::Said;
 use crate::support::Site;
@@ -81,4 +83,27 @@ fn a_run_is_followed_on_a_server_that_is_far_away() {
     let far = proxy(&api.address, Duration::from_millis(80), |_| true);
     let said = ask(&api, &far, &["run", "hello/quiet", "--follow", "--timeout", "20s"]);
     assert_eq!((said.code, said.out.as_str()), (0, "hello\nnone"), "{said:?}");
+}
+
+#[test]
+fn a_stopped_server_is_named_after_a_while() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start(&site);
+    let up = api.up.lock().unwrap();
+    up.signal(Signal::SIGSTOP);
+    let server = format!("http://{}", api.address);
+    // By its file, and by its address beside the file.
+    let ways: [&[&str]; 3] =
+        [&["ls"], &["logs", "-f", "hello/quiet"], &["--server", &server, "pause", "hello/quiet"]];
+    std::thread::scope(|scope| {
+        let asked = ways.map(|arguments| scope.spawn(|| Said::of(site.belfry(arguments))));
+        for said in asked.map(|asked| asked.join().unwrap()) {
+            assert_eq!((said.code, said.out.as_str()), (5, ""), "{said:?}");
+            let named = format!("the server at {} (process {}) has not answered for ", api.address, up.pid());
+            assert!(said.err.contains(&named), "{said:?}");
+            assert!(said.err.contains(&format!("`kill -CONT {}`", up.pid())), "{said:?}");
+        }
+    });
+    up.signal(Signal::SIGCONT);
 }

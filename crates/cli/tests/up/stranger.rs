@@ -108,3 +108,25 @@ fn another_user_reads_holds_and_replaces_nothing_whatever_the_umask() {
         server.stop();
     }
 }
+
+#[test]
+fn another_user_is_told_whose_store_it_cannot_read() {
+    if !is_root() {
+        return;
+    }
+    let site = site();
+    let mut server = up(&site, "022");
+    server.event("run_finished");
+    for arguments in [&["ls"][..], &["runs"], &["doctor"]] {
+        let mut command = Command::new(site.path("belfry"));
+        command.args(arguments).uid(OTHER).gid(OTHER).current_dir(site.path("")).env_clear();
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // A table may break its lines.
+        let words = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let whose = format!("it belongs to user {OWNER} (mode 700), and this is user");
+        assert!(words.contains("cannot read the folder ") && words.contains(&whose), "{said}");
+        assert_eq!(output.status.code(), Some(if arguments == ["doctor"] { 1 } else { 4 }), "{said}");
+    }
+    server.stop();
+}

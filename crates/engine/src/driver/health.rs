@@ -23,11 +23,18 @@ pub(super) struct Health {
     failing: BTreeSet<Write>,
     /// Calls that failed since the store was well.
     failures: u32,
+    /// Whether one of them failed because the store was removed or replaced.
+    is_replaced: bool,
 }
 
 impl Health {
     pub(super) fn is_well(&self) -> bool {
         self.failing.is_empty()
+    }
+
+    /// Whether the store that was opened is not at its place: nothing can be stored until somebody puts it back.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.is_replaced
     }
 }
 
@@ -53,7 +60,7 @@ impl Driver {
 
     fn store_took(&mut self, now: Now, kind: Write) {
         if self.health.failing.remove(&kind) && self.health.is_well() {
-            self.health.failures = 0;
+            (self.health.failures, self.health.is_replaced) = (0, false);
             self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
         }
     }
@@ -67,6 +74,7 @@ impl Driver {
             // Another node may be at work in its place: nothing may run on here, as after the end of the lease.
             self.lease_good = now.mono;
         }
+        self.health.is_replaced = error.is_replaced();
         self.health.failing.insert(kind);
         self.health.failures = self.health.failures.saturating_add(1);
         // The renewal is what finds out that a store can be written again.

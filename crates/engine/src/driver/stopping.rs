@@ -33,6 +33,11 @@ impl Driver {
             && !self.renewer.busy;
         let overrun = match self.phase {
             Phase::Draining { .. } if idle => 0,
+            // Nothing runs, and the store is gone: waiting any longer would store nothing.
+            Phase::Draining { .. } if self.health.is_replaced() && self.under_way() == 0 => {
+                self.phase = Phase::Ending { overrun: 0, give_up: now.mono + GIVE_UP_SOON };
+                return;
+            }
             Phase::Draining { until } if now.mono >= until => {
                 self.phase = Phase::Ending { overrun: self.under_way(), give_up: now.mono + GIVE_UP };
                 return self.stop_all(Stop::Shutdown);

@@ -108,7 +108,11 @@ async fn next(
     }
     let record = shared.schedule(&named.full()).await?;
     let timing = record.definition.timing(&record.name);
-    let timing = timing.map_err(|error| Problem::meaningless("invalid", error.to_string()))?;
+    let timing = timing.map_err(|error| {
+        // Of a definition that cannot be read the status knows more.
+        let is_known = matches!(record.status, Status::Invalid { .. });
+        Problem::meaningless("invalid", if is_known { nothing(&record) } else { error.to_string() })
+    })?;
     let Some(timing) = timing else {
         let detail = format!("{} runs on request only, and never ticks by itself", record.name);
         return Err(Problem::meaningless("never_ticks", detail));

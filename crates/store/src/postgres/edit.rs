@@ -160,7 +160,8 @@ impl Postgres {
             let agent = cache.agents.get(&(agent, agent_edition));
             match (cold, agent) {
                 (Some(cold), Some(agent)) => {
-                    drop(known.insert(schedule, (cold.clone(), agent.clone(), None)))
+                    let unreadable = cold.unreadable.as_ref().map(|why| self.unread.add(schedule, why));
+                    known.insert(schedule, (cold.clone(), agent.clone(), unreadable));
                 }
                 _ => missing.push(schedule),
             }

@@ -1,5 +1,7 @@
 //! Lists, and records as they are listed.
 
+use std::collections::BTreeMap;
+
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::{When, read_stored};
@@ -179,7 +181,27 @@ fn budget(row: &Row) -> Result<Option<Budget>, Fault> {
 
 pub(super) async fn schedule(tx: &mut Tx<'_>, name: &str) -> Result<Option<ScheduleRecord>, Fault> {
     let sql = concat!(schedules!(), " where c.name = $1 and c.retired_at is null");
-    tx.query(sql, &[&name]).await?.first().map(schedule_record).transpose()
+    let found = tx.query(sql, &[&name]).await?.first().map(schedule_record).transpose()?;
+    Ok(with_agents(tx, found.into_iter().collect()).await?.pop())
+}
+
+/// Marks the schedules of agents that cannot be read: they cannot be read either.
+async fn with_agents(tx: &mut Tx<'_>, records: Vec<ScheduleRecord>) -> Result<Vec<ScheduleRecord>, Fault> {
+    let mut ids: Vec<i64> = records.iter().map(|record| record.agent).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let found = tx.query("select id, format, definition from agents where id = any($1)", &[&ids]).await?;
+    let mut unread = BTreeMap::new();
+    for row in &found {
+        if let Err(why) = finish::read_agent(row)? {
+            unread.insert(get::<i64>(row, "id")?, why);
+        }
+    }
+    let marked = records.into_iter().map(|record| match unread.get(&record.agent) {
+        Some(why) => record.unreadable(why),
+        None => record,
+    });
+    Ok(marked.collect())
 }
 
 pub(super) async fn schedules(
@@ -202,6 +224,7 @@ pub(super) async fn schedules(
     );
     let found = tx.query(sql, &[&from, &to, &filter.mask(), &filter.source, &i64::from(limit)]).await?;
     let items: Vec<ScheduleRecord> = found.iter().map(schedule_record).collect::<Result<_, Fault>>()?;
+    let items = with_agents(tx, items).await?;
     let is_full = items.len() == limit as usize;
     let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
     Ok(Page { items, next })

@@ -1,5 +1,8 @@
 //! Lists, and records as they are listed.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::{When, read_stored};
@@ -178,7 +181,23 @@ fn with_definition((record, format, text): (ScheduleRecord, i32, String)) -> Sch
 impl Verb<'_> {
     pub(super) fn schedule(&self, name: &str) -> Done<Option<ScheduleRecord>> {
         let sql = format!("{SCHEDULES} where s.name = ? and s.retired_at is null");
-        Ok(self.row(sql, [name], schedule_record)?.map(with_definition))
+        let found = self.row(sql, [name], schedule_record)?.map(with_definition);
+        Ok(self.with_agents(found.into_iter().collect())?.pop())
+    }
+
+    /// Marks the schedules of agents that cannot be read: they cannot be read either.
+    fn with_agents(&self, records: Vec<ScheduleRecord>) -> Done<Vec<ScheduleRecord>> {
+        let mut agents = BTreeMap::new();
+        for agent in records.iter().map(|record| record.agent) {
+            if let Entry::Vacant(unknown) = agents.entry(agent) {
+                unknown.insert(self.read_agent(agent)?.and_then(Result::err));
+            }
+        }
+        let marked = records.into_iter().map(|record| match agents.get(&record.agent) {
+            Some(Some(why)) => record.unreadable(why),
+            _ => record,
+        });
+        Ok(marked.collect())
     }
 
     pub(super) fn list_schedules(
@@ -199,7 +218,7 @@ impl Verb<'_> {
         );
         let found =
             self.rows(sql, params![from, to, filter.mask(), filter.source, limit], schedule_record)?;
-        let items: Vec<ScheduleRecord> = found.into_iter().map(with_definition).collect();
+        let items = self.with_agents(found.into_iter().map(with_definition).collect())?;
         let is_full = items.len() == limit as usize;
         let next = items.last().filter(|_| is_full).map(|last| last.name.clone());
         Ok(Page { items, next })
