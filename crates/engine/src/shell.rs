@@ -210,6 +210,9 @@ impl Shell {
                     Input::Lanes { lanes, unreadable: store.unreadable().await }
                 });
             }
+            Effect::ReadUnreadableRows => {
+                self.answer(async move { Input::UnreadableRows(store.unreadable_rows().await) });
+            }
             Effect::Start { attempt, tell } => self.start(*attempt, tell),
             Effect::Stop { run, stop } => {
                 if let Some(cancel) = self.attempts.get(&run) {

@@ -6,12 +6,18 @@ use super::*;
 const LANES_SOON: Duration = Duration::from_millis(500);
 /// … and this soon where no hint came.
 const LANES_EVERY: Duration = Duration::from_secs(30);
+/// How often rows are looked for of which a part cannot be read.
+const ROWS_EVERY: Duration = Duration::from_secs(600);
 
 impl Driver {
     pub(super) fn lanes_maybe(&mut self, now: Now) {
         if self.lanes.is_due(now) {
             self.lanes.busy = true;
             self.effects.push(Effect::ReadLanes);
+            if self.unreadable_rows.1 <= now.mono {
+                self.unreadable_rows.1 = now.mono + ROWS_EVERY;
+                self.effects.push(Effect::ReadUnreadableRows);
+            }
         }
     }
 
@@ -24,7 +30,7 @@ impl Driver {
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
         self.lanes.rest(now, now.mono + LANES_EVERY);
         let Some(lanes) = self.read(now, lanes) else {
-            self.lanes.at = now.mono + self.backoff();
+            self.lanes.at = now.mono + self.backoff(Write::Lease);
             return;
         };
         let mut slots = self.options.lanes.clone();
@@ -54,6 +60,18 @@ impl Driver {
                 let event = Event::new(now.wall, Level::Warn, Name::ScheduleUnreadable).of(&name);
                 let detail = format!("{why}; this node leaves it alone");
                 self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+            }
+        }
+    }
+
+    /// Tells once of each row of which a part cannot be read.
+    pub(super) fn unreadable_rows(&mut self, now: Now, found: Result<Vec<String>, Error>) {
+        let Some(found) = self.read(now, found) else { return };
+        self.unreadable_rows.0.retain(|known| found.contains(known));
+        for row in found {
+            if self.unreadable_rows.0.insert(row.clone()) {
+                let event = Event::new(now.wall, Level::Warn, Name::RowUnreadable);
+                self.note(Event { node: Some(self.node), detail: Some(row), ..event });
             }
         }
     }

@@ -24,7 +24,7 @@ impl Driver {
     pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
         let Some(renewed) = self.written(now, Write::Lease, renewed) else {
-            self.renewer.at = now.mono + self.backoff();
+            self.renewer.at = now.mono + self.backoff(Write::Lease);
             return;
         };
         match renewed {
@@ -45,8 +45,9 @@ impl Driver {
             .into_iter()
             .filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch))
             .collect();
-        let waiting: HashSet<RunId> =
-            self.endings.iter().chain(&self.finishing).map(|ending| ending.finish.run).collect();
+        let refused = self.refused_ends.iter().map(|(_, ending)| ending);
+        let endings = self.endings.iter().chain(&self.finishing).chain(refused);
+        let waiting: HashSet<RunId> = endings.map(|ending| ending.finish.run).collect();
         let lost: Vec<_> = unknown
             .iter()
             .filter(|stray| self.strays.contains(*stray) && !waiting.contains(&stray.0))
@@ -69,6 +70,7 @@ impl Driver {
         self.stop_all(Stop::LeaseLost);
         self.tasks.clear();
         self.endings.clear();
+        self.refused_ends.clear();
         self.nothing_left(&[Write::Ends]);
         self.strays.clear();
         self.node = NodeId((self.new_id)(now.wall));
