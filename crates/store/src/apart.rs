@@ -2,8 +2,8 @@
 //! cannot read beside one of them.
 //!
 //! Such a batch is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
-//! its schedule invalid, an end is stored without its texts. Where that is refused as well, the schedule is left alone for a
-//! while, and the end is tried again later. A store that is away, busy or full refuses nothing: what was
+//! its schedule invalid, an end is stored without its texts. Where that is refused as well, the schedule is left
+//! alone for a while, and the end is tried again later. A store that is away, busy or full refuses nothing: what was
 //! not answered is asked again by the caller.
 
 use std::future::Future;

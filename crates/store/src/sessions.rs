@@ -10,8 +10,8 @@ use crate::shapes::{Claimed, Gates, Key, NewRun, RunRecord};
 /// A message for a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewMessage {
-    /// The run that it opens, should it open one. Its payload is what the message brings beside its text; [`MESSAGE_KEYS`]
-    /// in it are left out.
+    /// The run that it opens, should it open one. Its payload is what the message brings beside its text;
+    /// [`MESSAGE_KEYS`] in it are left out.
     pub run: NewRun,
     /// Which session of the run's schedule.
     pub session: String,

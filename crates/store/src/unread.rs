@@ -1,5 +1,6 @@
-//! Schedules that this version cannot read, because their definition or their agent's is of a newer format, or broken; and
-//! for a while those whose plans the store refuses. The loops of this node leave them alone, and everything else goes on.
+//! Schedules that this version cannot read, because their definition or their agent's is of a newer format, or broken;
+//! and for a while those whose plans the store refuses. The loops of this node leave them alone, and everything else
+//! goes on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! The store is well until a call fails, and well again once each kind of write that has failed has succeeded, or has nothing
 //! left to write. Reads tell nothing good: a full disk still answers them. A failed read is followed by a renewal of the lease,
-//! which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop that asked
-//! waits then.
+//! which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop
+//! that asked waits then.
 
 use super::*;
 

@@ -447,8 +447,8 @@ begin
     end if;
 end $$;
 
--- Removes live runs that have ended, as damage may leave them: their end in history holds. Whatever ends runs would fail
--- for each of them, and with it for all others that it ends at once.
+-- Removes live runs that have ended, as damage may leave them: their end in history holds. Whatever ends runs would
+-- fail for each of them, and with it for all others that it ends at once.
 create function drop_doubles() returns void language plpgsql as $$
 declare
     doubles uuid[] := array(select l.id from live l where exists (select 1 from history h where h.id = l.id));
