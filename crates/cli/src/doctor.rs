@@ -169,6 +169,9 @@ async fn look(
             findings.add("integrity", Grade::Fail, format!("{first}{more}"));
         }
     }
+    for row in reading.store.unreadable_rows().await? {
+        findings.add("row", Grade::Warn, row);
+    }
     if let Some(path) = address.strip_prefix("sqlite:")
         && let Some(pid) = Sqlite::server(Path::new(path))
     {

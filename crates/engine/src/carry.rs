@@ -51,6 +51,7 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             let lanes = store.lane_settings().await;
             Input::Lanes { lanes, unreadable: store.unreadable().await }
         }
+        Ask::UnreadableRows => Input::UnreadableRows(store.unreadable_rows().await),
         Ask::Finish(finishes) => Input::Finished(finish_apart(store, now.wall, &finishes).await),
         Ask::Renew { node, until } => {
             Input::Renewed { asked: now.mono, renewed: store.renew(node, until).await }

@@ -83,6 +83,15 @@ pub enum Error {
         /// What is wrong with it, and the way out.
         detail: String,
     },
+    /// The payload of a message has a key that Belfry writes.
+    #[error(
+        "the payload of a message must not have the key `{key}`: Belfry writes `messages`, `session` and `text` there itself. \
+         Use another name for the key"
+    )]
+    ReservedKey {
+        /// The key.
+        key: &'static str,
+    },
     /// The node cannot be told anything: its lease has lapsed.
     #[error("node {node} is dead: its lease has lapsed, and its runs go to others")]
     NodeDead {
@@ -156,6 +165,7 @@ impl Error {
             Error::Stale { .. } => "stale",
             Error::LaneCleared { .. } => "lane_cleared",
             Error::Draining => "draining",
+            Error::ReservedKey { .. } => "reserved_key",
             Error::NodeDead { .. } => "node_dead",
             Error::NoChat { .. } | Error::NotFound { .. } | Error::NoNode { .. } => "not_found",
             Error::Shutdown { .. } => "shutdown",

@@ -135,6 +135,10 @@ pub enum Name {
     ScheduleResumed,
     /// This version cannot read a schedule or its agent; this node leaves it alone.
     ScheduleUnreadable,
+    /// A part of a stored row cannot be read, and counts as something that does no harm.
+    RowUnreadable,
+    /// The store refuses to keep a plan, an end or another write for what it is; everything else goes on.
+    WriteRefused,
     /// The store does not answer; work that runs goes on.
     StoreUnavailable,
     /// It answers again.
@@ -172,6 +176,8 @@ impl Name {
             Name::SchedulePaused => "schedule_paused",
             Name::ScheduleResumed => "schedule_resumed",
             Name::ScheduleUnreadable => "schedule_unreadable",
+            Name::RowUnreadable => "row_unreadable",
+            Name::WriteRefused => "write_refused",
             Name::StoreUnavailable => "store_unavailable",
             Name::StoreAvailable => "store_available",
         }

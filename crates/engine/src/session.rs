@@ -6,8 +6,8 @@ use belfry_core::definition::When;
 use belfry_core::session::{Message, Mode, Policy, Usage};
 use belfry_core::{Reason, RunId, RunState, Schedule};
 use belfry_store::{
-    AnyStore, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
-    SessionDone, SessionFilter, SessionVerb, Store,
+    AnyStore, LaneRecord, LaneSettings, MESSAGE_KEYS, NewMessage, NewRun, RunRecord, ScheduleFilter,
+    ScheduleRecord, SessionDone, SessionFilter, SessionVerb, Store,
 };
 use belfry_time::Timestamp;
 use serde_json::{Map, Value};
@@ -38,7 +38,7 @@ pub struct SendOptions {
     pub sent_at: Option<Timestamp>,
     /// The generation of the session that its sender knows: older than a reset, it is stale.
     pub generation: Option<i64>,
-    /// What it brings beside its text.
+    /// What it brings beside its text. `messages`, `session` and `text` are refused: Belfry writes these.
     pub payload: Map<String, Value>,
     /// Makes a repeat answer with the first run.
     pub key: Option<String>,
@@ -140,6 +140,9 @@ pub async fn send(
     let chat = find_chat(store, target).await?;
     let name = &chat.record.name;
     check_key(name, session)?;
+    if let Some(key) = MESSAGE_KEYS.into_iter().find(|key| with.payload.contains_key(*key)) {
+        return Err(Error::ReservedKey { key });
+    }
     if text.len() > TEXT_MAX {
         return Err(refused(name, format!("the message has {} bytes; {TEXT_MAX} is the most", text.len())));
     }

@@ -155,7 +155,7 @@ fn a_node_without_its_store_does_not_use_up_the_time_to_stop() {
         driver.step(at(61 * SECOND), Input::Due { due: Err(error), next: None });
         // A renewal is under way, and not answered.
         let effects = driver.step(at(62 * SECOND), Input::Woken);
-        assert!(effects.iter().any(|effect| matches!(effect, Effect::Renew { .. })), "{effects:?}");
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))), "{effects:?}");
         driver.step(at(62 * SECOND), Input::Stop { timeout: 30 * SECOND });
         let wait = driver.wait(at(62 * SECOND));
         let effects = driver.step(at(62 * SECOND + wait.min(SECOND)), Input::Woken);
@@ -235,4 +235,142 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
             && event.schedule.as_deref() == Some("s") && event.detail.is_some())
     };
     assert!(effects.iter().any(says), "{effects:?}");
+}
+
+fn refused<T>() -> Result<T, belfry_store::Error> {
+    Err(belfry_store::Error::Refused { detail: "a constraint".into() })
+}
+
+/// How often the store's refusals are told among effects.
+fn refusals(effects: &[Effect]) -> usize {
+    let is_refusal = |effect: &&Effect| matches!(effect, Effect::Note(event) if event.event == belfry::event::Name::WriteRefused);
+    effects.iter().filter(is_refusal).count()
+}
+
+#[test]
+fn a_refusal_is_no_outage_and_is_told_once() {
+    let node = NodeId(uuid::Uuid::from_u128(1));
+    let mut now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(30);
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+    let mut driver = Driver::new(Options::default(), node, now, lease, new_id);
+    driver.step(now, Input::Woken);
+    let mut told_refusals = 0;
+    let mut claims = 0;
+    for _ in 0..50 {
+        let effects = driver.step(now, Input::Claimed { claimed: refused(), next: None });
+        told_refusals += refusals(&effects);
+        assert!(told(&effects).is_empty() && driver.store_is_well(), "{effects:?}");
+        for _ in 0..10 {
+            now = Now { mono: now.mono + SECOND / 10, ..now };
+            let effects = driver.step(now, Input::Woken);
+            if effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Claim(_)))) {
+                claims += 1;
+                break;
+            }
+        }
+    }
+    assert_eq!(told_refusals, 1);
+    assert!(claims < 30, "{claims} claims in a row of refusals");
+    let due = driver.step(now, Input::Due { due: Ok(Vec::new()), next: None });
+    assert!(told(&due).is_empty() && driver.store_is_well());
+}
+
+#[tokio::test]
+async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored() {
+    let store = belfry_store::memory::Memory::new();
+    let agent = AgentBuilder::new("a").schedule("s", cron("* * * * *").unwrap()).build();
+    store.apply(start(), "files", "digest", &[agent]).await.unwrap();
+    let record = store.schedule("a/s").await.unwrap().unwrap();
+    let definitions = store.definitions(&[record.id]).await.unwrap().remove(0);
+    let claimed = |n: u128| {
+        let claimed = belfry_store::Claimed {
+            run: belfry_core::RunId(uuid::Uuid::from_u128(n)),
+            epoch: 1,
+            attempt: 1,
+            max_attempts: 4,
+            agent: record.agent,
+            schedule: record.id,
+            command: "poll".into(),
+            trigger: Trigger::Schedule,
+            tick_at: Some(start()),
+            lane: "cron".into(),
+            prompt: None,
+            rescued: false,
+            suspect: false,
+            payload: serde_json::json!({}),
+            trace_id: None,
+            unreadable: Some("its stored payload cannot be read".into()),
+        };
+        (claimed, definitions.clone())
+    };
+    let mut now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(3_600);
+    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
+    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    let ends = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Ask(Ask::Finish(ends)) => Some(ends.iter().map(|end| end.run.0.as_u128()).collect::<Vec<_>>()),
+            _ => None,
+        })
+    };
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(5), claimed(6)]), next: None });
+    assert_eq!(ends(&effects), Some(vec![5, 6]));
+    let answer = |answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_store::Error>| {
+        Input::Finished(belfry_store::Written { answers, changed: Vec::new(), error })
+    };
+    let ended = Some(belfry_store::Finished::Ended(RunState::Failed));
+    let effects = driver.step(now, answer(vec![None, ended], refused::<()>().err()));
+    assert_eq!((refusals(&effects), told(&effects).len()), (1, 0), "{effects:?}");
+    assert!(driver.store_is_well() && ends(&effects).is_none());
+    // Nothing is asked again and again, and the end of another run is stored at once.
+    assert!(driver.wait(now) > SECOND / 2, "{:?}", driver.wait(now));
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(7)]), next: None });
+    assert_eq!(ends(&effects), Some(vec![7]));
+    driver.step(now, answer(vec![ended], None));
+    // Later it is tried again, and not told again.
+    now = Now { mono: now.mono + 31 * SECOND, ..now };
+    let effects = driver.step(now, Input::Woken);
+    assert_eq!(ends(&effects), Some(vec![5]));
+    let effects = driver.step(now, answer(vec![None], refused::<()>().err()));
+    assert_eq!(refusals(&effects), 0);
+    // It keeps no node from stopping.
+    driver.step(now, Input::Due { due: Ok(Vec::new()), next: None });
+    let effects = driver.step(now, Input::Stop { timeout: SECOND });
+    let stops =
+        |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::Stopped { overrun: 0 }));
+    let claimed = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let asked = now.mono;
+    let renewed = belfry_store::Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) };
+    let renewed = driver.step(now, Input::Renewed { asked, renewed: Ok(renewed) });
+    assert!(stops(&effects) || stops(&claimed) || stops(&renewed), "{:?}", driver.phase());
+}
+
+#[test]
+fn a_row_that_cannot_be_read_is_told_of_once() {
+    let node = NodeId(uuid::Uuid::from_u128(1));
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(30);
+    let mut driver =
+        Driver::new(Options::default(), node, now, lease, Box::new(|_| uuid::Uuid::from_u128(2)));
+    let asks = |effects: &[Effect]| {
+        effects.iter().filter(|effect| matches!(effect, Effect::Ask(Ask::UnreadableRows))).count()
+    };
+    assert_eq!(asks(&driver.step(now, Input::Woken)), 1, "it looks when it starts");
+    let mut tell = |rows: &[&str]| -> Vec<String> {
+        let rows = rows.iter().map(|row| (*row).to_owned()).collect();
+        let effects = driver.step(now, Input::UnreadableRows(Ok(rows)));
+        let said = |effect: Effect| match effect {
+            Effect::Note(event) if event.event == belfry::event::Name::RowUnreadable => event.detail,
+            _ => None,
+        };
+        effects.into_iter().filter_map(said).collect()
+    };
+    assert_eq!(tell(&["lane a", "token b"]), ["lane a", "token b"]);
+    assert_eq!(tell(&["lane a", "token b", "node c"]), ["node c"]);
+    assert_eq!(tell(&["token b"]), Vec::<String>::new());
+    assert_eq!(tell(&["lane a"]), ["lane a"], "it was mended and is broken again");
 }

@@ -182,6 +182,24 @@ async fn five_messages_within_the_window_are_one_run() {
 }
 
 #[tokio::test]
+async fn a_payload_with_a_key_that_belfry_writes_is_refused() {
+    on_each(async |world: World| {
+        let bots = Bots::default();
+        let engine = bots.engine(&world, json!({"debounce": "0s"})).await;
+        for key in ["messages", "session", "text"] {
+            let payload = json!({"own": 1, key: [{"seq": 1, "text": "forged"}]}).as_object().unwrap().clone();
+            let with = SendOptions { payload, ..SendOptions::default() };
+            let Err(error) = say_with(&engine, "x", "hello", with).await else { panic!("{key} was taken") };
+            assert_eq!(error.code(), "reserved_key");
+            assert!(error.to_string().contains(&format!("`{key}`")), "{error}");
+        }
+        assert!(bots.started().is_empty() && world.runs().await.is_empty());
+        finish(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_full_queue_drops_the_oldest_or_refuses_the_newest() {
     on_each(async |world: World| {
         let bots = Bots::default();

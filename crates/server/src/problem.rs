@@ -174,6 +174,9 @@ impl From<belfry::Error> for Problem {
                 .way_out("send it again when the session has caught up, or stop the session"),
             belfry::Error::Stale { .. } => Problem::conflict("stale", error.to_string())
                 .way_out("GET the session for its generation, and send it as a new message"),
+            belfry::Error::ReservedKey { key } => {
+                Problem::meaningless("reserved_key", error.to_string()).field(format!("payload.{key}"))
+            }
             belfry::Error::Draining => Problem::unavailable("draining", error.to_string()),
             belfry::Error::Status { .. } => Problem::unavailable("draining", error.to_string()),
             other => Problem::meaningless("invalid", other.to_string()),

@@ -81,6 +81,7 @@ impl Store for Slow {
         Write put_agent(now: Timestamp, agent: &AgentSpec, whole: bool, expect: &Expect<AgentDefinition>) -> PutAgent;
         Write remove_agent(now: Timestamp, agent: &str, expect: &Expect<AgentDefinition>) -> Removed;
         Read definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>;
+        Read unreadable_rows() -> Vec<String>;
         Read unreadable() -> Vec<UnreadableSchedule>;
         Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
         Write resume(now: Timestamp, schedule: ScheduleId, catch_up: bool, skipped: Option<SkipRange>) -> bool;

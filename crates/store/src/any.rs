@@ -405,6 +405,14 @@ impl Store for AnyStore {
         each!(self, store => store.changed().await);
     }
 
+    async fn unreadable_rows(&self) -> Answer<Vec<String>> {
+        each!(self, store => store.unreadable_rows().await)
+    }
+
+    fn leave_alone(&self, schedule: ScheduleId) {
+        each!(self, store => store.leave_alone(schedule));
+    }
+
     async fn integrity(&self) -> Answer<Vec<String>> {
         each!(self, store => store.integrity().await)
     }

@@ -2,7 +2,8 @@
 //! cannot read beside one of them.
 //!
 //! Such a batch is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
-//! its schedule invalid, an end is stored without its texts. A store that is away, busy or full refuses nothing: what was
+//! its schedule invalid, an end is stored without its texts. Where that is refused as well, the schedule is left
+//! alone for a while, and the end is tried again later. A store that is away, busy or full refuses nothing: what was
 //! not answered is asked again by the caller.
 
 use std::future::Future;
@@ -59,6 +60,9 @@ trait Part: Clone + Send + Sync {
 
     /// What can be written in its place, the most of it first.
     fn lesser<S: Store>(&self, store: &S, error: &Error) -> impl Future<Output = Vec<Self>> + Send;
+
+    /// It cannot be written in any form: what it is about is left alone for a while.
+    fn leave_alone<S: Store>(&self, store: &S);
 }
 
 async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
@@ -85,6 +89,7 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
                     if !is_of_content {
                         break;
                     }
+                    parts[from].leave_alone(store);
                     written.answers.push(None);
                 }
             },
@@ -128,6 +133,10 @@ impl Part for Commit {
         );
         lesser
     }
+
+    fn leave_alone<S: Store>(&self, store: &S) {
+        store.leave_alone(self.schedule);
+    }
 }
 
 impl Commit {
@@ -164,4 +173,6 @@ impl Part for Finish {
         let bare = Finish { exit_code: None, arm: None, ..without_text.clone() };
         vec![without_text, bare]
     }
+
+    fn leave_alone<S: Store>(&self, _store: &S) {}
 }

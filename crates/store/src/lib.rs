@@ -37,5 +37,6 @@ pub use sessions::*;
 pub use shapes::*;
 pub use stats::Stats;
 pub use store::Store;
+pub use unread::UNREADABLE_ROWS_MAX;
 pub use views::*;
 pub use watch::{Snapshot, SnapshotFilter, SnapshotRow, Watch};

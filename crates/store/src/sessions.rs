@@ -10,7 +10,8 @@ use crate::shapes::{Claimed, Gates, Key, NewRun, RunRecord};
 /// A message for a session.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewMessage {
-    /// The run that it opens, should it open one. Its payload is what the message brings beside its text.
+    /// The run that it opens, should it open one. Its payload is what the message brings beside its text;
+    /// [`MESSAGE_KEYS`] in it are left out.
     pub run: NewRun,
     /// Which session of the run's schedule.
     pub session: String,
@@ -158,22 +159,31 @@ impl NewMessage {
     }
 }
 
-/// What a message takes in a payload beside its text: its number, its instant, and the names of the keys.
-const MESSAGE_BYTES: usize = 80;
+/// Maximum of what a message takes in a payload beside its text: its number, its instants, and the names of the keys.
+const MESSAGE_BYTES: usize = 128;
+
+/// Keys of a message run's payload that Belfry writes. A sender's values for them are never stored.
+pub const MESSAGE_KEYS: [&str; 3] = ["messages", "session", "text"];
+
+/// The payload that is stored for a run that a message opens.
+pub(crate) fn first_payload(now: Timestamp, seq: i64, new: &NewMessage) -> Value {
+    let mut payload = Value::Object(Map::new());
+    add_message(&mut payload, now, seq, new);
+    payload
+}
 
 /// Adds a message to the payload that is stored for its run, in `messages`.
-pub(crate) fn add_message(payload: &mut Value, seq: i64, new: &NewMessage) {
+pub(crate) fn add_message(payload: &mut Value, now: Timestamp, seq: i64, new: &NewMessage) {
     if !payload.is_object() {
         *payload = Value::Object(Map::new());
     }
     let Value::Object(map) = payload else { return };
     if let Value::Object(own) = &new.run.payload {
-        map.extend(
-            own.iter().filter(|(key, _)| !OURS.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())),
-        );
+        let own = own.iter().filter(|(key, _)| !MESSAGE_KEYS.contains(&key.as_str()));
+        map.extend(own.map(|(key, value)| (key.clone(), value.clone())));
     }
     map.insert("session".into(), new.session.clone().into());
-    let mut message = json!({"seq": seq, "text": new.text});
+    let mut message = json!({"seq": seq, "text": new.text, "received_at": now.to_string()});
     if let Some(at) = new.message.sent_at {
         message["sent_at"] = at.to_string().into();
     }
@@ -240,9 +250,6 @@ impl Claimed {
         session_of(self.trigger, &self.payload)
     }
 }
-
-/// Keys of a message's payload that are the session's to set.
-const OURS: [&str; 3] = ["session", "text", "messages"];
 
 /// What a lane may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -355,6 +355,18 @@ pub trait Store: Send + Sync + 'static {
     /// task of a process: two that wait take hints from each other.
     fn changed(&self) -> impl Future<Output = ()> + Send;
 
+    /// Rows of which a part cannot be read, and counts as something that does no harm: a sentence for each, at most
+    /// [`crate::UNREADABLE_ROWS_MAX`] for each kind. Of snapshots and the audit only the newest are looked at.
+    fn unreadable_rows(&self) -> impl Future<Output = Answer<Vec<String>>> + Send {
+        std::future::ready(Ok(Vec::new()))
+    }
+
+    /// Leaves a schedule whose plans are refused alone on this node: it is neither due nor claimed until
+    /// [`Store::unreadable`] is asked next. Only this process knows.
+    fn leave_alone(&self, schedule: ScheduleId) {
+        let _ = schedule;
+    }
+
     /// Looks for damage and for broken promises among the rows; empty where all is well.
     fn integrity(&self) -> impl Future<Output = Answer<Vec<String>>> + Send;
 }

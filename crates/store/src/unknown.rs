@@ -15,6 +15,11 @@ pub(crate) fn instant(micros: i64) -> Timestamp {
     Timestamp::from_microsecond(micros).unwrap_or(nearest)
 }
 
+/// When a token expires. An expiry that cannot be read has passed.
+pub(crate) fn expiry(at: Option<Timestamp>) -> Option<Timestamp> {
+    at.map(|at| if at == Timestamp::MAX { EARLIEST } else { at })
+}
+
 /// A number that is stored in a column with more room.
 pub(crate) trait Number {
     /// The nearest one that there is.

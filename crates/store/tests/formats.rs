@@ -20,7 +20,8 @@ fn fleet() -> Vec<AgentSpec> {
 }
 
 /// What a newer version writes, and what nobody should.
-const WRITTEN_ELSEWHERE: [&str; 4] = [
+const WRITTEN_ELSEWHERE: [&str; 5] = [
+    "update gates set cap = 7 where kind = 0",
     "update schedules set format = 999, definition = '{\"every\": \"1h\", \"shiny\": {}}' where name = 'shiny/s'",
     "update agents set format = 999 where name = 'newer'",
     "update agents set definition = '{\"shiny\": true}' where name = 'broken'",
@@ -90,6 +91,7 @@ async fn holds<S: Store>(open: impl AsyncFn() -> S, sql: impl AsyncFn(&'static s
     world.apply(&fleet()).await;
     assert_eq!(sql("select count(*) from schedules where format = 999").await, [1]);
     assert_eq!(sql("select count(*) from agents where format = 999").await, [1]);
+    assert_eq!(sql("select count(*) from gates where kind = 0 and cap = 7").await, [1], "and its limit");
     assert_eq!(unreadable().await, ["newer/s", "shiny/s"]);
     let mut names = due(world.now).await;
     names.sort();

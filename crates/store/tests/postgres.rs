@@ -137,6 +137,48 @@ async fn an_end_that_is_refused_ends_its_run_and_disturbs_no_other() {
     suite::refusing::ends_that_are_refused(&store).await;
 }
 
+/// Refuses whatever is written about the timer of a schedule.
+const REFUSE_TIMER: &str = "
+    create function refuse() returns trigger language plpgsql as
+        $$ begin raise exception 'no' using errcode = 'check_violation'; end $$;
+    create trigger refuse before insert or update on timers for each row when (new.schedule_id = SCHEDULE)
+        execute function refuse();
+    create trigger refuse_delete before delete on timers for each row when (old.schedule_id = SCHEDULE)
+        execute function refuse()";
+
+#[tokio::test]
+async fn a_plan_that_is_refused_in_every_form_is_left_alone() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client.batch_execute("set search_path = belfry").await.unwrap();
+    let refuse = async |schedule: i64| {
+        client.batch_execute(&REFUSE_TIMER.replace("SCHEDULE", &schedule.to_string())).await.unwrap();
+    };
+    suite::refusing::a_plan_that_is_refused_in_every_form(&store, refuse).await;
+}
+
+/// Makes the running runs of a schedule stand among those that have ended.
+const DOUBLE: &str = "insert into history (id, seq, failed, ordinal, schedule_id, agent_id, command, trigger, lane, not_before,
+        state, attempt, max_attempts, epoch, payload, created_at, finished_at)
+    select id, 1, true, 1, schedule_id, agent_id, command, trigger, 'cron', not_before,
+        3, attempt, max_attempts, epoch, '{}', created_at, created_at
+    from live where state = 2 and schedule_id = $1";
+
+#[tokio::test]
+async fn a_run_that_lives_and_has_ended_holds_up_no_other() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client.batch_execute("set search_path = belfry").await.unwrap();
+    let double = async |schedule: i64| {
+        assert_eq!(client.execute(DOUBLE, &[&schedule]).await.unwrap(), 1);
+    };
+    suite::refusing::runs_that_live_and_have_ended(&store, double).await;
+}
+
 #[tokio::test]
 async fn a_row_that_cannot_be_read_disturbs_no_other() {
     let Some(url) = pg::fresh_database() else { return };
@@ -195,6 +237,26 @@ async fn a_column_that_cannot_be_read_disturbs_no_other() {
         println!("{statement}");
         suite::refusing::a_column_that_cannot_be_read(&store, statement, spoil).await;
     }
+}
+
+#[tokio::test]
+async fn tokens_audit_and_snapshots_that_cannot_be_read_are_listed_and_named() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(async move { drop(connection.await) });
+    client.batch_execute("set search_path = belfry").await.unwrap();
+    let spoil = async |statement: &'static str| client.batch_execute(statement).await.unwrap();
+    let statements = [
+        "update tokens set expires_at = 'infinity' where id = 'spoilt'",
+        "update audit set at = 'infinity', status = 99999999 where actor = 'spoilt'",
+        "update snapshots set snapshot = 'nonsense' where number = (select max(number) from snapshots)",
+        "insert into lanes values ('weird', 1, -5, -7, -9)",
+        "update nodes set started_at = '-infinity'",
+        "update schedule_state set origin = '20000-01-01'",
+        "insert into budgets select id, 'infinity', -5 from agents",
+    ];
+    suite::refusing::tokens_and_beats_that_cannot_be_read(&store, spoil, &statements).await;
 }
 
 #[test]

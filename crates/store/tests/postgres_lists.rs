@@ -49,9 +49,10 @@ fn agents(schedules: u64) -> Vec<AgentSpec> {
 /// Ended runs, each behind the one before it of its schedule.
 const FILL: &str = "
     insert into history (id, seq, failed, ordinal, prev_run, schedule_id, agent_id, command, trigger, not_before, state, lane,
-        attempt, max_attempts, epoch, payload, created_at, started_at, finished_at)
+        attempt, max_attempts, epoch, payload, created_at, started_at, finished_at, session)
     select run_id(i), i, i % 50 = 0, i / $2, case when i >= $2 then run_id(i - $2) end, s.id, s.agent_id, 'poll', 0, at, 
-        case when i % 50 = 0 then 3 else 2 end, 'cron', 1, 4, 1, '{}', at, at, at
+        case when i % 50 = 0 then 3 else 2 end, 'cron', 1, 4, 1, '{}', at, at, at,
+        case when i = 0 then 'rare' when i % 100 = 0 then 'often' end
     from generate_series($3::bigint, $4::bigint - 1) i
     join numbered s on s.place = i % $2
     cross join lateral (select '2026-01-01T00:00:00Z'::timestamptz + i * '1 millisecond'::interval) t (at)
@@ -196,6 +197,11 @@ async fn all_pages(store: &Postgres, runs: u64) -> Times {
         // A page looks at a bounded number of runs, and may find none among them.
         let may_go_on = page.next.is_some() || filter.states == [RunState::Running];
         assert!(!page.items.is_empty() || may_go_on, "{what}");
+    }
+    for (what, session) in [("runs of a session", "often"), ("runs of a session, one long ago", "rare")] {
+        let filter = RunFilter { session: Some(session.into()), ..RunFilter::default() };
+        let page = times.take(what, async || store.runs(&filter, None, 100).await.unwrap()).await;
+        assert!(!page.items.is_empty(), "{what}");
     }
     times.take("a run", async || store.run(middle).await.unwrap()).await;
     times

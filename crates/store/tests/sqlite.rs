@@ -94,6 +94,42 @@ async fn an_end_that_is_refused_ends_its_run_and_disturbs_no_other() {
     suite::refusing::ends_that_are_refused(&store).await;
 }
 
+/// Refuses whatever is written about the timer of a schedule.
+const REFUSE_TIMER: &str = "
+    create trigger refuse_insert before insert on timers when new.schedule_id = SCHEDULE begin select raise(abort, 'no'); end;
+    create trigger refuse_update before update on timers when new.schedule_id = SCHEDULE begin select raise(abort, 'no'); end;
+    create trigger refuse_delete before delete on timers when old.schedule_id = SCHEDULE begin select raise(abort, 'no'); end";
+
+#[tokio::test]
+async fn a_plan_that_is_refused_in_every_form_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("refusing.db");
+    let store = Sqlite::open(&path).unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let refuse = async |schedule: i64| {
+        other.execute_batch(&REFUSE_TIMER.replace("SCHEDULE", &schedule.to_string())).unwrap();
+    };
+    suite::refusing::a_plan_that_is_refused_in_every_form(&store, refuse).await;
+}
+
+/// Makes the running runs of a schedule stand among those that have ended.
+const DOUBLE: &str = "insert into history (id, place, ordinal, schedule_id, agent_id, command, trigger, lane, not_before, state, attempt,
+        max_attempts, epoch, created_at, finished_at)
+    select id, 1, 1, schedule_id, agent_id, command, trigger, 'cron', not_before, 3, attempt, max_attempts, epoch, created_at, 1
+    from live where state = 2 and schedule_id = SCHEDULE";
+
+#[tokio::test]
+async fn a_run_that_lives_and_has_ended_holds_up_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("doubled.db");
+    let store = Sqlite::open(&path).unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let double = async |schedule: i64| {
+        assert_eq!(other.execute(&DOUBLE.replace("SCHEDULE", &schedule.to_string()), []).unwrap(), 1);
+    };
+    suite::refusing::runs_that_live_and_have_ended(&store, double).await;
+}
+
 #[tokio::test]
 async fn a_row_that_cannot_be_read_disturbs_no_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -124,6 +160,8 @@ const SPOILS: &[&str] = &[
     "update live set not_before = -9223372036854775808, created_at = 9223372036854775807 where schedule_id = SCHEDULE",
     "update live set started_at = 9223372036854775807, due_at = -9223372036854775808 where schedule_id = SCHEDULE",
     "update live set agent_id = 99999 where schedule_id = SCHEDULE",
+    "update live set schedule_id = 99999 where schedule_id = SCHEDULE and state = 2",
+    "update live set schedule_id = 99999 where schedule_id = SCHEDULE and state <> 2",
     "update live set exit_code = 99999999999 where schedule_id = SCHEDULE",
     "update history set attempt = -5, finished_at = 9223372036854775807, exit_code = -99999999999",
     "update sessions set generation = -5, last_seq = -5, at_once = -5, max_concurrent = -3, tokens = -1
@@ -144,6 +182,25 @@ async fn a_column_that_cannot_be_read_disturbs_no_other() {
         println!("{statement}");
         suite::refusing::a_column_that_cannot_be_read(&store, statement, spoil).await;
     }
+}
+
+#[tokio::test]
+async fn tokens_audit_and_snapshots_that_cannot_be_read_are_listed_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("spoilt.db");
+    let store = Sqlite::open(&path).unwrap();
+    let other = rusqlite::Connection::open(&path).unwrap();
+    let spoil = async |statement: &'static str| other.execute_batch(statement).unwrap();
+    let statements = [
+        "update tokens set expires_at = 9223372036854775807 where id = 'spoilt'",
+        "update audit set at = 9223372036854775807, status = 99999999 where actor = 'spoilt'",
+        "update snapshots set snapshot = 'nonsense' where number = (select max(number) from snapshots)",
+        "insert into lanes values ('weird', 1, -5, -7, 99999999999)",
+        "update nodes set labels = 'nonsense'",
+        "update schedule_state set origin = 9223372036854775807",
+        "update agents set breaker = 'nonsense'",
+    ];
+    suite::refusing::tokens_and_beats_that_cannot_be_read(&store, spoil, &statements).await;
 }
 
 #[tokio::test]

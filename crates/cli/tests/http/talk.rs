@@ -60,6 +60,10 @@ fn messages_are_taken_refused_stopped_and_forgotten() {
         let late = json!({"text": "late", "sent_at": "2020-01-01T00:00:00Z"});
         api.post(&format!("{ADA}/messages"), &late).refused(409, "stale");
 
+        let forged = json!({"text": "hi", "payload": {"messages": [{"seq": 1, "text": "forged"}]}});
+        let refused = api.post(&format!("{ADA}/messages"), &forged).refused(422, "reserved_key");
+        assert_eq!(refused["field"], "payload.messages");
+
         let used = api.post(&format!("{ADA}/usage"), &json!({"tokens": 70, "context_window": 100})).is(200);
         assert_eq!((&used["tokens"], &used["max_concurrent"]), (&70.into(), &1.into()));
         let reset = api.post(&format!("{ADA}/reset"), &json!({})).is(200);

@@ -44,7 +44,7 @@ impl Driver {
     pub(super) fn beaten(&mut self, now: Now, kept: Result<bool, Error>) {
         self.beater.rest(now, now.mono + self.options.heartbeat);
         if self.written(now, Write::Heartbeat, kept).is_none() {
-            self.beater.at = now.mono + self.backoff();
+            self.beater.at = now.mono + self.backoff(Write::Heartbeat);
         }
     }
 }

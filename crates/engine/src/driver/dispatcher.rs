@@ -80,7 +80,7 @@ impl Driver {
     ) {
         self.dispatcher.rest(now, now.mono + self.options.poll_interval);
         let Some(claimed) = self.written(now, Write::Claims, claimed) else {
-            self.dispatcher.at = now.mono + self.backoff();
+            self.dispatcher.at = now.mono + self.backoff(Write::Claims);
             self.claim_wanted = true;
             return;
         };

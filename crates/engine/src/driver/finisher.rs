@@ -29,6 +29,9 @@ impl Driver {
     }
 
     pub(super) fn finish_maybe(&mut self, now: Now) {
+        while self.refused_ends.front().is_some_and(|(at, _)| *at <= now.mono) {
+            self.endings.extend(self.refused_ends.pop_front().map(|(_, ending)| ending));
+        }
         if self.finisher.is_due(now) && !self.endings.is_empty() {
             self.finisher.busy = true;
             let count = self.endings.len().min(FINISH_MAX);
@@ -44,16 +47,25 @@ impl Driver {
         for (place, finish) in written.changed {
             endings[place].finish = finish;
         }
-        if self.written(now, Write::Ends, written.error.map_or(Ok(()), Err)).is_none() {
-            self.finisher.at = now.mono + self.backoff();
+        let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
+        let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
+        if self.written(now, Write::Ends, answer).is_none() {
+            self.finisher.at = now.mono + self.backoff(Write::Ends);
         }
         self.claim_wanted |= written.answers.iter().any(Option::is_some);
-        // An end is repeated until it is answered.
+        // An end is repeated until it is answered; one that is refused in every form only now and then.
         let mut again = VecDeque::new();
         for (ending, finished) in endings.into_iter().zip(written.answers) {
-            let Some(finished) = finished else {
-                again.push_back(ending);
-                continue;
+            let finished = match (finished, &refused) {
+                (Some(finished), _) => finished,
+                (None, Some(error)) => {
+                    self.set_aside(now, ending, error);
+                    continue;
+                }
+                (None, None) => {
+                    again.push_back(ending);
+                    continue;
+                }
             };
             let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
             // The end of a run may have armed its schedule.
@@ -70,6 +82,16 @@ impl Driver {
         }
         again.append(&mut self.endings);
         self.endings = again;
+    }
+
+    /// An end that the store refuses in every form must not hold up others.
+    fn set_aside(&mut self, now: Now, ending: Ending, error: &Error) {
+        let mut event = Event::new(now.wall, Level::Error, Name::WriteRefused);
+        if let Some(task) = self.tasks.get(&ending.finish.run) {
+            event = event.of(&task.definitions.name);
+        }
+        self.note_refused(Event { run_id: Some(ending.finish.run), ..event }, error);
+        self.refused_ends.push_back((now.mono + REFUSED_EVERY, ending));
     }
 
     /// A failure may open a breaker, and any end may change one that is not closed.

@@ -2,7 +2,8 @@
 //!
 //! The store is well until a call fails, and well again once each kind of write that has failed has succeeded, or has nothing
 //! left to write. Reads tell nothing good: a full disk still answers them. A failed read is followed by a renewal of the lease,
-//! which is a write.
+//! which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop
+//! that asked waits then.
 
 use super::*;
 
@@ -25,7 +26,14 @@ pub(super) struct Health {
     failures: u32,
     /// Whether one of them failed because the store was removed or replaced.
     is_replaced: bool,
+    /// Kinds of writes that were refused for their content, each with how often since it was taken last.
+    refusals: BTreeMap<Write, u32>,
+    /// What was told of refusals: each is told once.
+    told: BTreeSet<String>,
 }
+
+/// More refusals are not remembered as told, and not told.
+const TOLD_MAX: usize = 1000;
 
 impl Health {
     pub(super) fn is_well(&self) -> bool {
@@ -51,6 +59,12 @@ impl Driver {
                 self.store_took(now, kind);
                 Some(answer)
             }
+            Err(error) if error.is_refused() => {
+                let refusals = self.health.refusals.entry(kind).or_default();
+                *refusals = refusals.saturating_add(1);
+                self.note_refused(Event::new(now.wall, Level::Error, Name::WriteRefused), &error);
+                None
+            }
             Err(error) => {
                 self.store_failed(now, kind, &error);
                 None
@@ -58,7 +72,17 @@ impl Driver {
         }
     }
 
+    /// Tells once what the store refuses to keep.
+    pub(super) fn note_refused(&mut self, event: Event, error: &Error) {
+        let detail = error.to_string();
+        let about = format!("{:?} {:?} {:?} {detail}", event.agent, event.schedule, event.run_id);
+        if self.health.told.len() < TOLD_MAX && self.health.told.insert(about) {
+            self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+        }
+    }
+
     fn store_took(&mut self, now: Now, kind: Write) {
+        self.health.refusals.remove(&kind);
         if self.health.failing.remove(&kind) && self.health.is_well() {
             (self.health.failures, self.health.is_replaced) = (0, false);
             self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
@@ -78,7 +102,7 @@ impl Driver {
         self.health.failing.insert(kind);
         self.health.failures = self.health.failures.saturating_add(1);
         // The renewal is what finds out that a store can be written again.
-        self.renewer.at = self.renewer.at.min(now.mono + self.backoff());
+        self.renewer.at = self.renewer.at.min(now.mono + self.backoff(Write::Lease));
     }
 
     /// Nothing of these kinds is left to write. Where one of them has failed, the renewal finds out when the store is well.
@@ -90,8 +114,10 @@ impl Driver {
         }
     }
 
-    /// How long to wait before asking again.
-    pub(super) fn backoff(&self) -> Duration {
-        (self.options.backoff * (1 << self.health.failures.min(5))).min(self.options.lease / 10)
+    /// How long to wait before asking for such a write again.
+    pub(super) fn backoff(&self, kind: Write) -> Duration {
+        let refusals = self.health.refusals.get(&kind).copied().unwrap_or(0);
+        let failures = self.health.failures.max(refusals);
+        (self.options.backoff * (1 << failures.min(5))).min(self.options.lease / 10)
     }
 }

@@ -4,12 +4,18 @@ use super::*;
 
 /// After a hint, the settings of lanes are read this much later: hints come by the thousand.
 const LANES_SOON: Duration = Duration::from_millis(500);
+/// How often rows are looked for of which a part cannot be read.
+const ROWS_EVERY: Duration = Duration::from_secs(600);
 
 impl Driver {
     pub(super) fn lanes_maybe(&mut self, now: Now) {
         if self.lanes.is_due(now) {
             self.lanes.busy = true;
             self.ask(Ask::Lanes);
+            if self.unreadable_rows.1 <= now.mono {
+                self.unreadable_rows.1 = now.mono + ROWS_EVERY;
+                self.ask(Ask::UnreadableRows);
+            }
         }
     }
 
@@ -22,7 +28,7 @@ impl Driver {
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
         self.lanes.rest(now, now.mono + self.options.lanes_every);
         let Some(lanes) = self.read(now, lanes) else {
-            self.lanes.at = now.mono + self.backoff();
+            self.lanes.at = now.mono + self.backoff(Write::Lease);
             return;
         };
         let mut slots = self.options.lanes.clone();
@@ -52,6 +58,18 @@ impl Driver {
                 let event = Event::new(now.wall, Level::Warn, Name::ScheduleUnreadable).of(&name);
                 let detail = format!("{why}; this node leaves it alone");
                 self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+            }
+        }
+    }
+
+    /// Tells once of each row of which a part cannot be read.
+    pub(super) fn unreadable_rows(&mut self, now: Now, found: Result<Vec<String>, Error>) {
+        let Some(found) = self.read(now, found) else { return };
+        self.unreadable_rows.0.retain(|known| found.contains(known));
+        for row in found {
+            if self.unreadable_rows.0.insert(row.clone()) {
+                let event = Event::new(now.wall, Level::Warn, Name::RowUnreadable);
+                self.note(Event { node: Some(self.node), detail: Some(row), ..event });
             }
         }
     }

@@ -31,7 +31,7 @@ impl Driver {
     pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
         let Some(renewed) = self.written(now, Write::Lease, renewed) else {
-            self.renewer.at = now.mono + self.backoff();
+            self.renewer.at = now.mono + self.backoff(Write::Lease);
             return;
         };
         match renewed {
@@ -48,7 +48,7 @@ impl Driver {
     pub(super) fn joined(&mut self, now: Now, asked: Duration, joined: Result<(), Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
         if self.written(now, Write::Lease, joined).is_none() {
-            self.renewer.at = now.mono + self.backoff();
+            self.renewer.at = now.mono + self.backoff(Write::Lease);
             return;
         }
         self.is_joined = true;
@@ -86,8 +86,9 @@ impl Driver {
             .into_iter()
             .filter(|(run, epoch)| self.tasks.get(run).is_none_or(|task| task.epoch != *epoch))
             .collect();
-        let waiting: HashSet<RunId> =
-            self.endings.iter().chain(&self.finishing).map(|ending| ending.finish.run).collect();
+        let refused = self.refused_ends.iter().map(|(_, ending)| ending);
+        let endings = self.endings.iter().chain(&self.finishing).chain(refused);
+        let waiting: HashSet<RunId> = endings.map(|ending| ending.finish.run).collect();
         let lost: Vec<_> = unknown
             .iter()
             .filter(|stray| self.strays.contains(*stray) && !waiting.contains(&stray.0))
@@ -110,6 +111,7 @@ impl Driver {
         self.stop_all(Stop::LeaseLost);
         self.tasks.clear();
         self.endings.clear();
+        self.refused_ends.clear();
         self.nothing_left(&[Write::Ends]);
         self.strays.clear();
         self.is_joined = false;

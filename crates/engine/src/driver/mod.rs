@@ -81,6 +81,8 @@ pub enum Input {
         /// Schedules that this version cannot read.
         unreadable: Result<Vec<UnreadableSchedule>, Error>,
     },
+    /// Answer to [`Ask::UnreadableRows`].
+    UnreadableRows(Result<Vec<String>, Error>),
     /// The program or handler of an attempt has started, where that was asked for.
     Started {
         /// Of which run.
@@ -167,6 +169,8 @@ pub enum Ask {
     Claim(Claim),
     /// Read the settings of lanes, and which schedules this version cannot read.
     Lanes,
+    /// Read which rows cannot be read in part.
+    UnreadableRows,
     /// Store the ends of attempts.
     Finish(Arc<Vec<Finish>>),
     /// Extend the lease.
@@ -385,12 +389,16 @@ pub struct Driver {
     slots: BTreeMap<String, u32>,
     /// Schedules that this version cannot read, as far as that was told.
     unreadable: HashSet<ScheduleId>,
+    /// Rows of which a part cannot be read, as far as that was told, and when they are looked for next.
+    unreadable_rows: (HashSet<String>, Duration),
     /// When runs may start that wait for their time, as far as this node knows: at most [`LATER_MAX`].
     later: BTreeSet<Timestamp>,
     tasks: BTreeMap<RunId, Task>,
     finisher: Loop,
     endings: VecDeque<Ending>,
     finishing: Vec<Ending>,
+    /// Ends that the store refused in every form, each with when it is tried again.
+    refused_ends: VecDeque<(Duration, Ending)>,
     renewer: Loop,
     lease_until: Timestamp,
     lease_good: Duration,
@@ -423,6 +431,8 @@ const LATER_MAX: usize = 4096;
 const AHEAD_MAX: u32 = 20;
 /// Ends that are stored at once.
 const FINISH_MAX: usize = 1000;
+/// How often an end that the store refuses is tried again.
+const REFUSED_EVERY: Duration = Duration::from_secs(30);
 /// Runs that are claimed at once in one lane.
 const CLAIM_MAX: u32 = 1000;
 /// Things that are pruned at once.
@@ -465,11 +475,13 @@ impl Driver {
                 .map(|(lane, slots)| (lane.clone(), *slots))
                 .collect(),
             unreadable: HashSet::new(),
+            unreadable_rows: (HashSet::new(), now.mono),
             later: BTreeSet::new(),
             tasks: BTreeMap::new(),
             finisher: Loop::default(),
             endings: VecDeque::new(),
             finishing: Vec::new(),
+            refused_ends: VecDeque::new(),
             renewer: Loop::from(now.mono + lease / 3),
             lease_until,
             lease_good: now.mono + lease,
@@ -551,6 +563,7 @@ impl Driver {
         if (works || is_guest) && answers && !self.dispatcher.busy {
             self.later.first().into_iter().for_each(|at| at_most(from_wall(*at)));
         }
+        self.refused_ends.front().into_iter().for_each(|(at, _)| at_most(until(*at)));
         match self.phase {
             Phase::Draining { until: at } => at_most(until(at)),
             // Whoever still runs is waited for, however long it takes.
@@ -638,6 +651,7 @@ impl Driver {
                 self.lanes(now, lanes);
                 self.unreadable(now, unreadable);
             }
+            Input::UnreadableRows(found) => self.unreadable_rows(now, found),
             Input::Started { run, epoch } => self.started(now, run, epoch),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(written) => self.finished(now, written),

@@ -84,7 +84,7 @@ impl Driver {
     pub(super) fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner.rest(now, now.mono + self.options.prune_every);
         let Some(pruned) = self.written(now, Write::Pruning, pruned) else {
-            self.pruner.at = now.mono + self.backoff();
+            self.pruner.at = now.mono + self.backoff(Write::Pruning);
             return;
         };
         self.prune_after = pruned.next;

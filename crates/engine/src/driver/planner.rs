@@ -19,7 +19,7 @@ impl Driver {
     pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
         self.planner.rest(now, now.mono + self.options.poll_interval);
         let Some(due) = self.read(now, due) else {
-            self.planner.at = now.mono + self.backoff();
+            self.planner.at = now.mono + self.backoff(Write::Plans);
             return;
         };
         if due.is_empty() {
@@ -82,10 +82,13 @@ impl Driver {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
         let Some((mut commits, names)) = self.committing.take() else { return };
-        let is_whole = self.written(now, Write::Plans, written.error.map_or(Ok(()), Err)).is_some();
+        // What is refused in every form is left alone by the store for a while; all else was written.
+        let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
+        let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
+        let is_whole = self.written(now, Write::Plans, answer).is_some();
         if !is_whole {
             // What was not written is read again.
-            self.planner.at = now.mono + self.backoff();
+            self.planner.at = now.mono + self.backoff(Write::Plans);
         } else if written.answers.iter().all(|answer| *answer == Some(Committed::Lost)) {
             // Others plan the same: let them.
             self.planner.at = now.mono + Duration::from_millis(5);
@@ -98,6 +101,13 @@ impl Driver {
         if !written.changed.is_empty() {
             let commits = Arc::make_mut(&mut commits);
             written.changed.into_iter().for_each(|(place, commit)| commits[place] = commit);
+        }
+        if let Some(error) = refused {
+            let places = written.answers.iter().zip(&names).filter(|(answer, _)| answer.is_none());
+            for (_, name) in places {
+                let event = Event::new(now.wall, Level::Error, Name::WriteRefused).of(name);
+                self.note_refused(event, &error);
+            }
         }
         let held = commits
             .iter()

@@ -24,7 +24,8 @@ impl Driver {
     }
 
     pub(super) fn stop_maybe(&mut self, now: Now) {
-        let idle = self.tasks.is_empty()
+        // An end that the store refuses is not waited for: the run is rescued when this node is gone.
+        let idle = self.under_way() == 0
             && self.endings.is_empty()
             && !self.finisher.busy
             && !self.dispatcher.busy

@@ -126,7 +126,7 @@ struct MessageBody {
     sent_at: Option<Timestamp>,
     /// The generation of the session that its sender knows: older than a reset, it is stale.
     generation: Option<i64>,
-    /// What it brings beside its text.
+    /// What it brings beside its text. The keys `messages`, `session` and `text` are refused: Belfry writes these.
     #[serde(default)]
     payload: Map<String, Value>,
     /// Answer when the run has ended, or when this many milliseconds have passed.

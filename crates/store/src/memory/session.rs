@@ -55,7 +55,7 @@ impl State {
                 let (ended, told) = self.change(now, id, change);
                 if let Some(live) = self.live.get_mut(&run) {
                     (live.not_before, live.new.not_before) = (not_before, not_before);
-                    add_message(&mut live.new.payload, seq, new);
+                    add_message(&mut live.new.payload, now, seq, new);
                 }
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
@@ -88,8 +88,8 @@ impl State {
         not_before: Timestamp,
         alone: bool,
     ) {
-        let mut run = NewRun { not_before, ..new.run.clone() };
-        add_message(&mut run.payload, seq, new);
+        let payload = first_payload(now, seq, new);
+        let run = NewRun { not_before, payload, ..new.run.clone() };
         self.insert_run(now, &run);
         let generation = self.sessions.get(&id).map_or(0, |row| row.session.generation);
         if let Some(live) = self.live.get_mut(&run.id) {

@@ -421,8 +421,19 @@ impl<'a> Tx<'a> {
                     Ok(connection) if inside => connection.client.batch_execute("rollback").await.is_ok(),
                     _ => !inside,
                 };
+                let mut healed = false;
+                if rolled_back
+                    && is_double(&fault)
+                    && let Ok(connection) = self.held.connection()
+                {
+                    healed = connection.client.batch_execute("select drop_doubles()").await.is_ok();
+                }
                 if rolled_back {
                     self.held.give_back();
+                }
+                if healed && *tries == 0 {
+                    *tries += 1;
+                    return Ok(None);
                 }
                 fault
             }
@@ -437,6 +448,12 @@ impl<'a> Tx<'a> {
 
 fn is_shutdown(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("57P"))
+}
+
+/// Whether a run was to end that has ended before: by damage it stands among the live runs all the same.
+fn is_double(fault: &Fault) -> bool {
+    let Fault::Database(error) = fault else { return false };
+    error.as_db_error().is_some_and(|error| error.constraint() == Some("history_pkey"))
 }
 
 fn is_worth_another_try(fault: &Fault) -> bool {

@@ -239,6 +239,9 @@ pub(super) async fn runs(
     let before = after.map_or(Uuid::max(), |after| after.0);
     let (mask, many, most) = (filter.mask(), i64::from(limit), RUNS_SCANNED_MAX);
     let (agent, lane, since, session) = (&filter.agent, &filter.lane, &filter.since, &filter.session);
+    if let Some(session) = session {
+        return runs_of_session(tx, filter, session, before, limit).await;
+    }
     if let Some(schedule) = &filter.schedule {
         return runs_of(tx, filter, schedule, before, limit).await;
     }
@@ -250,10 +253,9 @@ pub(super) async fn runs(
             " where l.id = any(array(select id from live where id < $1 order by id desc limit $7)) \
              and ($2::text is null or a.name = $2) and ($3::text is null or q.lane = $3) \
              and ($4::timestamptz is null or l.created_at >= $4) \
-             and ($8::text is null or l.session = $8) \
              and ($5::bigint >> (case l.state when 2 then 1 else 0 end)) & 1 = 1 order by l.id desc limit $6"
         );
-        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
+        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most]).await?;
         let sql = "select id, created_at from live where id < $1 order by id desc limit 1 offset $2";
         let last = tx.query(sql, &[&before, &(most - 1)]).await?;
         live = (found.iter().map(Live::record).collect::<Result<_, Fault>>()?, scanned(&last)?);
@@ -263,10 +265,9 @@ pub(super) async fn runs(
             ended_list!("(select * from history where id < $1 order by id desc limit $7)"),
             " where ($2::text is null or h.agent_id = any(array(select id from agents where name = $2))) \
              and ($3::text is null or h.lane = $3) and ($4::timestamptz is null or h.created_at >= $4) \
-             and ($8::text is null or h.session = $8) \
              and ($5::bigint >> h.state::integer) & 1 = 1 order by h.id desc limit $6"
         );
-        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most, session]).await?;
+        let found = tx.query(sql, &[&before, agent, lane, since, &mask, &many, &most]).await?;
         let sql = "select id, created_at from history where id < $1 order by id desc limit 1 offset $2";
         let last = tx.query(sql, &[&before, &(most - 1)]).await?;
         ended = (found.iter().map(rows::ended).collect::<Result<_, Fault>>()?, scanned(&last)?);
@@ -276,6 +277,39 @@ pub(super) async fn runs(
 
 fn scanned(last: &[Row]) -> Result<Scanned, Fault> {
     last.first().map(|row| Ok((RunId(get(row, "id")?), get(row, "created_at")?))).transpose()
+}
+
+/// Runs of sessions with one key, in the order of an index of their own.
+async fn runs_of_session(
+    tx: &mut Tx<'_>,
+    filter: &RunFilter,
+    session: &str,
+    before: Uuid,
+    limit: u32,
+) -> Result<Page<RunRecord, RunId>, Fault> {
+    let (mut live, mut ended) = ((Vec::new(), None), (Vec::new(), None));
+    let most = RUNS_SCANNED_MAX;
+    if filter.wants_live() {
+        let sql = concat!(
+            live_list!(),
+            " where l.id = any(array(select id from live where session = $1 and id < $2 order by id desc limit $3))"
+        );
+        let found = tx.query(sql, &[&session, &before, &most]).await?;
+        let sql = "select id, created_at from live where session = $1 and id < $2 order by id desc limit 1 offset $3";
+        let last = tx.query(sql, &[&session, &before, &(most - 1)]).await?;
+        live = (found.iter().map(Live::record).collect::<Result<_, Fault>>()?, scanned(&last)?);
+    }
+    if filter.wants_ended() {
+        let sql =
+            ended_list!("(select * from history where session = $1 and id < $2 order by id desc limit $3)");
+        let found = tx.query(sql, &[&session, &before, &most]).await?;
+        let sql = "select id, created_at from history where session = $1 and id < $2 order by id desc limit 1 offset $3";
+        let last = tx.query(sql, &[&session, &before, &(most - 1)]).await?;
+        ended = (found.iter().map(rows::ended).collect::<Result<_, Fault>>()?, scanned(&last)?);
+    }
+    live.0.retain(|run| filter.takes(run));
+    ended.0.retain(|run| filter.takes(run));
+    Ok(Page::of_runs(filter, live, ended, limit))
 }
 
 /// Runs of one schedule: the live ones, and along its chains.
@@ -298,22 +332,12 @@ async fn runs_of(
         ended_list!("history"),
         " where h.id = any(array(select n.id from chain n where n.id < $3)) and ($4::bigint >> h.state::integer) & 1 = 1 \
          and ($5::text is null or h.lane = $5) and ($6::timestamptz is null or h.created_at >= $6) \
-         and ($8::text is null or h.session = $8) \
          order by h.id desc limit $7"
     );
     let ended = tx
         .query(
             sql,
-            &[
-                &ids,
-                &CHAIN_MAX,
-                &before,
-                &filter.mask(),
-                &filter.lane,
-                &filter.since,
-                &i64::from(limit),
-                &filter.session,
-            ],
+            &[&ids, &CHAIN_MAX, &before, &filter.mask(), &filter.lane, &filter.since, &i64::from(limit)],
         )
         .await?;
     let mut ended: Vec<RunRecord> = ended.iter().map(rows::ended).collect::<Result<_, Fault>>()?;

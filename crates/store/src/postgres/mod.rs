@@ -643,6 +643,14 @@ impl Store for Postgres {
         self.hinted().await;
     }
 
+    async fn unreadable_rows(&self) -> Answer<Vec<String>> {
+        look!(self, |tx| unread::unreadable_rows(&mut tx).await)
+    }
+
+    fn leave_alone(&self, schedule: ScheduleId) {
+        self.unread.add(schedule, &"the store refuses its plans");
+    }
+
     async fn integrity(&self) -> Answer<Vec<String>> {
         verb!(self, Part::Requests, LONG_DEADLINE, statements, |tx| read::integrity(&mut tx).await)
     }

@@ -96,7 +96,7 @@ impl Postgres {
             Took::Full => return Ok(Sent::Full),
             Took::Joined { run, seq, not_before } => {
                 let (ended, told) = self.carry_out(tx, now, kept.id, moves).await?;
-                join_run(tx, run, seq, not_before, new).await?;
+                join_run(tx, now, run, (seq, not_before), new).await?;
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
             Took::Opened { seq, not_before, alone } => {
@@ -308,16 +308,16 @@ async fn line(tx: &mut Tx<'_>, id: i64) -> Result<Vec<Place>, Fault> {
 
 async fn join_run(
     tx: &mut Tx<'_>,
+    now: Timestamp,
     run: RunId,
-    seq: i64,
-    not_before: Timestamp,
+    (seq, not_before): (i64, Timestamp),
     new: &NewMessage,
 ) -> Result<(), Fault> {
     let sql = "select payload from live where id = $1 and state <> 2 for update";
     let found = tx.query(sql, &[&run.0]).await?;
     let payload: &str = get(found.first().ok_or(Fault::Again)?, "payload")?;
     let mut payload = serde_json::from_str(payload).unwrap_or_default();
-    add_message(&mut payload, seq, new);
+    add_message(&mut payload, now, seq, new);
     let sql = "update live set not_before = $2, payload = $3 where id = $1";
     tx.execute(sql, &[&run.0, &not_before, &payload.to_string()]).await?;
     Ok(())
@@ -335,8 +335,8 @@ async fn open_run(
     if tx.query(sql, &[&new.run.schedule]).await?.is_empty() {
         return Err(Fault::Again);
     }
-    let mut run = NewRun { not_before, ..new.run.clone() };
-    add_message(&mut run.payload, seq, new);
+    let payload = first_payload(now, seq, new);
+    let run = NewRun { not_before, payload, ..new.run.clone() };
     insert_runs(tx, now, &[&run], places).await?;
     // It has no turn until it is given one.
     tx.execute("update live set state = 1, session = $2 where id = $1", &[&run.id.0, &new.session]).await?;

@@ -147,10 +147,12 @@ impl Postgres {
             .collect();
         let ids: Vec<AgentId> = caps.keys().copied().collect();
         let caps: Vec<Option<i64>> = caps.into_values().collect();
-        let sql = "insert into gates (kind, key, cap) select 0, u.* from unnest($1::bigint[], $2::bigint[]) as u \
+        // What a newer version wrote keeps its limit.
+        let sql = "insert into gates (kind, key, cap) select 0, u.id, u.cap \
+                   from unnest($1::bigint[], $2::bigint[]) as u (id, cap) join agents a on a.id = u.id and a.format <= $4 \
                    on conflict (kind, key, command) do update set cap = excluded.cap, cap_at = $3 \
                    where gates.cap is distinct from excluded.cap returning id";
-        let changed = tx.query(sql, &[&ids, &caps, &now]).await?;
+        let changed = tx.query(sql, &[&ids, &caps, &now, &FORMAT]).await?;
         let changed: Vec<i64> = changed.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         self.release(tx, &changed).await
     }

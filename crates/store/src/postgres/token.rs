@@ -13,6 +13,7 @@ use crate::Error;
 use crate::access::*;
 use crate::shapes::Key;
 use crate::store::Answer;
+use crate::unknown;
 use crate::views::Page;
 
 fn token(row: &Row) -> Result<TokenRecord, Fault> {
@@ -23,7 +24,7 @@ fn token(row: &Row) -> Result<TokenRecord, Fault> {
         scope: Scope::from_code(get(row, "scope")?),
         label: get(row, "label")?,
         created_at: get(row, "created_at")?,
-        expires_at: get(row, "expires_at")?,
+        expires_at: unknown::expiry(get(row, "expires_at")?),
         revoked_at: get(row, "revoked_at")?,
     })
 }

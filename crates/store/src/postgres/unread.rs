@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use super::Postgres;
 use super::connection::{Fault, Tx};
 use super::rows::get;
-use crate::unread::UNREAD_MAX;
+use crate::unread::{UNREAD_MAX, UNREADABLE_ROWS_MAX};
 use crate::views::UnreadableSchedule;
 
 impl Postgres {
@@ -52,3 +52,105 @@ fn why(row: &Row) -> Result<Option<Unreadable>, Fault> {
     let read = read_stored::<ScheduleDefinition>(format, schedule).err();
     Ok(read.or_else(|| read_stored::<AgentDefinition>(format, agent).err()))
 }
+
+pub(super) async fn unreadable_rows(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
+    let mut found = Vec::new();
+    for sql in UNREADABLE_ROWS {
+        for row in tx.query(sql, &[&UNREADABLE_ROWS_MAX]).await? {
+            found.push(row.try_get::<_, String>(0)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether an instant is out of range: none is not.
+macro_rules! beyond {
+    ($at:literal) => {
+        concat!("(", $at, " < '0001-01-01Z' or ", $at, " > '9999-12-30 22:00:00Z')")
+    };
+}
+
+/// Whether a number is: none is not.
+macro_rules! no_u32 {
+    ($number:literal) => {
+        concat!("(", $number, " < 0 or ", $number, " > 4294967295)")
+    };
+}
+
+/// Rows of which a part counts as something else: each query gives a sentence for each row.
+const UNREADABLE_ROWS: &[&str] = &[
+    concat!(
+        "select format('agent %s: its stored failure budget is out of range', coalesce(a.name, b.agent_id::text)) \
+         from budgets b left join agents a on a.id = b.agent_id where ",
+        beyond!("b.period_start"),
+        " or ",
+        no_u32!("b.failures"),
+        " limit $1"
+    ),
+    concat!(
+        "select format('agent %s: its stored breaker cannot be read; it counts as closed', coalesce(a.name, b.agent_id::text)) \
+         from breakers b left join agents a on a.id = b.agent_id where b.state not between 0 and 2 or ",
+        no_u32!("b.failures"),
+        " or ",
+        beyond!("b.opened_at"),
+        " limit $1"
+    ),
+    concat!(
+        "select format('schedule %s: an instant of its stored state is out of range', c.name) \
+         from schedule_state s join schedules c on c.id = s.schedule_id where not s.retired and (",
+        beyond!("s.status_since"),
+        " or ",
+        beyond!("s.status_until"),
+        " or ",
+        beyond!("s.origin"),
+        " or ",
+        beyond!("s.skip_from"),
+        " or ",
+        beyond!("s.skip_to"),
+        " or ",
+        beyond!("s.last_tick_at"),
+        " or ",
+        beyond!("s.last_finished_at"),
+        " or ",
+        beyond!("s.last_success_at"),
+        ") limit $1"
+    ),
+    concat!(
+        "select format('lane %s: its stored slots or limits are out of range; the nearest number holds', name) \
+         from lanes where ",
+        no_u32!("slots"),
+        " or ",
+        no_u32!("cap"),
+        " or ",
+        no_u32!("queue_limit"),
+        " limit $1"
+    ),
+    concat!(
+        "select format('node %s: an instant of it is out of range', id) from nodes where not fenced and (",
+        beyond!("started_at"),
+        " or ",
+        beyond!("lease_until"),
+        " or ",
+        beyond!("last_seen_at"),
+        ") limit $1"
+    ),
+    "select format('snapshot %s cannot be read', number) \
+     from (select number, snapshot from snapshots order by number desc limit 1000) s \
+     where snapshot not like '{%}' limit $1",
+    concat!(
+        "select format('row %s of the audit: its instant or status is out of range', number) \
+         from (select number, at, status from audit order by number desc limit 1000) a where ",
+        beyond!("at"),
+        " or status not between 0 and 65535 limit $1"
+    ),
+    concat!(
+        "select format('token %s: an instant of it is out of range; one with such an expiry has expired', id) \
+         from tokens where ",
+        beyond!("created_at"),
+        " or ",
+        beyond!("expires_at"),
+        " or ",
+        beyond!("revoked_at"),
+        " limit $1"
+    ),
+];

@@ -38,6 +38,9 @@ struct Standing {
     last_other: Option<[u8; 16]>,
 }
 
+/// The status of a schedule whose row is gone.
+const STATUS_GONE: i64 = -1;
+
 /// What an attempt left behind.
 struct Result<'a> {
     exit_code: Option<i32>,
@@ -66,15 +69,16 @@ impl Verb<'_> {
         self.row(
             "select st.status, st.waits_for, st.delete_after_run, st.ended, st.ended_failed, st.last_failed, st.last_other,
                     l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.tick_at, l.queue_id, l.agent_gate, l.turn_gate, l.trigger
-             from live l cross join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
+             from live l left join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
+                // A schedule that is gone has counted none, and waits for none.
                 let standing = Standing {
-                    status: row.get(0)?,
+                    status: row.get::<_, Option<i64>>(0)?.unwrap_or(STATUS_GONE),
                     waits_for: row.get::<_, Option<[u8; 16]>>(1)?.map(run_id),
-                    delete_after_run: row.get(2)?,
-                    ended: row.get(3)?,
-                    ended_failed: row.get(4)?,
+                    delete_after_run: row.get::<_, Option<bool>>(2)?.unwrap_or(false),
+                    ended: row.get::<_, Option<i64>>(3)?.unwrap_or(0),
+                    ended_failed: row.get::<_, Option<i64>>(4)?.unwrap_or(0),
                     last_failed: row.get(5)?,
                     last_other: row.get(6)?,
                 };
@@ -196,14 +200,14 @@ impl Verb<'_> {
             _ => (standing.last_other, standing.ended - standing.ended_failed),
         };
         // `or fail` spares a journal of this statement alone: a verb that fails is taken back as a whole.
-        self.execute(
+        let stored = self.execute(
             "insert or fail into history (id, place, ordinal, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, due_at,
                                   state, reason, attempt, max_attempts, epoch, node_id, exit_code, error, summary, session, prompt, payload, trace_id,
                                   created_at, started_at, finished_at)
              select id, ?2, ?3, ?4, schedule_id, tick_at, agent_id, command, trigger, ?5, not_before, due_at,
                     ?6, ?7, attempt, max_attempts, epoch, node_id, ?8, ?9, ?10, session, prompt,
                     case payload when '{}' then null else payload end, trace_id, created_at, started_at, ?11
-             from live where id = ?1",
+             from live where id = ?1 on conflict (id) do nothing",
             params![
                 bytes(run),
                 standing.ended + 1,
@@ -231,7 +235,11 @@ impl Verb<'_> {
             self.execute("delete from session_runs where run_id = ?", [bytes(run)])?;
         }
         self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
-        self.end_of_schedule(now, ending, state, reason, result)
+        // By damage a run that has ended may live all the same. Its first end holds.
+        if stored > 0 {
+            self.tell_schedule(now, ending, state, reason, result)?;
+        }
+        self.go_on(now, ending, result)
     }
 
     /// Tells the breaker of a live run's command how the run ends.
@@ -276,7 +284,8 @@ impl Verb<'_> {
         Ok(policies)
     }
 
-    fn end_of_schedule(
+    /// Writes how a run has ended into its schedule's state.
+    fn tell_schedule(
         &self,
         now: Timestamp,
         ending: &Ending,
@@ -284,7 +293,6 @@ impl Verb<'_> {
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let (run, schedule, standing) = (ending.run, ending.schedule, &ending.standing);
         let error = (state == RunState::Failed)
             .then(|| result.error.unwrap_or_else(|| reason.map_or("failed", Reason::as_str)));
         let update = match state {
@@ -294,8 +302,14 @@ impl Verb<'_> {
         };
         self.execute(
             update,
-            params![bytes(run), state.code(), ending.tick_at, micros(now), error, schedule],
-        )?;
+            params![bytes(ending.run), state.code(), ending.tick_at, micros(now), error, ending.schedule],
+        )
+        .map(drop)
+    }
+
+    /// Arms or retires a schedule when a run of it is gone.
+    fn go_on(&self, now: Timestamp, ending: &Ending, result: &Result<'_>) -> Done<()> {
+        let (run, schedule, standing) = (ending.run, ending.schedule, &ending.standing);
         if standing.waits_for == Some(run) {
             self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
             if standing.status == STATUS_ACTIVE {

@@ -231,6 +231,9 @@ impl Verb<'_> {
         limit: u32,
     ) -> Done<Page<RunRecord, RunId>> {
         let before = after.map_or([u8::MAX; 16], bytes);
+        if let Some(session) = &filter.session {
+            return self.list_runs_of_session(filter, session, before, limit);
+        }
         if let Some(schedule) = &filter.schedule {
             return self.list_runs_of(filter, schedule, before, limit);
         }
@@ -240,16 +243,7 @@ impl Verb<'_> {
         let scan = |table: &str, sql: String| -> Done<(Vec<RunRecord>, Scanned)> {
             let found = self.rows(
                 sql,
-                params![
-                    before,
-                    agent,
-                    filter.lane,
-                    since,
-                    filter.mask(),
-                    limit,
-                    RUNS_SCANNED_MAX,
-                    filter.session
-                ],
+                params![before, agent, filter.lane, since, filter.mask(), limit, RUNS_SCANNED_MAX],
                 record,
             )?;
             let last =
@@ -261,11 +255,9 @@ impl Verb<'_> {
         };
         let condition = "l.id in (select id from live where id < ?1 order by id desc limit ?7)
                and (?2 is null or a.name = ?2) and (?3 is null or q.lane = ?3) and (?4 is null or l.created_at >= ?4)
-               and (?8 is null or l.session = ?8)
                and (?5 >> (case l.state when 2 then 1 else 0 end)) & 1 order by l.id desc limit ?6";
         let live = if filter.wants_live() { scan("live", live_list(condition))? } else { (Vec::new(), None) };
         let conditions = "(?2 is null or a.name = ?2) and (?3 is null or h.lane = ?3) and (?4 is null or h.created_at >= ?4)
-               and (?8 is null or h.session = ?8)
                and (?5 >> h.state) & 1 order by h.id desc limit ?6";
         let ended = if filter.wants_ended() {
             let newest = ended_list("id < ?1 order by id desc limit ?7");
@@ -273,6 +265,36 @@ impl Verb<'_> {
         } else {
             (Vec::new(), None)
         };
+        Ok(Page::of_runs(filter, live, ended, limit))
+    }
+
+    /// Runs of sessions with one key, in the order of an index of their own.
+    fn list_runs_of_session(
+        &self,
+        filter: &RunFilter,
+        session: &str,
+        before: [u8; 16],
+        limit: u32,
+    ) -> Done<Page<RunRecord, RunId>> {
+        let scan = |table: &str, sql: String| -> Done<(Vec<RunRecord>, Scanned)> {
+            let mut found = self.rows(sql, params![session, before, RUNS_SCANNED_MAX], record)?;
+            found.retain(|run| filter.takes(run));
+            let last = format!(
+                "select id, created_at from {table} where session = ? and id < ? order by id desc limit 1 offset ?"
+            );
+            let last = self.row(last, params![session, before, RUNS_SCANNED_MAX - 1], |row| {
+                Ok((run_id(row.get(0)?), instant(row, "created_at")?))
+            })?;
+            Ok((found, last))
+        };
+        let newest = "session = ?1 and id < ?2 order by id desc limit ?3";
+        let (mut live, mut ended) = ((Vec::new(), None), (Vec::new(), None));
+        if filter.wants_live() {
+            live = scan("live", live_list(&format!("l.id in (select id from live where {newest})")))?;
+        }
+        if filter.wants_ended() {
+            ended = scan("history", ended_list(newest))?;
+        }
         Ok(Page::of_runs(filter, live, ended, limit))
     }
 

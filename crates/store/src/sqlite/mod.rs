@@ -880,6 +880,14 @@ impl Store for Sqlite {
         self.hinted().await;
     }
 
+    async fn unreadable_rows(&self) -> Answer<Vec<String>> {
+        self.look(|verb| verb.unreadable_rows()).await
+    }
+
+    fn leave_alone(&self, schedule: ScheduleId) {
+        self.shared.unread.add(schedule, &"the store refuses its plans");
+    }
+
     async fn integrity(&self) -> Answer<Vec<String>> {
         self.read(|verb| verb.integrity()).await
     }

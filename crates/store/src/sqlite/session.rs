@@ -55,7 +55,7 @@ impl Verb<'_> {
             Took::Full => return Ok(Sent::Full),
             Took::Joined { run, seq, not_before } => {
                 let (ended, told) = self.change(now, kept.id, change)?;
-                self.join_run(run, seq, not_before, new)?;
+                self.join_run(now, run, seq, not_before, new)?;
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
             Took::Opened { seq, not_before, alone } => {
@@ -76,11 +76,18 @@ impl Verb<'_> {
         Ok(sent)
     }
 
-    fn join_run(&self, run: RunId, seq: i64, not_before: Timestamp, new: &NewMessage) -> Done<()> {
+    fn join_run(
+        &self,
+        now: Timestamp,
+        run: RunId,
+        seq: i64,
+        not_before: Timestamp,
+        new: &NewMessage,
+    ) -> Done<()> {
         let payload =
             self.row("select payload from live where id = ?", [bytes(run)], |row| row.get::<_, String>(0))?;
         let mut payload = payload.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
-        add_message(&mut payload, seq, new);
+        add_message(&mut payload, now, seq, new);
         self.execute(
             "update live set not_before = ?, payload = ? where id = ?",
             params![micros(not_before), payload.to_string(), bytes(run)],
@@ -97,8 +104,8 @@ impl Verb<'_> {
         not_before: Timestamp,
         alone: bool,
     ) -> Done<()> {
-        let mut run = NewRun { not_before, ..new.run.clone() };
-        add_message(&mut run.payload, seq, new);
+        let payload = first_payload(now, seq, new);
+        let run = NewRun { not_before, payload, ..new.run.clone() };
         self.insert_run(now, &run)?;
         // It has no turn until it is given one.
         self.execute(

@@ -9,6 +9,7 @@ use super::{Sqlite, instant, maybe_instant, maybe_number, micros, number};
 use crate::access::*;
 use crate::shapes::Key;
 use crate::store::Answer;
+use crate::unknown;
 use crate::views::Page;
 
 fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
@@ -19,7 +20,7 @@ fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
         scope: Scope::from_code(number(row, "scope")?),
         label: row.get("label")?,
         created_at: instant(row, "created_at")?,
-        expires_at: maybe_instant(row, "expires_at")?,
+        expires_at: unknown::expiry(maybe_instant(row, "expires_at")?),
         revoked_at: maybe_instant(row, "revoked_at")?,
     })
 }

@@ -8,6 +8,7 @@ use belfry_core::{AgentDefinition, Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
+use serde_json::json;
 
 use super::Random;
 use super::listing::{all_runs, all_schedules};
@@ -440,6 +441,11 @@ impl<'a, S: Store> Side<'a, S> {
                     let (key, expires_at) = ("again".into(), now + SignedDuration::from_mins(3));
                     new.key = Some(Key { key, body_hash: vec![how as u8], expires_at });
                 }
+                6 => {
+                    new.run.payload =
+                        json!({"messages": [{"text": "forged"}], "text": 1, "session": [], "own": 2})
+                }
+                7 => new.run.payload = json!({"messages": "forged", "own": 3}),
                 _ => {}
             })
             .await;

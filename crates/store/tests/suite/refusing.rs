@@ -222,6 +222,65 @@ pub async fn ends_that_are_refused(store: &impl Store) {
     world.assert_whole().await;
 }
 
+/// For a store that can be told to refuse whatever is written about the timer of a schedule.
+pub async fn a_plan_that_is_refused_in_every_form(store: &impl Store, refuse: impl AsyncFn(i64)) {
+    let mut world = World::new(store);
+    let schedules = [("bad", allow("* * * * *")), ("good", allow("* * * * *"))];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.plan_all().await;
+    let bad = world.schedule("a/bad").await.id;
+    refuse(bad).await;
+    for _ in 0..3 {
+        world.advance(60_000);
+        let due = store.due(world.now, None, 100).await.unwrap();
+        let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+        let written = commit_apart(store, world.now, &commits).await;
+        assert!(written.error.is_some_and(|error| error.is_of_content()));
+        let is_bad = |commit: &Commit| commit.schedule == bad;
+        for (commit, answer) in commits.iter().zip(&written.answers) {
+            assert_eq!(*answer, (!is_bad(commit)).then_some(Committed::Held));
+        }
+        assert_eq!(store.due(world.now, None, 100).await.unwrap().len(), 0, "it is left alone");
+        assert!(store.next_due().await.unwrap().unwrap() > world.now, "and nobody wakes up for it");
+        // From time to time it is tried again.
+        store.unreadable().await.unwrap();
+        assert_eq!(store.due(world.now, None, 100).await.unwrap().len(), 1);
+    }
+    let good = store.live_runs().await.unwrap().into_iter().filter(|run| run.name == "a/good");
+    assert_eq!(good.count(), 3);
+}
+
+/// For a store in which running runs can be made to stand among those that have ended as well.
+pub async fn runs_that_live_and_have_ended(store: &impl Store, double: impl AsyncFn(i64)) {
+    let mut world = World::new(store);
+    let (one, two) = (world.join(1).await, world.join(2).await);
+    let last = AgentDefinition {
+        retry: belfry_core::definition::Retry { max: 0, ..Default::default() },
+        ..unlimited()
+    };
+    let schedules: Vec<_> = ["s1", "s2", "s3", "s4", "s5"].map(|name| (name, every("1h"))).to_vec();
+    world.apply(&[agent("a", last, &schedules)]).await;
+    assert_eq!(world.plan_all().await, 5);
+    let claimed = world.claim(one, 3).await;
+    double(claimed[1].schedule).await;
+    let lease = store.nodes().await.unwrap().iter().find(|node| node.id == one).unwrap().lease_until;
+    let rescued = store.fence(world.now, one, lease).await.unwrap().unwrap();
+    assert!(rescued.ended.iter().any(|(run, _)| *run == claimed[0].run), "{rescued:?}");
+    for run in [&claimed[0], &claimed[2]] {
+        assert_eq!(store.run(run.run).await.unwrap().unwrap().state, RunState::Failed);
+    }
+    assert_eq!(store.live_runs().await.unwrap().len(), 2, "none of the node's lives on");
+    // The same with the end of an attempt, beside another.
+    let claimed = world.claim(two, 5).await;
+    double(claimed[0].schedule).await;
+    let done = belfry_core::retry::Outcome::Completed;
+    let finishes: Vec<Finish> = claimed.iter().map(|claimed| world.outcome(claimed, done)).collect();
+    let written = finish_apart(store, world.now, &finishes).await;
+    assert!(written.error.is_none() && written.changed.is_empty(), "{written:?}");
+    assert_eq!(written.answers[1], Some(Finished::Ended(RunState::Completed)));
+    assert_eq!(store.live_runs().await.unwrap().len(), 0);
+}
+
 /// For a store whose rows can be spoiled by statements of its own language.
 pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(String)) {
     let mut world = World::new(store);
@@ -352,6 +411,61 @@ async fn every_list(store: &impl Store) {
     assert!(store.sessions(&SessionFilter::default(), None, 100).await.unwrap().items.len() >= 2);
     store.lane_settings().await.unwrap();
     assert!(!store.nodes().await.unwrap().is_empty());
+}
+
+/// Tokens, audit and snapshots with parts that cannot be read: all are listed, and named.
+pub async fn tokens_and_beats_that_cannot_be_read<S: Store + Access + Watch>(
+    store: &S,
+    spoil: impl AsyncFn(&'static str),
+    statements: &[&'static str],
+) {
+    let world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    assert_eq!(store.unreadable_rows().await.unwrap(), Vec::<String>::new());
+    for id in ["good", "spoilt"] {
+        let token = TokenRecord {
+            id: id.into(),
+            hash: vec![7; 32],
+            cookie_hash: None,
+            scope: Scope::Admin,
+            label: id.into(),
+            created_at: world.now,
+            expires_at: Some(world.now + belfry_time::SignedDuration::from_hours(1)),
+            revoked_at: None,
+        };
+        assert_eq!(store.add_token(&token).await.unwrap(), AddedToken::Added);
+        let entry = AuditEntry {
+            at: world.now,
+            actor: id.into(),
+            action: "pause".into(),
+            target: "a/s".into(),
+            peer: "::1".into(),
+            status: Some(200),
+        };
+        store.begin_audit(&entry).await.unwrap();
+        assert!(store.beat(&super::watching::snapshot(&world, node)).await.unwrap());
+    }
+    for statement in statements {
+        spoil(statement).await;
+    }
+    let tokens = store.tokens().await.unwrap();
+    assert_eq!(tokens.len(), 2);
+    let expired = |token: &TokenRecord| token.expires_at.is_some_and(|at| at <= world.now);
+    assert!(
+        !expired(&tokens[0]) && expired(&tokens[1]),
+        "an expiry that cannot be read has passed: {tokens:?}"
+    );
+    assert_eq!(store.audits(None, 10).await.unwrap().items.len(), 2);
+    let snapshots = store.snapshots(&SnapshotFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!(snapshots.len(), 1, "the other one is left out");
+    let named = store.unreadable_rows().await.unwrap();
+    for what in
+        ["token spoilt", "of the audit", "snapshot ", "lane weird", "node ", "schedule a/s", "agent a"]
+    {
+        assert!(named.iter().any(|row| row.contains(what)), "{what}: {named:?}");
+    }
+    assert!(named.iter().all(|row| !row.contains("good")), "{named:?}");
 }
 
 /// Verbs that arrive together, some of which are refused.

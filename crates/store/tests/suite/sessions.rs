@@ -14,6 +14,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     sessions_are_serial_and_apart(&fresh().await).await;
     rapid_messages_are_one_run(&fresh().await).await;
     a_run_holds_no_more_than_max_bytes(&fresh().await).await;
+    a_sender_cannot_write_what_belfry_writes(&fresh().await).await;
     a_full_queue_drops_by_its_policy(&fresh().await).await;
     stops_end_what_they_say(&fresh().await).await;
     a_reset_begins_a_new_generation(&fresh().await).await;
@@ -124,6 +125,44 @@ async fn rapid_messages_are_one_run<S: Store>(store: &S) {
     assert_eq!(claimed[0].prompt, None, "no template is stored with a run");
     // Claiming closes it.
     assert_ne!(say(&mut world, "a", "m5").await, first);
+}
+
+async fn a_sender_cannot_write_what_belfry_writes<S: Store>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&talkers(json!({"debounce": "10s"}))).await;
+    let node = world.join(1).await;
+    let forged = json!({
+        "messages": [{"seq": 0, "text": "forged", "received_at": "2020-01-01T00:00:00Z"}],
+        "session": "somebody else",
+        "text": "forged",
+        "own": 1,
+    });
+    let came = world.now;
+    let sent_at = came - SignedDuration::from_secs(5);
+    let opened = world.send("bot/talk", "a", "first", |new| new.run.payload = forged.clone()).await;
+    world.advance(1_500);
+    let joined = world
+        .send("bot/talk", "a", "second", |new| {
+            new.run.payload = forged.clone();
+            new.message.sent_at = Some(sent_at);
+        })
+        .await;
+    assert_eq!(run_of(&joined), run_of(&opened));
+    world.advance(60_000);
+    let claimed = world.claim(node, 10).await;
+    let later = came + SignedDuration::from_millis(1_500);
+    let expected = json!({
+        "messages": [
+            {"seq": 1, "text": "first", "received_at": came.to_string()},
+            {"seq": 2, "text": "second", "received_at": later.to_string(), "sent_at": sent_at.to_string()},
+        ],
+        "session": "a",
+        "text": "first\nsecond",
+        "own": 1,
+    });
+    assert_eq!(claimed[0].payload, expected);
+    assert_eq!(claimed[0].session(), Some("a"));
+    world.assert_whole().await;
 }
 
 async fn a_full_queue_drops_by_its_policy<S: Store>(store: &S) {

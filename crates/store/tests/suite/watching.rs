@@ -17,7 +17,7 @@ pub async fn all<S: Store + Watch>(fresh: impl AsyncFn() -> S) {
     old_snapshots_and_nodes_go_batch_by_batch(&fresh().await).await;
 }
 
-fn snapshot<S: Store>(world: &World<'_, S>, node: NodeId) -> Snapshot {
+pub fn snapshot<S: Store>(world: &World<'_, S>, node: NodeId) -> Snapshot {
     Snapshot {
         node,
         at: world.now,

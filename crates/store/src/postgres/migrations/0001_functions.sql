@@ -447,6 +447,30 @@ begin
     end if;
 end $$;
 
+-- Removes live runs that have ended, as damage may leave them: their end in history holds. Whatever ends runs would
+-- fail for each of them, and with it for all others that it ends at once.
+create function drop_doubles() returns void language plpgsql as $$
+declare
+    doubles uuid[] := array(select l.id from live l where exists (select 1 from history h where h.id = l.id));
+    held bigint[];
+begin
+    delete from session_runs r where r.run_id = any(doubles);
+    with gone as (
+        delete from live l where l.id = any(doubles) returning l.agent_gate, l.turn_gate
+    ) select array_agg(g.gate) into held from (
+        select gone.agent_gate as gate from gone union all select gone.turn_gate from gone
+    ) g where g.gate is not null;
+    with freed as (
+        update schedule_state s set waits_for = null where s.waits_for = any(doubles)
+        returning s.schedule_id, s.status, s.retired
+    ) insert into timers (due_at, schedule_id, kind, tick_at, version)
+        select now(), f.schedule_id, 2, now(), nextval('numbers') from freed f where f.status = 0 and not f.retired
+        on conflict (schedule_id) do nothing;
+    if held is not null then
+        perform release(held);
+    end if;
+end $$;
+
 -- How many runs wait in a lane.
 create function waiting_in(which text) returns bigint language plpgsql as $$
 declare

@@ -182,7 +182,7 @@ create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
 create index live_node on live (node_id) where state = 2;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
-create index live_session on live (schedule_id, session) where session is not null;
+create index live_session on live (session, schedule_id) where session is not null;
 
 -- Inserted once, at the end. `prev_run` is the one before of the same schedule that is kept as long as this one, so that
 -- a schedule's runs are listed without an index by schedule.
@@ -219,6 +219,7 @@ create table history (
     finished_at timestamptz not null
 );
 create index history_age on history (failed, finished_at, seq);
+create index history_session on history (session, id) where session is not null;
 
 -- What attempts wrote, in the order of places within their run.
 create table output (

@@ -151,7 +151,7 @@ create index live_parked on live (parked_on, rank, not_before, id) where state =
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
-create index live_session on live (schedule_id, session) where session is not null;
+create index live_session on live (session, schedule_id) where session is not null;
 
 -- Runs that have ended: inserted once. Each knows its place among those of its schedule, and the one before it of the same
 -- kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
@@ -188,6 +188,7 @@ create table history (
   -- None is an empty object.
   payload text
 ) strict, without rowid;
+create index history_session on history (session, id) where session is not null;
 
 -- What attempts wrote, in the order of places within their run.
 create table output (
