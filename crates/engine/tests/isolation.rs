@@ -312,7 +312,9 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     driver.step(now, Input::Woken);
     let ends = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
-            Effect::Ask(Ask::Finish(ends)) => Some(ends.iter().map(|end| end.run.0.as_u128()).collect::<Vec<_>>()),
+            Effect::Ask(Ask::Finish(ends)) => {
+                Some(ends.iter().map(|end| end.run.0.as_u128()).collect::<Vec<_>>())
+            }
             _ => None,
         })
     };
