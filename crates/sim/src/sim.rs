@@ -106,7 +106,7 @@ pub struct Sim {
     pub(crate) nodes: Vec<SimNode>,
     alive: Arc<Mutex<Alive>>,
     pub(crate) processes: BTreeMap<u64, Process>,
-    pub(crate) habits: HashMap<String, Habit>,
+    pub(crate) habits: BTreeMap<String, Habit>,
     pub(crate) ledger: Ledger,
     pub(crate) is_healed: bool,
     ids: Arc<AtomicU64>,
