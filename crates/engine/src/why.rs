@@ -667,18 +667,26 @@ pub fn skip_words(reason: SkipReason) -> &'static str {
         SkipReason::Disabled => "it was paused, or enabled was false",
         SkipReason::Invalid => "its definition was wrong",
         SkipReason::Exhausted => "it had fired for the last time",
-        SkipReason::OutsideDay => "that day was not allowed",
-        SkipReason::OutsideWindow => "that time of day was not allowed",
+        // A tick that is planned in time lies inside its window: only the instant of a catch-up can be outside.
+        SkipReason::OutsideDay => {
+            "it was missed, and the day on which it would have been caught up was not allowed"
+        }
+        SkipReason::OutsideWindow => {
+            "it was missed, and the time at which it would have been caught up was not allowed"
+        }
         SkipReason::CircuitOpen => "the breaker was open",
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
         SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
         SkipReason::QueueFull => {
-            "max_pending runs were waiting already, or an earlier tick was waiting for its lane"
+            "max_pending runs were waiting already, an earlier tick was waiting for its lane, or more ticks were due at \
+             once than one plan makes runs of (1,000)"
         }
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
-        SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",
+        SkipReason::MissedRunOnce => {
+            "no node planned it in time, and catch_up is run_once: only the newest missed tick is caught up"
+        }
         SkipReason::MissedRunAll => "no node planned it in time, and more than catch_up_limit were missed",
     }
 }

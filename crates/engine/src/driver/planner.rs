@@ -55,9 +55,9 @@ impl Driver {
         let mut named: Vec<_> = due
             .iter()
             .zip(&mut plans)
-            .filter_map(|(due, plan)| Some((&*due.name, plan.as_mut().ok()?)))
+            .filter_map(|(due, plan)| Some((&*due.name, &**due.compiled.as_ref().ok()?, plan.as_mut().ok()?)))
             .collect();
-        spread_catch_up(&mut named, self.options.spread);
+        spread_catch_up(&mut named, self.options.spread, now);
         let new_id = &mut self.new_id;
         let mut commits: Vec<Commit> = due
             .iter()
