@@ -38,7 +38,6 @@ impl Driver {
         // A full batch: there is more.
         let last = due.last().filter(|_| due.len() >= self.options.batch as usize && self.ahead < AHEAD_MAX);
         let ahead = last.map(|last| (last.mark(), self.options.batch));
-        self.ahead += 1;
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
         self.ask(Ask::Commit { commits, ahead });
@@ -86,17 +85,21 @@ impl Driver {
         let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
         let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
         let is_whole = self.written(now, Write::Plans, answer).is_some();
+        let is_lost = written.answers.iter().all(|answer| *answer == Some(Committed::Lost));
+        // Timers that somebody else holds are passed by, however many they are.
+        self.ahead += u32::from(!is_lost);
         if !is_whole {
             // What was not written is read again.
             self.planner.at = now.mono + self.backoff(Write::Plans);
-        } else if written.answers.iter().all(|answer| *answer == Some(Committed::Lost)) {
-            // Others plan the same: let them.
-            self.planner.at = now.mono + Duration::from_millis(5);
         } else if let Some(Ok(due)) = ahead
+            && !due.is_empty()
             && self.phase == Phase::Running
             && !self.draining
         {
             self.plan_batch(now, due);
+        } else if is_lost {
+            // Others plan the same: let them.
+            self.planner.at = now.mono + Duration::from_millis(5);
         }
         if !written.changed.is_empty() {
             let commits = Arc::make_mut(&mut commits);
