@@ -3,10 +3,11 @@
 //! A plan covers the interval from the schedule's token to now, so that an on-time tick, a late one, and the return from
 //! three days of downtime are one code path. Every tick in it gets exactly one result.
 
-use belfry_time::{Every, Kind, SignedDuration, Tick, Timestamp, Timing};
+use belfry_time::{Allowed, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::breaker::Admits;
-use crate::definition::{CatchUp, IfRunning, Schedule};
+use crate::check::{Asking, Status};
+use crate::definition::{CatchUp, Schedule};
 use crate::model::{SkipRange, SkipReason, Token, TokenKind, Trigger};
 
 /// What the planner knows about the world around a schedule, read together with its token.
@@ -85,38 +86,44 @@ pub enum Next {
 /// Runs that one plan makes at most.
 const RUNS_MAX: usize = 1000;
 
+/// The tick that a schedule's token stands for: the token's own, or the one that is to be found from it. The only mapping
+/// from the due index to ticks; the planner and every preview use it.
+pub fn tick_of(timing: &Timing, token: Token) -> Option<Tick> {
+    match token.kind {
+        TokenKind::Tick => Some(Tick { tick_at: token.tick_at, due_at: token.due_at }),
+        TokenKind::First => timing.first(token.tick_at),
+        TokenKind::Next => timing.next(token.tick_at),
+        TokenKind::Resume => timing.next(token.due_at),
+        TokenKind::Deferred => Some(timing.tick(token.tick_at)),
+    }
+}
+
+/// The ticks to come of a schedule with this token, in order. What follows a deferred tick depends on how long it waits.
+pub fn upcoming(timing: &Timing, standing: &Standing) -> impl Iterator<Item = Tick> {
+    let timing = with_origin(timing, standing.origin);
+    let first = tick_of(&timing, standing.token);
+    let origin = standing.origin.or(first.map(|tick| tick.tick_at));
+    let timing = with_origin(&timing, origin);
+    let goes_on = standing.token.kind != TokenKind::Deferred;
+    std::iter::successors(first, move |tick| if goes_on { timing.next(tick.tick_at) } else { None })
+}
+
 /// Plans a schedule whose token is due.
 pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timestamp) -> Plan {
-    let Some(timing) = &schedule.timing else {
-        return Plan { open_skip: standing.open_skip, ..Plan::default() };
-    };
+    let nothing = Plan { open_skip: standing.open_skip, ..Plan::default() };
+    let Some(timing) = &schedule.timing else { return nothing };
+    let timing = with_origin(timing, standing.origin);
     let token = standing.token;
+    let Some(first) = tick_of(&timing, token) else { return armed(schedule, &timing, standing, None) };
     match token.kind {
-        TokenKind::First => plan_first(schedule, timing, standing),
-        TokenKind::Next => plan_next(timing, standing, token.tick_at),
-        TokenKind::Resume => {
-            let with_origin = with_origin(timing, standing.origin);
-            let skipped = left_out(&with_origin, SkipReason::Disabled, token.tick_at, token.due_at);
-            let next = plan_next(timing, standing, token.due_at);
-            Plan { closed: skipped.into_iter().collect(), ..next }
+        TokenKind::First | TokenKind::Next | TokenKind::Resume => {
+            armed(schedule, &timing, standing, Some(first))
         }
-        TokenKind::Tick => {
-            let timing = with_origin(timing, standing.origin);
-            Pass {
-                schedule,
-                timing: &timing,
-                now,
-                facts: *facts,
-                plan: Plan { open_skip: standing.open_skip, ..Plan::default() },
-            }
-            .run(Tick { tick_at: token.tick_at, due_at: token.due_at })
-        }
+        TokenKind::Tick => Pass { schedule, timing: &timing, now, facts: *facts, plan: nothing }.run(first),
         TokenKind::Deferred => {
-            let timing = with_origin(timing, standing.origin);
-            let first = timing.tick(token.tick_at);
-            let plan = Plan { open_skip: standing.open_skip, ..Plan::default() };
             let since = token.due_at.max(first.due_at);
-            let plan = Pass { schedule, timing: &timing, now: since, facts: *facts, plan }.run(first);
+            let plan =
+                Pass { schedule, timing: &timing, now: since, facts: *facts, plan: nothing }.run(first);
             match plan.next {
                 Next::Token(next) if next.due_at <= now => {
                     Pass { schedule, timing: &timing, now, facts: *facts, plan }
@@ -128,13 +135,22 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     }
 }
 
-/// The clock starts at `from`.
-fn plan_next(timing: &Timing, standing: &Standing, from: Timestamp) -> Plan {
-    let tick = with_origin(timing, standing.origin).next(from);
-    let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
+/// A schedule whose clock has just started: it waits for this tick, which is its first if it has none yet.
+fn armed(schedule: &Schedule, timing: &Timing, standing: &Standing, tick: Option<Tick>) -> Plan {
+    let token = standing.token;
+    let next = match tick {
+        Some(tick) => Next::Token(tick.into()),
+        None if token.kind == TokenKind::First && schedule.is_one_shot() => Next::Expired,
+        None => Next::Exhausted,
+    };
+    let skipped = match token.kind {
+        TokenKind::Resume => left_out(timing, SkipReason::Disabled, token.tick_at, token.due_at),
+        _ => None,
+    };
     // A new revision counts its calendar steps from here.
-    let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
-    Plan { next, origin, open_skip: standing.open_skip, ..Plan::default() }
+    let origin = tick.filter(|_| token.kind == TokenKind::First || standing.origin.is_none());
+    let origin = origin.map(|tick| tick.tick_at);
+    Plan { next, origin, closed: Vec::from_iter(skipped), open_skip: standing.open_skip, ..Plan::default() }
 }
 
 /// What a span without planning has left out: the ticks after `since` up to `until`, as one range.
@@ -169,16 +185,6 @@ fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
         Some(origin) => timing.clone().with_origin(origin),
         None => timing.clone(),
     }
-}
-
-fn plan_first(schedule: &Schedule, timing: &Timing, standing: &Standing) -> Plan {
-    let first = timing.first(standing.token.tick_at);
-    let next = match first {
-        Some(tick) => Next::Token(tick.into()),
-        None if schedule.is_one_shot() => Next::Expired,
-        None => Next::Exhausted,
-    };
-    Plan { next, origin: first.map(|tick| tick.tick_at), open_skip: standing.open_skip, ..Plan::default() }
 }
 
 /// One pass over the ticks of a schedule that are due.
@@ -312,51 +318,29 @@ impl Pass<'_> {
 
     /// A tick that could make a run: the first failing check names the reason why it does not.
     fn offer(&mut self, tick: Tick, not_before: Timestamp, trigger: Trigger) {
-        if let Some(reason) = self.refusal(trigger) {
-            return self.skip(SkipRange::one(reason, tick.tick_at));
-        }
+        let is_missed = trigger == Trigger::CatchUp;
+        let asking = Asking {
+            options: self.schedule.options(),
+            // What is paused, invalid or exhausted has no timer.
+            status: &Status::Active,
+            // A missed tick runs now, so now must be allowed.
+            allowed: if is_missed { self.timing.allows(self.now) } else { Allowed::Yes },
+            facts: &self.facts,
+            in_batch: is_missed && self.schedule.catch_up() == CatchUp::RunAll,
+        };
+        let admitted = match asking.admit() {
+            Ok(admitted) => admitted,
+            Err(reason) => return self.skip(SkipRange::one(reason, tick.tick_at)),
+        };
         self.close_skip();
-        self.plan.cancel_live |=
-            self.schedule.options().if_running == IfRunning::Cancel && self.facts.live > 0;
-        let probe = self.facts.breaker == Admits::Probe;
+        self.plan.cancel_live |= admitted.cancel_live;
+        let probe = admitted.probe;
         if probe {
             self.facts.breaker = Admits::No;
         }
         self.facts.live += 1;
         self.facts.pending += 1;
         self.plan.runs.push(PlannedRun { tick_at: tick.tick_at, not_before, trigger, probe });
-    }
-
-    fn refusal(&self, trigger: Trigger) -> Option<SkipReason> {
-        let options = self.schedule.options();
-        let caught_up = trigger == Trigger::CatchUp;
-        if caught_up && let Some(reason) = self.outside() {
-            return Some(reason);
-        }
-        if self.facts.breaker == Admits::No {
-            return Some(SkipReason::CircuitOpen);
-        }
-        if self.facts.budget_exhausted {
-            return Some(SkipReason::BudgetExhausted);
-        }
-        // A batch of missed ticks waits as a whole.
-        if caught_up && self.schedule.catch_up() == CatchUp::RunAll {
-            return None;
-        }
-        match options.if_running {
-            IfRunning::Skip if self.facts.live > 0 => Some(SkipReason::AlreadyRunning),
-            IfRunning::Queue if self.facts.pending >= options.max_pending => Some(SkipReason::QueueFull),
-            _ => None,
-        }
-    }
-
-    /// A missed tick runs now, so now must be allowed.
-    fn outside(&self) -> Option<SkipReason> {
-        match self.timing.allows(self.now) {
-            belfry_time::Allowed::Yes => None,
-            belfry_time::Allowed::NotOnThatDay => Some(SkipReason::OutsideDay),
-            belfry_time::Allowed::NotAtThatTime => Some(SkipReason::OutsideWindow),
-        }
     }
 
     fn skip(&mut self, range: SkipRange) {

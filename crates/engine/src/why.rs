@@ -7,7 +7,8 @@ mod lane;
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
-use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::definition::IfRunning;
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
@@ -539,12 +540,8 @@ impl Known {
 
 /// Whether a run is one that a schedule's overlap policy looks at.
 fn in_scope(record: &ScheduleRecord, run: &RunRecord) -> bool {
-    let options = &record.definition.options;
-    match options.overlap {
-        Scope::Schedule => run.schedule == record.id,
-        Scope::Command => run.agent == record.agent && run.command == options.command,
-        Scope::Agent => run.agent == record.agent,
-    }
+    let overlap = Overlap::of(&record.definition.options, record.agent, record.id);
+    overlap.includes(run.agent, run.schedule, &run.command, run.trigger)
 }
 
 /// The ticks around an instant.
@@ -636,29 +633,39 @@ fn end_of(at: Timestamp) -> Timestamp {
 
 /// The checks of a tick that was planned: those before the one that failed have passed.
 fn passed(failed: Option<SkipReason>) -> Vec<Check> {
-    const PLANNED: [(SkipReason, &str); 8] = [
-        (SkipReason::Disabled, "it was enabled"),
-        (SkipReason::Invalid, "its definition was right"),
-        (SkipReason::OutsideDay, "the day was allowed"),
-        (SkipReason::OutsideWindow, "the time was allowed"),
-        (SkipReason::CircuitOpen, "the breaker let it through"),
-        (SkipReason::BudgetExhausted, "the failure budget had room"),
-        (SkipReason::AlreadyRunning, "no earlier run stood in its way"),
-        (SkipReason::QueueFull, "there was room to wait"),
-    ];
     let mut checks = Vec::new();
     if failed.is_none_or(|reason| !reason.is_missed()) {
-        let ok = PLANNED.iter().take_while(|(reason, _)| Some(*reason) != failed);
-        checks.extend(ok.map(|(reason, words)| Check {
+        let ok = check::CHECKS.into_iter().take_while(|reason| Some(*reason) != failed);
+        checks.extend(ok.map(|reason| Check {
             check: reason.as_str(),
             ok: true,
-            detail: (*words).into(),
+            detail: passed_words(reason).into(),
         }));
     }
     let failed =
         failed.map(|reason| Check { check: reason.as_str(), ok: false, detail: skip_words(reason).into() });
     checks.extend(failed);
     checks
+}
+
+/// A check that a tick has passed, in words.
+fn passed_words(check: SkipReason) -> &'static str {
+    match check {
+        SkipReason::Disabled => "it was enabled",
+        SkipReason::Invalid => "its definition was right",
+        SkipReason::Exhausted => "it had not fired for the last time",
+        SkipReason::OutsideDay => "the day was allowed",
+        SkipReason::OutsideWindow => "the time was allowed",
+        SkipReason::CircuitOpen => "the breaker let it through",
+        SkipReason::BudgetExhausted => "the failure budget had room",
+        SkipReason::SpendExhausted => "the spend limit had room",
+        SkipReason::AlreadyRunning => "no earlier run stood in its way",
+        SkipReason::QueueFull => "there was room to wait",
+        SkipReason::NoWork => "there was work",
+        SkipReason::MissedSkip | SkipReason::MissedRunOnce | SkipReason::MissedRunAll => {
+            "it was planned in time"
+        }
+    }
 }
 
 /// Why a tick made no run, in words.

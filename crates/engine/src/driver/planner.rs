@@ -33,11 +33,11 @@ impl Driver {
         if due.is_empty() {
             return;
         }
-        let commits = self.decide(now.wall, &due);
-        let commits = Arc::new(commits);
         // A full batch: there is more.
         let last = due.last().filter(|_| due.len() >= self.options.batch as usize && self.ahead < AHEAD_MAX);
         let ahead = last.map(|last| (last.mark(), self.options.batch));
+        let due = Due::take_turns(due);
+        let commits = Arc::new(self.decide(now.wall, &due));
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
         self.ask(Ask::Commit { commits, ahead });
