@@ -597,11 +597,14 @@ fn results(schedule: &Schedule, plan: &Plan, ticks: &[Timestamp]) -> Vec<&'stati
     ticks.iter().map(of).collect()
 }
 
+/// Results with how many ticks in a row have each.
+type Counts = &'static [(&'static str, usize)];
+
 #[test]
 fn one_plan_makes_a_thousand_runs_and_leaves_out_the_oldest_that_are_on_time() {
     let second = |n: usize| at("02T12:00:00") + SignedDuration::from_secs(n as i64);
     // Policy, `late_after` in seconds, jitter, minutes of downtime; how many of each result, in order.
-    let cases: [(CatchUp, u64, Option<&str>, usize, &[(&str, usize)]); 8] = [
+    let cases: [(CatchUp, u64, Option<&str>, usize, Counts); 8] = [
         (CatchUp::RunOnce, 7200, None, 30, &[("queue_full", 801), ("schedule", 1000)]),
         (CatchUp::RunAll, 7200, Some("900ms"), 30, &[("queue_full", 801), ("schedule", 1000)]),
         (
