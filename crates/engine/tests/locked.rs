@@ -26,7 +26,7 @@ async fn schedules_behind_locked_timers_are_planned() {
     let options = || ScheduleOptions { anchor: AnchorName::Slot, ..ScheduleOptions::default() };
     let every_second = || When::Every("1s".into());
     let locked = (0..LOCKED).fold(AgentBuilder::new("locked"), |agent, n| {
-        agent.schedule_with(&format!("s{n}"), every_second(), options())
+        agent.schedule_with(format!("s{n}"), every_second(), options())
     });
     let free = AgentBuilder::new("free").schedule_with("s", every_second(), options());
     asking.set_agents(vec![locked.build(), free.build()]).await.unwrap();
