@@ -12,6 +12,7 @@ pub mod gate;
 pub mod hook;
 pub mod input;
 pub mod model;
+pub mod overlap;
 pub mod plan;
 pub mod reference;
 pub mod rescue;

@@ -8,8 +8,9 @@ pub use crate::api_sessions::{Lane, Session};
 
 use belfry_core::check::Status;
 use belfry_core::definition::When;
+use belfry_core::plan::Standing;
 use belfry_core::work::Action;
-use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, Token, TokenKind, Trigger};
+use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, Token, Trigger};
 use belfry_store::{AgentRecord, BreakerEntry, BreakerRecord, Deferred, RunRecord, ScheduleRecord};
 use belfry_time::{SignedDuration, Tick, Timestamp, Timing};
 use serde::{Deserialize, Serialize};
@@ -230,18 +231,9 @@ fn lane_full(deferred: &Deferred) -> String {
 pub fn upcoming(record: &ScheduleRecord, count: usize) -> Vec<Tick> {
     let deferred = record.deferred.as_ref().map(|it| Token::deferred(it.tick_at, it.since));
     let Some(token) = record.token.or(deferred) else { return Vec::new() };
-    let Some(timing) = timing_of(record) else { return Vec::new() };
-    let first = match token.kind {
-        TokenKind::Tick => Some(Tick { tick_at: token.tick_at, due_at: token.due_at }),
-        TokenKind::First => timing.first(token.tick_at),
-        TokenKind::Next => timing.next(token.tick_at),
-        TokenKind::Resume => timing.next(token.due_at),
-        // What comes after it depends on how long it waits.
-        TokenKind::Deferred => return vec![timing.tick(token.tick_at)].into_iter().take(count).collect(),
-    };
-    let Some(first) = first else { return Vec::new() };
-    let timing = if record.origin.is_none() { timing.with_origin(first.tick_at) } else { timing };
-    std::iter::once(first).chain(timing.ticks(first.tick_at)).take(count).collect()
+    let Ok(Some(timing)) = record.definition.timing(&record.name) else { return Vec::new() };
+    let standing = Standing { token, origin: record.origin, open_skip: None };
+    belfry_core::plan::upcoming(&timing, &standing).take(count).collect()
 }
 
 /// A schedule's timing with its first tick, where that is known; none where it does not tick or cannot be read.

@@ -7,7 +7,8 @@ mod lane;
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
-use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::definition::IfRunning;
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
@@ -539,12 +540,8 @@ impl Known {
 
 /// Whether a run is one that a schedule's overlap policy looks at.
 fn in_scope(record: &ScheduleRecord, run: &RunRecord) -> bool {
-    let options = &record.definition.options;
-    match options.overlap {
-        Scope::Schedule => run.schedule == record.id,
-        Scope::Command => run.agent == record.agent && run.command == options.command,
-        Scope::Agent => run.agent == record.agent,
-    }
+    let overlap = Overlap::of(&record.definition.options, record.agent, record.id);
+    overlap.includes(run.agent, run.schedule, &run.command, run.trigger)
 }
 
 /// The ticks around an instant.
@@ -636,23 +633,13 @@ fn end_of(at: Timestamp) -> Timestamp {
 
 /// The checks of a tick that was planned: those before the one that failed have passed.
 fn passed(failed: Option<SkipReason>) -> Vec<Check> {
-    const PLANNED: [(SkipReason, &str); 8] = [
-        (SkipReason::Disabled, "it was enabled"),
-        (SkipReason::Invalid, "its definition was right"),
-        (SkipReason::OutsideDay, "the day was allowed"),
-        (SkipReason::OutsideWindow, "the time was allowed"),
-        (SkipReason::CircuitOpen, "the breaker let it through"),
-        (SkipReason::BudgetExhausted, "the failure budget had room"),
-        (SkipReason::AlreadyRunning, "no earlier run stood in its way"),
-        (SkipReason::QueueFull, "there was room to wait"),
-    ];
     let mut checks = Vec::new();
     if failed.is_none_or(|reason| !reason.is_missed()) {
-        let ok = PLANNED.iter().take_while(|(reason, _)| Some(*reason) != failed);
-        checks.extend(ok.map(|(reason, words)| Check {
+        let ok = check::CHECKS.into_iter().take_while(|reason| Some(*reason) != failed);
+        checks.extend(ok.map(|reason| Check {
             check: reason.as_str(),
             ok: true,
-            detail: (*words).into(),
+            detail: passed_words(reason).into(),
         }));
     }
     let failed =
@@ -661,24 +648,52 @@ fn passed(failed: Option<SkipReason>) -> Vec<Check> {
     checks
 }
 
+/// A check that a tick has passed, in words.
+fn passed_words(check: SkipReason) -> &'static str {
+    match check {
+        SkipReason::Disabled => "it was enabled",
+        SkipReason::Invalid => "its definition was right",
+        SkipReason::Exhausted => "it had not fired for the last time",
+        SkipReason::OutsideDay => "the day was allowed",
+        SkipReason::OutsideWindow => "the time was allowed",
+        SkipReason::CircuitOpen => "the breaker let it through",
+        SkipReason::BudgetExhausted => "the failure budget had room",
+        SkipReason::SpendExhausted => "the spend limit had room",
+        SkipReason::AlreadyRunning => "no earlier run stood in its way",
+        SkipReason::QueueFull => "there was room to wait",
+        SkipReason::NoWork => "there was work",
+        SkipReason::MissedSkip | SkipReason::MissedRunOnce | SkipReason::MissedRunAll => {
+            "it was planned in time"
+        }
+    }
+}
+
 /// Why a tick made no run, in words.
 pub fn skip_words(reason: SkipReason) -> &'static str {
     match reason {
         SkipReason::Disabled => "it was paused, or enabled was false",
         SkipReason::Invalid => "its definition was wrong",
         SkipReason::Exhausted => "it had fired for the last time",
-        SkipReason::OutsideDay => "that day was not allowed",
-        SkipReason::OutsideWindow => "that time of day was not allowed",
+        // A tick that is planned in time lies inside its window: only the instant of a catch-up can be outside.
+        SkipReason::OutsideDay => {
+            "it was missed, and the day on which it would have been caught up was not allowed"
+        }
+        SkipReason::OutsideWindow => {
+            "it was missed, and the time at which it would have been caught up was not allowed"
+        }
         SkipReason::CircuitOpen => "the breaker was open",
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
         SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
         SkipReason::QueueFull => {
-            "max_pending runs were waiting already, or an earlier tick was waiting for its lane"
+            "max_pending runs were waiting already, an earlier tick was waiting for its lane, or more ticks were due at \
+             once than one plan makes runs of (1,000)"
         }
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
-        SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",
+        SkipReason::MissedRunOnce => {
+            "no node planned it in time, and catch_up is run_once: only the newest missed tick is caught up"
+        }
         SkipReason::MissedRunAll => "no node planned it in time, and more than catch_up_limit were missed",
     }
 }

@@ -6,6 +6,7 @@ use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::check::Status;
 use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
 use belfry_core::session::Usage;
@@ -59,6 +60,9 @@ pub struct Due {
     pub breaker: Breaker,
     /// What is used of its agent's failure budget.
     pub budget: Option<Budget>,
+    /// When the last of its runs that have ended was started, or ended where it never started. Only told where schedules
+    /// share an overlap scope.
+    pub last_start: Option<Timestamp>,
 }
 
 /// A place in the order in which schedules are due.
@@ -68,6 +72,27 @@ impl Due {
     /// Its place in the order.
     pub fn mark(&self) -> Mark {
         (self.standing.token.due_at, self.schedule)
+    }
+
+    /// The live runs that its overlap policy looks at.
+    pub fn overlap(&self) -> Option<Overlap<'_>> {
+        let options = self.compiled.as_ref().ok()?.options();
+        Some(Overlap::of(options, self.agent, self.schedule))
+    }
+
+    /// Puts schedules that are due in one pass into the order in which they are offered.
+    pub fn take_turns(due: Vec<Due>) -> Vec<Due> {
+        let unread = |due: &Due| Overlap {
+            scope: Scope::Schedule,
+            agent: due.agent,
+            schedule: due.schedule,
+            command: "",
+        };
+        let keys: Vec<_> =
+            due.iter().map(|due| (due.overlap().unwrap_or(unread(due)), due.last_start)).collect();
+        let order = turns(&keys);
+        let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
+        order.into_iter().filter_map(|place| due[place].take()).collect()
     }
 
     /// The facts as the planner takes them.
@@ -180,6 +205,11 @@ pub struct Commit {
 }
 
 impl Commit {
+    /// The live runs that the decision looked at.
+    pub(crate) fn overlap(&self) -> Overlap<'_> {
+        Overlap { scope: self.scope, agent: self.agent, schedule: self.schedule, command: &self.command }
+    }
+
     /// The lane that its runs wait in, where it makes some.
     pub(crate) fn lane(&self) -> Option<&str> {
         self.runs.first().map(|run| run.lane.as_str())

@@ -379,7 +379,7 @@ pub struct Driver {
     planner: Loop,
     next_due: Option<Timestamp>,
     committing: Option<Committing>,
-    /// Batches in a row that were read while the one before was committed.
+    /// Batches of this pass of which something was written.
     ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
@@ -426,8 +426,8 @@ pub struct Driver {
 
 /// More instants than this are not remembered; the poll finds the rest.
 const LATER_MAX: usize = 4096;
-/// So many batches of due schedules are read each behind the one before; then from the front again, where something may have
-/// come up.
+/// So many batches of due schedules are planned in one pass, each read behind the one before; then from the front again,
+/// where something may have come up. Batches of which nothing could be written do not count.
 const AHEAD_MAX: u32 = 20;
 /// Ends that are stored at once.
 const FINISH_MAX: usize = 1000;

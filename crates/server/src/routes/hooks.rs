@@ -10,7 +10,7 @@ use axum::response::Response;
 use belfry::event::Name;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_core::{Reason, RunId, SkipReason, Trigger};
+use belfry_core::{RunId, SkipReason, Trigger};
 use belfry_store::{Hooks, Key, Knock, Knocked, NewRun, ScheduleRecord, Scope, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -220,10 +220,7 @@ async fn answer(
     let knocked = shared.store().knock(now, &knock).await?;
     audit::made(matches!(knocked, Knocked::Made { .. }));
     match knocked {
-        Knocked::Made { cancel } => {
-            for run in cancel {
-                shared.store().cancel(now, run, Reason::Overlap).await?;
-            }
+        Knocked::Made { .. } => {
             let run_id = knock.run.id;
             shared.tell_run(Name::RunCreated, named, run_id, trace);
             shared.engine.hint().await;

@@ -4,6 +4,7 @@ use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 
 use super::State;
+use crate::shapes::RunRecord;
 use crate::views::*;
 
 impl State {
@@ -19,8 +20,9 @@ impl State {
         let live =
             self.live.iter().find(|(_, live)| live.new.schedule == id && live.new.tick_at == Some(tick_at));
         let live = live.map(|(run, live)| self.record(*run, live));
-        let ended =
-            || self.ended.values().find(|run| run.schedule == id && run.tick_at == Some(tick_at)).cloned();
+        // A tick that was filled in later may have several: the last one made.
+        let is_of_tick = |run: &&RunRecord| run.schedule == id && run.tick_at == Some(tick_at);
+        let ended = || self.ended.values().rfind(is_of_tick).cloned();
         if let Some(run) = live.or_else(ended) {
             return TickFate::Run(Box::new(run));
         }

@@ -228,7 +228,12 @@ pub(super) async fn enqueue(
     places: &Places,
 ) -> Result<Enqueued, Fault> {
     let run = &request.run;
-    if let Some(key) = &request.key
+    // The live run of a tick goes before a key, which is then not taken.
+    let (key, late_key) = match run.tick_at {
+        None => (request.key.as_ref(), None),
+        Some(_) => (None, request.key.as_ref()),
+    };
+    if let Some(key) = key
         && let Some(answer) = take_key(tx, now, run, key).await?
     {
         return Ok(answer);
@@ -243,7 +248,7 @@ pub(super) async fn enqueue(
     };
     if tx.query(sql, &[&run.schedule]).await?.is_empty() {
         // The key goes as well.
-        if request.key.is_some() {
+        if key.is_some() {
             let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
             tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
         }
@@ -254,6 +259,11 @@ pub(super) async fn enqueue(
         if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
             return Ok(Enqueued::Repeat(RunId(get(row, "id")?)));
         }
+    }
+    if let Some(key) = late_key
+        && let Some(answer) = take_key(tx, now, run, key).await?
+    {
+        return Ok(answer);
     }
     insert_runs(tx, now, &[run], places).await?;
     Ok(Enqueued::Made)

@@ -7,17 +7,18 @@ use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::{Scope, Unreadable, read_stored};
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleId};
+use belfry_core::{AgentDefinition, AgentId, ScheduleId};
 use belfry_time::Timestamp;
-use uuid::Uuid;
 
 use super::books::{self, Books};
 use super::connection::{Fault, Param, Tx};
 use super::defer::{are_plain, is_limited};
 use super::enqueue::{Columns, Places, insert_runs};
-use super::finish::{self, mark};
-use super::rows::{self, big, get, small};
+use super::finish;
+use super::overlap::{Lives, in_scope, last_starts};
+use super::rows::{self, big, get};
 use super::{Cold, Postgres, insert_skips, set_token};
 use crate::Error;
 use crate::memory::compile;
@@ -83,9 +84,16 @@ impl Postgres {
         }
         let cold = self.cold(tx, &tokens).await?;
         let agents = self.agents(tx, tokens.iter().map(|token| token.agent)).await?;
-        let lives = Lives::count(tx, &tokens, &cold).await?;
+        let overlap = |token: &Token| {
+            let cold = cold.get(&token.schedule)?;
+            let (agent, schedule) = (token.agent, token.schedule);
+            Some(Overlap { scope: cold.overlap, agent, schedule, command: &cold.command })
+        };
+        let overlaps: Vec<Overlap<'_>> = tokens.iter().filter_map(overlap).collect();
+        let lives = Lives::count(tx, &overlaps).await?;
+        let last_starts = last_starts(tx, &overlaps).await?;
         let books = Reading::open(tx, &agents).await?;
-        let due = tokens.into_iter().filter_map(|token| {
+        let due = tokens.iter().filter_map(|token| {
             let cold = cold.get(&token.schedule)?;
             let agent = match (&cold.unreadable, agents.get(&token.agent)?) {
                 (None, Ok(agent)) => agent,
@@ -95,14 +103,14 @@ impl Postgres {
                     return None;
                 }
             };
-            let (live, pending) = lives.of(&token, cold);
+            let (live, pending) = lives.of(overlap(token)?);
             Some(Due {
                 schedule: token.schedule,
                 agent: token.agent,
                 name: cold.name.clone(),
-                compiled: match token.unreadable {
+                compiled: match &token.unreadable {
                     None => cold.compiled.clone(),
-                    Some(words) => Err(Arc::from(words)),
+                    Some(words) => Err(Arc::from(words.as_str())),
                 },
                 agent_definition: agent.clone(),
                 version: token.version,
@@ -111,6 +119,7 @@ impl Postgres {
                 pending,
                 breaker: books.breaker(token.agent, &cold.command),
                 budget: books.budgets.get(&token.agent).copied(),
+                last_start: last_starts.get(&token.schedule).copied(),
             })
         });
         Ok(due.collect())
@@ -246,7 +255,7 @@ impl Postgres {
         let looks =
             commit.scope != Scope::Schedule || !blind && (!commit.runs.is_empty() || commit.cancel_live);
         if !taken
-            || looks && scope_runs(tx, commit).await?.len() > commit.live as usize
+            || looks && in_scope(tx, commit.overlap()).await?.len() > commit.live as usize
             || !books.take_probe(now, commit)
         {
             return Ok(Committed::Lost);
@@ -254,7 +263,8 @@ impl Postgres {
         if commit.cancel_live {
             // An end may keep a breaker's books, which are open here.
             books.close(tx).await?;
-            self.cancel_scope(tx, now, commit).await?;
+            let live = in_scope(tx, commit.overlap()).await?;
+            self.cancel_all(tx, now, &live).await?;
             books.reopen(tx).await?;
         }
         write_skips(tx, &[commit]).await?;
@@ -262,16 +272,6 @@ impl Postgres {
         write_states(tx, now, &[commit]).await?;
         set_token(tx, commit.schedule, commit.next.token()).await?;
         Ok(Committed::Held)
-    }
-
-    /// Cancels what lives in a commit's scope: running ones are marked, waiting ones end.
-    async fn cancel_scope(&self, tx: &mut Tx<'_>, now: Timestamp, commit: &Commit) -> Result<(), Fault> {
-        let runs = scope_runs(tx, commit).await?;
-        mark(tx, &runs, Reason::Overlap).await?;
-        self.end_waiting(tx, now, &runs, Reason::Overlap).await?;
-        // Those that were claimed before we had their gates.
-        mark(tx, &runs, Reason::Overlap).await?;
-        Ok(())
     }
 }
 
@@ -355,25 +355,6 @@ async fn take_any(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
     Ok(!tx.query(sql, &[&commit.schedule]).await?.is_empty())
 }
 
-async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault> {
-    let found = match commit.scope {
-        Scope::Schedule => {
-            tx.query("select id from live where schedule_id = $1 order by id", &[&commit.schedule]).await?
-        }
-        Scope::Command => {
-            let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) and command = $2 and trigger <> 4 order by id";
-            tx.query(sql, &[&commit.agent, &commit.command]).await?
-        }
-        Scope::Agent => {
-            let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) and trigger <> 4 order by id";
-            tx.query(sql, &[&commit.agent]).await?
-        }
-    };
-    found.iter().map(|row| get(row, "id")).collect()
-}
-
 /// Whether a commit changes more than a token: a plain tick does not.
 fn changes_state(commit: &Commit) -> bool {
     commit.open_skip.is_some()
@@ -441,58 +422,6 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
     )
     .await?;
     Ok(())
-}
-
-/// Live runs and those of them that are pending, by schedule and by agent and command.
-#[derive(Default)]
-struct Lives {
-    schedules: HashMap<ScheduleId, (u32, u32)>,
-    commands: HashMap<AgentId, Vec<(String, u32, u32)>>,
-}
-
-impl Lives {
-    async fn count(
-        tx: &mut Tx<'_>,
-        tokens: &[Token],
-        cold: &HashMap<ScheduleId, Arc<Cold>>,
-    ) -> Result<Lives, Fault> {
-        let mut lives = Lives::default();
-        let is_own =
-            |token: &&Token| cold.get(&token.schedule).is_none_or(|cold| cold.overlap == Scope::Schedule);
-        let own: Vec<_> = tokens.iter().filter(is_own).map(|token| token.schedule).collect();
-        let agents: BTreeSet<_> =
-            tokens.iter().filter(|token| !is_own(token)).map(|token| token.agent).collect();
-        if !own.is_empty() {
-            let sql = "select schedule_id, count(*) as live, count(*) filter (where state <> 2) as pending \
-                       from live where schedule_id = any($1) group by schedule_id";
-            for row in tx.query(sql, &[&own]).await? {
-                let counts = (small(get(&row, "live")?), small(get(&row, "pending")?));
-                lives.schedules.insert(get(&row, "schedule_id")?, counts);
-            }
-        }
-        if !agents.is_empty() {
-            let agents: Vec<_> = agents.into_iter().collect();
-            let sql = "select agent_id, command, count(*) as live, \
-                       count(*) filter (where state <> 2) as pending \
-                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) and trigger <> 4 \
-                       group by agent_id, command";
-            for row in tx.query(sql, &[&agents]).await? {
-                let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
-                lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);
-            }
-        }
-        Ok(lives)
-    }
-
-    fn of(&self, token: &Token, cold: &Cold) -> (u32, u32) {
-        if cold.overlap == Scope::Schedule {
-            return self.schedules.get(&token.schedule).copied().unwrap_or_default();
-        }
-        let commands = self.commands.get(&token.agent).into_iter().flatten();
-        commands
-            .filter(|(command, ..)| cold.overlap == Scope::Agent || *command == cold.command)
-            .fold((0, 0), |sum, (_, live, pending)| (sum.0 + live, sum.1 + pending))
-    }
 }
 
 /// Breakers and budgets, read without locks for agents that have such policies.

@@ -15,6 +15,7 @@ mod list;
 mod node;
 mod notify;
 mod output;
+mod overlap;
 mod pause;
 mod plan;
 mod read;

@@ -7,6 +7,7 @@ use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::{Scope, Unreadable};
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, TokenKind,
@@ -91,11 +92,13 @@ impl Verb<'_> {
                     continue;
                 }
             };
-            let (mut live, mut pending, mut breaker) = (0, 0, Breaker::default());
+            let (mut live, mut pending, mut breaker, mut last_start) = (0, 0, Breaker::default(), None);
             if let Ok(schedule) = &compiled {
                 let options = schedule.options();
-                (live, pending) =
-                    self.count_in_scope(options.overlap, row.agent, row.id, &options.command)?;
+                (live, pending) = self.count_in_scope(Overlap::of(options, row.agent, row.id))?;
+                if options.overlap != Scope::Schedule {
+                    last_start = self.last_start(row.id)?;
+                }
                 if agent_definition.breaker.is_some() {
                     breaker = self.breaker_of(row.agent, &options.command)?;
                 }
@@ -112,57 +115,17 @@ impl Verb<'_> {
                 pending,
                 breaker,
                 budget: *budget,
+                last_start,
             });
         }
         Ok(due)
     }
 
-    /// Live runs that an overlap policy looks at: all, and those that are pending. Those of sessions are not among them.
-    fn count_in_scope(
-        &self,
-        scope: Scope,
-        agent: AgentId,
-        schedule: ScheduleId,
-        command: &str,
-    ) -> Done<(u32, u32)> {
-        let map = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-        let counts = match scope {
-            Scope::Schedule => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live where schedule_id = ?",
-                [schedule],
-                map,
-            ),
-            Scope::Command => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4",
-                params![agent, command],
-                map,
-            ),
-            Scope::Agent => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4",
-                [agent],
-                map,
-            ),
-        };
-        Ok(counts?.unwrap_or((0, 0)))
-    }
-
-    fn runs_in_scope(&self, commit: &Commit) -> Done<Vec<RunId>> {
-        let map = |row: &rusqlite::Row<'_>| row.get(0).map(run_id);
-        match commit.scope {
-            Scope::Schedule => {
-                self.rows("select id from live where schedule_id = ? order by id", [commit.schedule], map)
-            }
-            Scope::Command => self.rows(
-                "select id from live where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4 order by id",
-                params![commit.agent, commit.command],
-                map,
-            ),
-            Scope::Agent => {
-                self.rows("select id from live where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4 order by id", [commit.agent], map)
-            }
-        }
+    /// See [`Due::last_start`].
+    fn last_start(&self, schedule: ScheduleId) -> Done<Option<Timestamp>> {
+        let sql = "select coalesce(h.started_at, h.finished_at) as last_start from schedule_state st
+                   join history h on h.id = st.last_run where st.schedule_id = ?";
+        Ok(self.row(sql, [schedule], |row| maybe_instant(row, "last_start"))?.flatten())
     }
 
     /// Each plan sees the places that those before it have left.
@@ -197,8 +160,7 @@ impl Verb<'_> {
             return Ok(Committed::Deferred);
         }
         // Only a scope beyond the schedule can have grown without touching its token.
-        let grown = commit.scope != Scope::Schedule
-            && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;
+        let grown = commit.scope != Scope::Schedule && self.count_in_scope(commit.overlap())?.0 > commit.live;
         if grown || !self.take_probe(now, commit)? {
             // The token stays as it was: nobody has planned on anything newer.
             self.execute(
@@ -217,7 +179,7 @@ impl Verb<'_> {
             self.end_deferral(id)?;
         }
         if commit.cancel_live {
-            for run in self.runs_in_scope(commit)? {
+            for (run, _) in self.runs_in_scope(commit.overlap())? {
                 self.cancel(now, run, Reason::Overlap)?;
             }
         }

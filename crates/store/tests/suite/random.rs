@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, Usage};
 use belfry_core::{AgentDefinition, Reason, RunId};
@@ -11,6 +12,7 @@ use belfry_time::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::Random;
+use super::hooks::knock_of;
 use super::listing::{all_runs, all_schedules};
 use super::world::*;
 
@@ -50,6 +52,12 @@ const NAMES: [&str; 17] = [
 /// Schedules that messages go to.
 const CHATS: [&str; 2] = ["limited/talk", "free/talk"];
 
+/// Schedules whose past ticks are asked for.
+const TICKED: [&str; 3] = ["limited/slot", "free/allow", "fragile/cancel"];
+
+/// Schedules that requests from outside come for.
+const KNOCKED: [&str; 4] = ["free/hook", "limited/agentwide", "fragile/cancel", "fragile/command"];
+
 /// What the API puts there.
 const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
 
@@ -64,6 +72,8 @@ enum Operation {
     KeepPlan,
     CommitKept,
     Enqueue(usize, Option<usize>),
+    Backfill { which: usize, minutes: i64, key: Option<usize> },
+    Knock { which: usize, how: usize, signed: Option<usize>, key: Option<usize> },
     Claim(u128, u32, bool),
     Finish { which: usize, outcome: usize, stale: bool },
     Cancel(usize),
@@ -89,7 +99,18 @@ enum Operation {
 }
 
 fn operation(random: &mut Random) -> Operation {
-    match random.below(126) {
+    match random.below(136) {
+        126..=128 => Operation::Backfill {
+            which: random.below(TICKED.len()),
+            minutes: random.below(4) as i64,
+            key: random.chance(60).then(|| random.below(3)),
+        },
+        129..=135 => Operation::Knock {
+            which: random.below(KNOCKED.len()),
+            how: random.below(12),
+            signed: random.chance(30).then(|| random.below(3)),
+            key: random.chance(40).then(|| random.below(6)),
+        },
         100..=109 => {
             Operation::Send { chat: random.below(2), session: random.below(2), how: random.below(12) }
         }
@@ -138,7 +159,7 @@ fn operation(random: &mut Random) -> Operation {
 }
 
 /// Runs `count` operations on both stores and compares all answers.
-pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
+pub async fn equal_answers<S: Store + Hooks>(store: &S, seed: u64, count: usize) {
     let memory = Memory::new();
     let mut random = Random(seed);
     let (mut ours, mut theirs) = (Side::new(store), Side::new(&memory));
@@ -157,9 +178,12 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
                 let only = |a: &[String], b: &[String]| {
                     a.iter().filter(|line| !b.contains(line)).cloned().collect::<Vec<_>>()
                 };
+                let order = state.iter().zip(&expected).find(|(one, other)| one != other);
+                let order = order.map(|(one, other)| format!("{one}\ninstead of\n{other}"));
                 let (found, expected) = (only(&state, &expected), only(&expected, &state));
                 panic!(
-                    "seed {seed}: after operation {n} ({operation:?}) the stores differ:\nfound {found:#?}\nexpected {expected:#?}"
+                    "seed {seed}: after operation {n} ({operation:?}) the stores differ:\nfound {found:#?}\nexpected {expected:#?}\nfirst {}",
+                    order.unwrap_or_default()
                 );
             }
             ours.world.assert_whole().await;
@@ -167,7 +191,7 @@ pub async fn equal_answers<S: Store>(store: &S, seed: u64, count: usize) {
     }
 }
 
-impl<'a, S: Store> Side<'a, S> {
+impl<'a, S: Store + Hooks> Side<'a, S> {
     fn new(store: &'a S) -> Side<'a, S> {
         Side {
             world: World { odd: true, ..World::new(store) },
@@ -193,12 +217,15 @@ impl<'a, S: Store> Side<'a, S> {
                 format!("{applied:?}")
             }
             Operation::Plan(limit) => {
-                let due = store.due(now, None, *limit).await.unwrap();
+                let due = Due::take_turns(store.due(now, None, *limit).await.unwrap());
                 let mut words = Vec::new();
                 for due in &due {
                     // Nobody asks what lives of a schedule that cannot be read.
-                    let facts =
-                        due.compiled.as_ref().ok().map(|_| (due.live, due.pending, due.breaker, due.budget));
+                    let facts = due
+                        .compiled
+                        .as_ref()
+                        .ok()
+                        .map(|_| (due.live, due.pending, due.breaker, due.budget, due.last_start));
                     words.push(format!("{} {:?} {facts:?}", due.name, due.standing));
                     let commit = self.world.decide(due);
                     self.runs.extend(commit.runs.iter().map(|run| run.id));
@@ -235,6 +262,41 @@ impl<'a, S: Store> Side<'a, S> {
                 let (run, answer) = self.world.enqueue(name, key).await;
                 self.runs.push(run);
                 format!("{answer:?}")
+            }
+            Operation::Backfill { which, minutes, key } => {
+                let name = TICKED[*which];
+                if store.schedule(name).await.unwrap().is_none() {
+                    return "none".into();
+                }
+                // Behind everything that the planner may still come upon.
+                let tick_at = start() - SignedDuration::from_mins(1 + minutes);
+                let key = key.map(|key| (["a", "b", "c"][key], (minutes % 2) as u8));
+                let (run, answer) = self.world.backfill(name, tick_at, key).await;
+                self.runs.push(run);
+                format!("{answer:?}")
+            }
+            Operation::Knock { which, how, signed, key } => {
+                let name = KNOCKED[*which];
+                if store.schedule(name).await.unwrap().is_none() {
+                    return "none".into();
+                }
+                let signed = signed.map(|signed| ["s", "t", "u"][signed]);
+                let mut knock = knock_of(&mut self.world, name, signed).await;
+                let policies = [IfRunning::Skip, IfRunning::Queue, IfRunning::Cancel, IfRunning::Allow];
+                let scopes = [Scope::Schedule, Scope::Command, Scope::Agent];
+                knock.options.if_running = policies[how % 4];
+                knock.options.overlap = scopes[how % 3];
+                knock.options.max_pending = 2;
+                let waits = matches!(knock.options.if_running, IfRunning::Queue | IfRunning::Cancel);
+                knock.run.gates.turn = waits.then_some(knock.options.overlap);
+                let expires_at = now + SignedDuration::from_mins(15);
+                knock.keys.extend(key.map(|key| Key {
+                    key: ["a", "b", "c"][key % 3].into(),
+                    body_hash: vec![(key / 3) as u8],
+                    expires_at,
+                }));
+                self.runs.push(knock.run.id);
+                format!("{:?}", store.knock(now, &knock).await.unwrap())
             }
             Operation::Claim(node, slots, rescue) => {
                 let claimed = self.world.claim_with(node_id(*node), *slots, *rescue).await;

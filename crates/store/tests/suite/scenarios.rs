@@ -24,6 +24,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
     a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
     a_tick_that_is_asked_for_twice_lives_once(&fresh().await).await;
+    a_key_for_a_tick_whose_run_lives_is_not_taken(&fresh().await).await;
+    schedules_of_one_scope_take_turns(&fresh().await).await;
     one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(&fresh().await).await;
     a_pause_is_not_downtime(&fresh().await).await;
     an_edit_fires_nothing_before_it_and_nothing_again(&fresh().await).await;
@@ -345,6 +347,51 @@ async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {
     assert_eq!((claimed.run, claimed.tick_at, claimed.trigger), (first, tick_at, Trigger::Backfill));
     world.complete(&claimed).await;
     assert_eq!(ask(&mut world).await.1, Enqueued::Made, "once it has ended it may be made again");
+    world.assert_whole().await;
+}
+
+async fn a_key_for_a_tick_whose_run_lives_is_not_taken(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("*/5 * * * *"))])]).await;
+    let (one, other) = (world.now - SignedDuration::from_hours(1), world.now - SignedDuration::from_hours(2));
+    let (first, answer) = world.backfill("a/s", one, Some(("old", 1))).await;
+    assert_eq!(answer, Enqueued::Made);
+    for _ in 0..2 {
+        assert_eq!(world.backfill("a/s", one, Some(("new", 1))).await.1, Enqueued::Repeat(first));
+    }
+    let claimed = world.claim(node, 5).await.remove(0);
+    world.complete(&claimed).await;
+    let (second, answer) = world.backfill("a/s", one, Some(("new", 1))).await;
+    assert_eq!(answer, Enqueued::Made, "the key was free");
+    // The run of the tick goes before that of the key.
+    assert_eq!(world.backfill("a/s", one, Some(("old", 2))).await.1, Enqueued::Repeat(second));
+    assert_eq!(world.backfill("a/s", other, Some(("old", 1))).await.1, Enqueued::Repeat(first));
+    assert_eq!(world.backfill("a/s", other, Some(("old", 2))).await.1, Enqueued::KeyReused(first));
+    assert_eq!(store.live_runs().await.unwrap().len(), 1);
+    world.assert_whole().await;
+}
+
+async fn schedules_of_one_scope_take_turns(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let guarded = |scope| {
+        let options = Options { overlap: scope, ..Options::default() };
+        schedule(When::Cron("*/5 * * * *".into()), options)
+    };
+    let of_agent = ["a", "b", "c"].map(|name| (name, guarded(Scope::Agent)));
+    world.apply(&[agent("guarded", unlimited(), &of_agent)]).await;
+    world.plan_all().await;
+    let mut ran = Vec::new();
+    for _ in 0..9 {
+        world.advance(5 * 60_000);
+        assert_eq!(world.plan_all().await, 1, "one at a time");
+        let claimed = world.claim(node, 5).await.remove(0);
+        world.complete(&claimed).await;
+        ran.push(store.run(claimed.run).await.unwrap().unwrap().name);
+    }
+    let turns = ["guarded/a", "guarded/b", "guarded/c"].repeat(3);
+    assert_eq!(ran, turns);
     world.assert_whole().await;
 }
 
