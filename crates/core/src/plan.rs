@@ -36,6 +36,22 @@ pub struct Standing {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
+    /// No tick at or before this one is armed: see [`crate::edit::Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
+    /// Whether it waits for the end of a run; only a pause can end meanwhile.
+    pub waits: bool,
+}
+
+impl Standing {
+    /// A schedule with this token, of which nothing else is known.
+    pub fn of(token: Token) -> Standing {
+        Standing { token, origin: None, open_skip: None, cursor_at: None, waits: false }
+    }
+
+    /// From where the clock of its token starts: not before what is planned.
+    fn from(&self, at: Timestamp) -> Timestamp {
+        self.cursor_at.map_or(at, |cursor| cursor.max(at))
+    }
 }
 
 /// A run that a tick makes.
@@ -66,6 +82,8 @@ pub struct Plan {
     pub next: Next,
     /// The schedule's first tick, where this plan found it.
     pub origin: Option<Timestamp>,
+    /// The last tick that it planned, where no token remembers that.
+    pub cursor_at: Option<Timestamp>,
 }
 
 /// When the planner looks at a schedule again.
@@ -91,14 +109,17 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
         return Plan { open_skip: standing.open_skip, ..Plan::default() };
     };
     let token = standing.token;
+    // What was read as due is due, also where the clock was set back since.
+    let now = now.max(token.due_at);
     match token.kind {
         TokenKind::First => plan_first(schedule, timing, standing),
         TokenKind::Next => plan_next(timing, standing, token.tick_at),
         TokenKind::Resume => {
             let with_origin = with_origin(timing, standing.origin);
-            let skipped = left_out(&with_origin, SkipReason::Disabled, token.tick_at, token.due_at);
+            let since = standing.cursor_at.unwrap_or(token.tick_at);
+            let skipped = left_out(&with_origin, SkipReason::Disabled, since, token.due_at);
             let next = plan_next(timing, standing, token.due_at);
-            Plan { closed: skipped.into_iter().collect(), ..next }
+            Plan { closed: skipped.filter(|_| !standing.waits).into_iter().collect(), ..next }
         }
         TokenKind::Tick => {
             let timing = with_origin(timing, standing.origin);
@@ -130,7 +151,7 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
 
 /// The clock starts at `from`.
 fn plan_next(timing: &Timing, standing: &Standing, from: Timestamp) -> Plan {
-    let tick = with_origin(timing, standing.origin).next(from);
+    let tick = with_origin(timing, standing.origin).next(standing.from(from));
     let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
     // A new revision counts its calendar steps from here.
     let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
@@ -150,21 +171,8 @@ pub fn left_out(
     Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count })
 }
 
-/// What a schedule leaves out whose tick was deferred and will not be planned: that tick, and those that have come since.
-pub fn given_up(
-    schedule: &Schedule,
-    origin: Option<Timestamp>,
-    tick_at: Timestamp,
-    now: Timestamp,
-) -> SkipRange {
-    let one = SkipRange::one(SkipReason::QueueFull, tick_at);
-    let Some(timing) = schedule.timing.as_ref().filter(|_| !schedule.waits_for_runs()) else { return one };
-    let timing = with_origin(timing, origin);
-    let count = 1 + timing.count_between(tick_at, now);
-    timing.newest_between(tick_at, now, 1).pop().map_or(one, |to| SkipRange { to: to.tick_at, count, ..one })
-}
-
-fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
+/// A timing that knows its first tick, where there is one.
+pub(crate) fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
     match origin {
         Some(origin) => timing.clone().with_origin(origin),
         None => timing.clone(),
@@ -172,7 +180,7 @@ fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
 }
 
 fn plan_first(schedule: &Schedule, timing: &Timing, standing: &Standing) -> Plan {
-    let first = timing.first(standing.token.tick_at);
+    let first = timing.first(standing.from(standing.token.tick_at));
     let next = match first {
         Some(tick) => Next::Token(tick.into()),
         None if schedule.is_one_shot() => Next::Expired,
@@ -202,8 +210,7 @@ impl Pass<'_> {
             self.offer(tick, tick.due_at, Trigger::Schedule);
         }
         let last = walked.last().map_or(first, |(tick, _)| *tick);
-        self.plan.next = self.next_after(last);
-        self.plan
+        self.then(last)
     }
 
     /// Ticks from `first` on that have come while one before them was deferred.
@@ -212,8 +219,7 @@ impl Pass<'_> {
         let last = walked.last().map_or(first, |(tick, _)| *tick);
         let count = older + walked.len() as u64;
         self.skip(SkipRange { reason: SkipReason::QueueFull, from: first.tick_at, to: last.tick_at, count });
-        self.plan.next = self.next_after(last);
-        self.plan
+        self.then(last)
     }
 
     /// The ticks from `first` on that are due: how many older ones there are, and the newest with what follows each.
@@ -341,6 +347,13 @@ impl Pass<'_> {
 
     fn close_skip(&mut self) {
         self.plan.closed.extend(self.plan.open_skip.take());
+    }
+
+    /// The plan, once its last tick is known.
+    fn then(mut self, last: Tick) -> Plan {
+        self.plan.next = self.next_after(last);
+        self.plan.cursor_at = (!matches!(self.plan.next, Next::Token(_))).then_some(last.tick_at);
+        self.plan
     }
 
     fn next_after(&self, last: Tick) -> Next {
