@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
 use belfry_core::suggest::nearest;
+use belfry_time::Timestamp;
 
 use crate::context::Context;
 use crate::file;
@@ -24,12 +25,14 @@ pub struct Host<'a> {
     pub timezone: &'a str,
     /// Agents that are functions of the embedding program: they need no `run` and no `shell`.
     pub handlers: &'a [&'a str],
+    /// The instant that one-shots are compared with, to warn of those whose time has passed; none: do not warn.
+    pub now: Option<Timestamp>,
 }
 
 impl<'a> Host<'a> {
     /// A host without functions of its own.
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>, timezone: &'a str) -> Host<'a> {
-        Host { env, timezone, handlers: &[] }
+        Host { env, timezone, handlers: &[], now: None }
     }
 }
 
@@ -71,6 +74,7 @@ pub fn load_text(text: &str, path: &Path, host: &Host<'_>) -> Result<Loaded, Err
 
 fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Result<Loaded, Errors> {
     context.handlers = host.handlers;
+    context.now = host.now;
     let mut roots = std::mem::take(&mut files.roots);
     let Some(main) = roots.first_mut() else { return Err(refused(context)) };
     context.expand(main, &|key| matches!(key, "agents" | "defaults" | "include"));

@@ -445,3 +445,22 @@ fn only_a_merge_key_without_quotes_merges() {
     let loaded = load_text("agents:\n  a: &a {run: [x]}\n  b: {<<: *a}\n");
     assert_eq!(loaded.agents[1].definition.work.action, Action::Run(vec!["x".into()]));
 }
+
+#[test]
+fn a_time_that_has_passed_is_worth_a_warning() {
+    let text = "agents:\n  a:\n    shell: date\n    schedules:\n      s: {at: \"2020-01-01T00:00:00Z\"}\n      t: {at: \"2030-01-01T00:00:00Z\"}\n";
+    let host =
+        |now: Option<&str>| Host { now: now.map(|now| now.parse().unwrap()), ..Host::new(&|_| None, "UTC") };
+    let warnings = |now| {
+        let loaded = belfry_config::load_text(text, std::path::Path::new("belfry.yaml"), &host(now)).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(None), [] as [&str; 0], "only for who asks");
+    let found = warnings(Some("2026-03-02T12:00:00Z"));
+    assert_eq!(found.len(), 1);
+    for words in
+        ["a/s: its time 2020-01-01T00:00:00", "has passed, it is 2026-03-02T12:00:00", "belfry.yaml:5"]
+    {
+        assert!(found[0].contains(words), "{words} in {}", found[0]);
+    }
+}

@@ -113,7 +113,8 @@ impl Asking<'_> {
             | SkipReason::NoWork
             | SkipReason::MissedSkip
             | SkipReason::MissedRunOnce
-            | SkipReason::MissedRunAll => false,
+            | SkipReason::MissedRunAll
+            | SkipReason::Edited => false,
         }
     }
 

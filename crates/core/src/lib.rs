@@ -8,6 +8,7 @@ pub mod budget;
 pub mod check;
 pub mod definition;
 pub mod display;
+pub mod edit;
 pub mod gate;
 pub mod hook;
 pub mod input;

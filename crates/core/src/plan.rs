@@ -8,6 +8,7 @@ use belfry_time::{Allowed, Every, Kind, SignedDuration, Tick, Timestamp, Timing}
 use crate::breaker::Admits;
 use crate::check::{Asking, Status};
 use crate::definition::{CatchUp, Schedule};
+use crate::edit;
 use crate::model::{SkipRange, SkipReason, Token, TokenKind, Trigger};
 
 /// What the planner knows about the world around a schedule, read together with its token.
@@ -37,6 +38,17 @@ pub struct Standing {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
+    /// No tick at or before this one is armed: see [`crate::edit::Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
+    /// Whether it waits for the end of a run; only a pause can end meanwhile.
+    pub waits: bool,
+}
+
+impl Standing {
+    /// A schedule with this token, of which nothing else is known.
+    pub fn of(token: Token) -> Standing {
+        Standing { token, origin: None, open_skip: None, cursor_at: None, waits: false }
+    }
 }
 
 /// A run that a tick makes.
@@ -67,6 +79,8 @@ pub struct Plan {
     pub next: Next,
     /// The schedule's first tick, where this plan found it.
     pub origin: Option<Timestamp>,
+    /// The last tick that it planned, where no token remembers that.
+    pub cursor_at: Option<Timestamp>,
 }
 
 /// When the planner looks at a schedule again.
@@ -86,22 +100,10 @@ pub enum Next {
 /// Runs that one plan makes at most.
 const RUNS_MAX: usize = 1000;
 
-/// The tick that a schedule's token stands for: the token's own, or the one that is to be found from it. The only mapping
-/// from the due index to ticks; the planner and every preview use it.
-pub fn tick_of(timing: &Timing, token: Token) -> Option<Tick> {
-    match token.kind {
-        TokenKind::Tick => Some(Tick { tick_at: token.tick_at, due_at: token.due_at }),
-        TokenKind::First => timing.first(token.tick_at),
-        TokenKind::Next => timing.next(token.tick_at),
-        TokenKind::Resume => timing.next(token.due_at),
-        TokenKind::Deferred => Some(timing.tick(token.tick_at)),
-    }
-}
-
 /// The ticks to come of a schedule with this token, in order. What follows a deferred tick depends on how long it waits.
 pub fn upcoming(timing: &Timing, standing: &Standing) -> impl Iterator<Item = Tick> {
     let timing = with_origin(timing, standing.origin);
-    let first = tick_of(&timing, standing.token);
+    let first = edit::tick_of(&timing, standing.token, standing.origin, standing.cursor_at);
     let origin = standing.origin.or(first.map(|tick| tick.tick_at));
     let timing = with_origin(&timing, origin);
     let goes_on = standing.token.kind != TokenKind::Deferred;
@@ -114,7 +116,10 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     let Some(timing) = &schedule.timing else { return nothing };
     let timing = with_origin(timing, standing.origin);
     let token = standing.token;
-    let Some(first) = tick_of(&timing, token) else { return armed(schedule, &timing, standing, None) };
+    // What was read as due is due, also where the clock was set back since.
+    let now = now.max(token.due_at);
+    let first = edit::tick_of(&timing, token, standing.origin, standing.cursor_at);
+    let Some(first) = first else { return armed(schedule, &timing, standing, None) };
     match token.kind {
         TokenKind::First | TokenKind::Next | TokenKind::Resume => {
             armed(schedule, &timing, standing, Some(first))
@@ -144,7 +149,10 @@ fn armed(schedule: &Schedule, timing: &Timing, standing: &Standing, tick: Option
         None => Next::Exhausted,
     };
     let skipped = match token.kind {
-        TokenKind::Resume => left_out(timing, SkipReason::Disabled, token.tick_at, token.due_at),
+        TokenKind::Resume if !standing.waits => {
+            let since = standing.cursor_at.unwrap_or(token.tick_at);
+            left_out(timing, SkipReason::Disabled, since, token.due_at)
+        }
         _ => None,
     };
     // A new revision counts its calendar steps from here.
@@ -166,21 +174,8 @@ pub fn left_out(
     Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count })
 }
 
-/// What a schedule leaves out whose tick was deferred and will not be planned: that tick, and those that have come since.
-pub fn given_up(
-    schedule: &Schedule,
-    origin: Option<Timestamp>,
-    tick_at: Timestamp,
-    now: Timestamp,
-) -> SkipRange {
-    let one = SkipRange::one(SkipReason::QueueFull, tick_at);
-    let Some(timing) = schedule.timing.as_ref().filter(|_| !schedule.waits_for_runs()) else { return one };
-    let timing = with_origin(timing, origin);
-    let count = 1 + timing.count_between(tick_at, now);
-    timing.newest_between(tick_at, now, 1).pop().map_or(one, |to| SkipRange { to: to.tick_at, count, ..one })
-}
-
-fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
+/// A timing that knows its first tick, where there is one.
+pub(crate) fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
     match origin {
         Some(origin) => timing.clone().with_origin(origin),
         None => timing.clone(),
@@ -225,8 +220,7 @@ impl Pass<'_> {
         for tick in offered {
             self.offer(*tick, tick.due_at, Trigger::Schedule);
         }
-        self.plan.next = self.next_after(due.newest.last().copied().unwrap_or(first));
-        self.plan
+        self.then(due.newest.last().copied().unwrap_or(first))
     }
 
     /// Ticks from `first` on that have come while one before them was deferred.
@@ -235,8 +229,7 @@ impl Pass<'_> {
         let last = due.newest.last().copied().unwrap_or(first);
         let (from, to) = (first.tick_at, last.tick_at);
         self.skip(SkipRange { reason: SkipReason::QueueFull, from, to, count: due.total });
-        self.plan.next = self.next_after(last);
-        self.plan
+        self.then(last)
     }
 
     fn due_ticks(&self, first: Tick) -> DueTicks {
@@ -358,6 +351,13 @@ impl Pass<'_> {
 
     fn close_skip(&mut self) {
         self.plan.closed.extend(self.plan.open_skip.take());
+    }
+
+    /// The plan, once its last tick is known.
+    fn then(mut self, last: Tick) -> Plan {
+        self.plan.next = self.next_after(last);
+        self.plan.cursor_at = (!matches!(self.plan.next, Next::Token(_))).then_some(last.tick_at);
+        self.plan
     }
 
     fn next_after(&self, last: Tick) -> Next {

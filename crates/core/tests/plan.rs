@@ -26,11 +26,7 @@ fn every(interval: &str, anchor: AnchorName, catch_up: Option<CatchUp>) -> Sched
 
 fn due(tick: &str) -> Standing {
     let tick_at = at(tick);
-    Standing {
-        token: Token { kind: TokenKind::Tick, tick_at, due_at: tick_at },
-        origin: None,
-        open_skip: None,
-    }
+    Standing::of(Token { kind: TokenKind::Tick, tick_at, due_at: tick_at })
 }
 
 fn ticks(plan: &Plan) -> Vec<Timestamp> {
@@ -159,7 +155,7 @@ fn a_completion_anchored_tick_that_made_no_run_arms_the_next() {
 
 #[test]
 fn the_first_tick_is_found_and_remembered() {
-    let first = Standing { token: Token::first(at("02T12:00:07")), origin: None, open_skip: None };
+    let first = Standing::of(Token::first(at("02T12:00:07")));
     let found = plan(&every("5m", AnchorName::Completion, None), &first, &Facts::CLEAR, at("02T12:00:08"));
     assert_eq!((next_tick(&found), found.origin), (at("02T12:00:07"), Some(at("02T12:00:07"))));
     let found = plan(&every("5m", AnchorName::Slot, None), &first, &Facts::CLEAR, at("02T12:00:08"));
@@ -398,9 +394,8 @@ fn each_schedule_of_a_batch_has_its_own_spread() {
 #[test]
 fn the_end_of_a_pause_records_what_it_left_out_and_finds_the_next_tick() {
     let paused = |since: &str, until: &str, origin: Option<&str>| Standing {
-        token: Token::resume(at(since), at(until)),
         origin: origin.map(at),
-        open_skip: None,
+        ..Standing::of(Token::resume(at(since), at(until)))
     };
     let disabled = |from: &str, to: &str, count| SkipRange {
         reason: SkipReason::Disabled,
@@ -503,7 +498,7 @@ fn a_grid_counts_from_its_phase() {
 }
 
 fn deferred(tick: &str, since: &str) -> Standing {
-    Standing { token: Token::deferred(at(tick), at(since)), origin: None, open_skip: None }
+    Standing::of(Token::deferred(at(tick), at(since)))
 }
 
 #[test]
@@ -559,8 +554,7 @@ fn a_deferred_tick_keeps_its_jitter() {
     let options = Options { jitter: Some("4m".into()), catch_up: Some(CatchUp::Skip), ..Options::default() };
     let schedule = schedule(When::Cron("*/5 * * * *".into()), options);
     let first = schedule.timing.as_ref().unwrap().next(at("02T11:59:00")).unwrap();
-    let standing =
-        Standing { token: Token::deferred(first.tick_at, first.due_at), origin: None, open_skip: None };
+    let standing = Standing::of(Token::deferred(first.tick_at, first.due_at));
     let next = schedule.timing.as_ref().unwrap().next(first.tick_at).unwrap();
     assert!(next.due_at > next.tick_at, "the next one has come, but is not due");
     let plan = plan(&schedule, &standing, &Facts::CLEAR, next.tick_at);
@@ -569,13 +563,38 @@ fn a_deferred_tick_keeps_its_jitter() {
 }
 
 #[test]
-fn a_deferred_tick_that_is_given_up_is_left_out_with_those_since() {
-    let cron = cron("*/5 * * * *", CatchUp::Skip);
-    let range = belfry_core::plan::given_up(&cron, None, at("02T12:00:00"), at("02T12:12:00"));
-    assert_eq!((range.from, range.to, range.count), (at("02T12:00:00"), at("02T12:10:00"), 3));
-    let interval = every("5m", AnchorName::Completion, None);
-    let range = belfry_core::plan::given_up(&interval, None, at("02T12:00:00"), at("02T12:12:00"));
-    assert_eq!(range, SkipRange::one(SkipReason::QueueFull, at("02T12:00:00")));
+fn a_tick_that_was_read_as_due_is_planned_as_due() {
+    // The clock was set back by a minute since it was read.
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    for schedule in [&once, &cron("*/5 * * * *", CatchUp::Skip), &every("5m", AnchorName::Completion, None)] {
+        let plan = plan(schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T11:59:00"));
+        assert_eq!((ticks(&plan), plan.closed.len()), (vec![at("02T12:00:00")], 0));
+        assert_eq!(plan.runs[0].trigger, Trigger::Schedule);
+    }
+}
+
+#[test]
+fn nothing_is_armed_at_or_before_the_cursor() {
+    let cursor_at = Some(at("02T12:00:00"));
+    let next = |schedule: &Schedule, token| {
+        let standing = Standing { cursor_at, ..Standing::of(token) };
+        next_tick(&plan(schedule, &standing, &Facts::CLEAR, at("02T11:00:00")))
+    };
+    let (now, cron) = (at("02T11:00:00"), cron("*/5 * * * *", CatchUp::Skip));
+    assert_eq!(next(&cron, Token::next(now)), at("02T12:05:00"));
+    assert_eq!(next(&cron, Token::first(now)), at("02T12:05:00"));
+    assert_eq!(next(&cron, Token::resume(at("02T10:00:00"), now)), at("02T12:05:00"));
+    assert_eq!(next(&every("5m", AnchorName::Completion, None), Token::next(now)), at("02T12:05:00"));
+}
+
+#[test]
+fn a_plan_without_a_next_token_names_its_last_tick() {
+    let plan_of = |schedule: &Schedule, now| plan(schedule, &due("02T12:00:00"), &Facts::CLEAR, at(now));
+    let completion = every("5m", AnchorName::Completion, Some(CatchUp::RunAll));
+    assert_eq!(plan_of(&completion, "02T12:21:00").cursor_at, Some(at("02T12:20:00")));
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    assert_eq!(plan_of(&once, "05T00:00:00").cursor_at, Some(at("02T12:00:00")));
+    assert_eq!(plan_of(&cron("*/5 * * * *", CatchUp::Skip), "02T12:00:01").cursor_at, None);
 }
 
 /// Every tick of a plan with what became of it, counted on its own: run, or the reason of its range.
@@ -665,7 +684,7 @@ fn jitter_decides_whether_the_last_of_many_is_late() {
     let schedule = schedule(When::Every("10s".into()), options);
     let timing = schedule.timing.as_ref().unwrap();
     let first = at("02T00:00:00");
-    let standing = Standing { token: timing.tick(first).into(), origin: None, open_skip: None };
+    let standing = Standing::of(timing.tick(first).into());
     for ms in (0..20_000).step_by(500) {
         let now = at("02T08:00:00") + SignedDuration::from_millis(ms);
         let plan = plan(&schedule, &standing, &Facts::CLEAR, now);
@@ -696,7 +715,7 @@ fn a_tick_is_never_late_within_a_second() {
     for (schedule, runs) in [(tight(Some("9.999s"), "10s"), 1), (tight(None, "100ms"), 10)] {
         let timing = schedule.timing.as_ref().unwrap();
         let tick = timing.tick(at("02T12:00:00"));
-        let standing = Standing { token: tick.into(), origin: None, open_skip: None };
+        let standing = Standing::of(tick.into());
         let now = tick.due_at + SignedDuration::from_millis(999);
         let plan = plan(&schedule, &standing, &Facts::CLEAR, now);
         assert!(plan.runs.len() >= runs && plan.closed.is_empty(), "{plan:?}");

@@ -513,8 +513,27 @@ impl Engine {
         let detail =
             format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
         self.tell(Event { detail: Some(detail), ..event });
+        if applied.expired > 0 {
+            self.tell_expired(clock.now().wall, agents).await?;
+        }
         self.hint().await;
         Ok(applied)
+    }
+
+    /// Warns of one-shots whose time had passed when they were first seen.
+    async fn tell_expired(&self, now: Timestamp, agents: &[AgentSpec]) -> Result<(), Error> {
+        let named = agents.iter().flat_map(|agent| agent.schedules.iter().map(move |one| (agent, one)));
+        for (agent, (name, definition)) in named {
+            let name = format!("{}/{name}", agent.name);
+            let Some(detail) = crate::past_words(&name, definition, now) else { continue };
+            let record = self.inner.store.schedule(&name).await?;
+            if record.is_some_and(|record| crate::is_expired(&record)) {
+                let event = Event::new(now, Level::Warn, Name::TickSkipped).of(&name);
+                let reason = Some(belfry_core::SkipReason::Exhausted.as_str().to_owned());
+                self.tell(Event { reason, detail: Some(detail), ..event });
+            }
+        }
+        Ok(())
     }
 
     /// Makes an agent that no file owns what it is here, or makes it new, with its schedules; with `whole` those of it that are

@@ -52,6 +52,8 @@ impl Decision {
 const NO_TICK: &str = "no_tick";
 /// The reason for a run that no node here can start.
 const NO_NODE: &str = "no_node";
+/// The reason while the last tick lies ahead of a clock that was set back.
+const CLOCK_BACK: &str = "clock_back";
 /// The reason for a tick of which nothing is remembered.
 const FORGOTTEN: &str = "forgotten";
 /// Pages of runs that are looked through for the ticks around an instant, and runs on a page.
@@ -207,10 +209,21 @@ impl Known {
             token,
             origin: record.origin,
             open_skip: record.open_skip,
+            cursor_at: record.cursor_at,
+            waits: record.waits_for.is_some(),
         });
         let mut checks = check::checks(schedule, &record.status, standing.as_ref(), &self.facts, self.now);
         if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
             not_due.detail = self.due_words();
+        }
+        if let Some(exhausted) = checks.iter_mut().find(|check| check.check == SkipReason::Exhausted.as_str())
+            && crate::is_expired(record)
+        {
+            exhausted.detail = api::EXPIRED.into();
+        }
+        if let Some(at) = crate::clock_back(record, self.now) {
+            let place = checks.iter().position(|check| check.check == "not_due").unwrap_or(checks.len());
+            checks.insert(place, Check { check: CLOCK_BACK, ok: false, detail: self.clock_back_words(at) });
         }
         let waits = [("at_capacity", self.at_capacity()), (NO_NODE, self.no_node())];
         for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
@@ -221,6 +234,15 @@ impl Known {
             checks.push(Check { check, ok, detail });
         }
         checks
+    }
+
+    fn clock_back_words(&self, at: Timestamp) -> String {
+        format!(
+            "the clock was set back, and its last tick lies ahead: it goes on at {}, in {}; \
+             `belfry resume --from-now` lets it tick at once",
+            self.time(at),
+            length(self.now, at)
+        )
     }
 
     fn due_words(&self) -> String {
@@ -416,9 +438,10 @@ impl Known {
             return self.nothing(tick_at, reason, format!("The tick at {time} waits: {words}."));
         }
         if self.record.status == Status::Exhausted {
-            let words = format!(
-                "{time} had passed when the schedule was first seen, or is too long ago: nothing is known of it."
-            );
+            let words = match crate::is_expired(&self.record) {
+                true => format!("The tick at {time} made no run: {}.", api::EXPIRED),
+                false => format!("The tick at {time} is too long ago: what became of it is no longer kept."),
+            };
             return self.nothing(tick_at, SkipReason::Exhausted.as_str(), words);
         }
         let words = format!("The tick at {time} is too long ago: what became of it is no longer kept.");
@@ -473,7 +496,8 @@ impl Known {
 
     /// Whether a pause that lasts, or `enabled: false`, covers an instant that has passed.
     fn is_unarmed_at(&self, at: Timestamp) -> bool {
-        let is_covered = at > self.record.status_since && at <= self.now;
+        let since = self.record.cursor_at.unwrap_or(self.record.status_since);
+        let is_covered = at > since && at <= self.now && self.record.waits_for.is_none();
         match self.record.status {
             Status::Disabled => is_covered,
             Status::Paused { until, .. } => is_covered && until.is_none_or(|until| at <= until),
@@ -492,6 +516,7 @@ impl Known {
             }
             Status::Disabled => "enabled is false".into(),
             Status::Invalid { reason } => format!("its definition is wrong: {reason}"),
+            Status::Exhausted if crate::is_expired(&self.record) => api::EXPIRED.into(),
             Status::Exhausted => "it has fired for the last time".into(),
         }
     }
@@ -662,9 +687,10 @@ fn passed_words(check: SkipReason) -> &'static str {
         SkipReason::AlreadyRunning => "no earlier run stood in its way",
         SkipReason::QueueFull => "there was room to wait",
         SkipReason::NoWork => "there was work",
-        SkipReason::MissedSkip | SkipReason::MissedRunOnce | SkipReason::MissedRunAll => {
-            "it was planned in time"
-        }
+        SkipReason::MissedSkip
+        | SkipReason::MissedRunOnce
+        | SkipReason::MissedRunAll
+        | SkipReason::Edited => "it was planned in time",
     }
 }
 
@@ -693,6 +719,9 @@ pub fn skip_words(reason: SkipReason) -> &'static str {
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
         SkipReason::MissedRunOnce => {
             "no node planned it in time, and catch_up is run_once: only the newest missed tick is caught up"
+        }
+        SkipReason::Edited => {
+            "it was overdue when an edit changed or removed the schedule; `backfill` makes up for it"
         }
         SkipReason::MissedRunAll => "no node planned it in time, and more than catch_up_limit were missed",
     }

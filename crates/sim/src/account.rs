@@ -151,12 +151,7 @@ impl Sim {
             .map(|(name, definition)| {
                 // Nothing is armed at or before the last planned tick, also after the clock was stepped back.
                 let planned = self.record(&name).and_then(|record| self.results(&record).last());
-                let at = match definition {
-                    Some(_) => planned.map_or(now, |planned| planned.max(now)),
-                    // Ticks that were overdue when a schedule was removed have no result.
-                    None => planned.unwrap_or(Timestamp::MIN),
-                };
-                (name, definition, at)
+                (name, definition, planned.map_or(now, |planned| planned.max(now)))
             })
             .collect();
         self.ledger.applied += 1;

@@ -1,7 +1,7 @@
 //! What people and programs do to schedules and runs, and what goes wrong around them.
 
 use belfry::driver::{Input, Options};
-use belfry::{LaneSettings, RunId, ScheduleOptions, SessionVerb, Timestamp, When};
+use belfry::{LaneSettings, Resume, RunId, ScheduleOptions, SessionVerb, Timestamp, When};
 use belfry_core::breaker::State;
 use belfry_core::check::Status;
 use belfry_core::session::{Message, Policy};
@@ -99,8 +99,8 @@ impl Sim {
                 let until = now + signed(self.random.between(MINUTE, 3 * DAY));
                 self.now(self.store.pause(now, record.id, None, Some(until)));
             }
-            ("resume", Some(record)) => self.resume(&record, now, false),
-            ("resume with catch-up", Some(record)) => self.resume(&record, now, true),
+            ("resume", Some(record)) => self.resume(&record, now, Resume::Skip),
+            ("resume with catch-up", Some(record)) => self.resume(&record, now, Resume::CatchUp),
             ("trigger", _) => self.trigger(&name),
             ("cancel", _) => self.cancel_one(&name),
             ("backfill", Some(record)) => self.backfill(&record),
@@ -201,9 +201,9 @@ impl Sim {
         let _ = self.now(async { Ok(call.await.ok()) });
     }
 
-    fn resume(&mut self, record: &ScheduleRecord, now: Timestamp, catch_up: bool) {
+    fn resume(&mut self, record: &ScheduleRecord, now: Timestamp, how: Resume) {
         let store = self.store.clone();
-        self.done(belfry::resume(&store, now, record, catch_up));
+        self.done(belfry::resume(&store, now, record, how));
     }
 
     fn edit_timing(&mut self, name: &str) {
@@ -498,7 +498,7 @@ impl Sim {
             self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
             self.now(self.store.reset_budget(record.agent));
             let store = self.store.clone();
-            self.done(belfry::resume(&store, now, &record, false));
+            self.done(belfry::resume(&store, now, &record, Resume::Skip));
         }
         self.hint();
     }

@@ -6,6 +6,7 @@ use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::check::Status;
 use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::edit;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
@@ -14,11 +15,13 @@ use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
     ScheduleDefinition, ScheduleId, SkipRange, Token, TokenKind, Trigger,
 };
-use belfry_time::Timestamp;
+use belfry_time::{Timestamp, Timing};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 pub use belfry_core::AgentSpec;
+
+use crate::views::Put;
 
 /// What applying a source changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,6 +36,20 @@ pub struct Applied {
     pub cancelled: u32,
     /// Schedules that were left alone, because one of that name was made through the API.
     pub foreign: u32,
+    /// Schedules, new or changed, that never run: their one instant had passed.
+    pub expired: u32,
+}
+
+impl Applied {
+    /// Counts a schedule that was put.
+    pub(crate) fn count(&mut self, put: &Put) {
+        match put {
+            Put::Added(_) => self.added += 1,
+            Put::Changed(_) => self.changed += 1,
+            Put::OwnedBy(_) => self.foreign += 1,
+            Put::Unchanged(_) | Put::Spent | Put::NoAgent | Put::Differs => {}
+        }
+    }
 }
 
 /// A schedule whose token is due, with all that deciding about it needs.
@@ -131,9 +148,21 @@ impl Due {
             open_skip: plan.open_skip,
             open_skip_before: self.standing.open_skip,
             origin: plan.origin,
+            cursor_at: plan.cursor_at,
+            planned_to: self.planned_to(schedule.timing.as_ref()),
+            waits: self.standing.waits,
             runs,
             next,
             invalid: None,
+        }
+    }
+
+    /// The instant before the tick of its token, where that stands for one.
+    fn planned_to(&self, timing: Option<&Timing>) -> Option<Timestamp> {
+        let token = self.standing.token;
+        match token.kind {
+            TokenKind::Tick | TokenKind::Deferred => Some(edit::before(timing, token.tick_at)),
+            TokenKind::First | TokenKind::Next | TokenKind::Resume => self.standing.cursor_at,
         }
     }
 
@@ -152,6 +181,9 @@ impl Due {
             open_skip: self.standing.open_skip,
             open_skip_before: self.standing.open_skip,
             origin: None,
+            cursor_at: self.planned_to(None),
+            planned_to: None,
+            waits: self.standing.waits,
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
@@ -196,6 +228,12 @@ pub struct Commit {
     pub open_skip_before: Option<SkipRange>,
     /// The first tick, if it was found.
     pub origin: Option<Timestamp>,
+    /// The last tick that is planned, where no token remembers it.
+    pub cursor_at: Option<Timestamp>,
+    /// The instant before the first tick of the plan: the last that is planned where the plan cannot be stored.
+    pub planned_to: Option<Timestamp>,
+    /// Whether the schedule waited for the end of a run.
+    pub waits: bool,
     /// Runs to make.
     pub runs: Vec<NewRun>,
     /// What arms the schedule next.
@@ -223,6 +261,7 @@ impl Commit {
             closed: Vec::new(),
             open_skip: self.open_skip_before,
             origin: None,
+            cursor_at: self.planned_to,
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
@@ -671,6 +710,8 @@ pub struct ScheduleRecord {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
+    /// No tick at or before this instant is armed: see [`belfry_core::edit::Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
     /// How its last run ended.
     pub last: Option<LastRun>,
     /// When a run of it succeeded last, and which.
@@ -692,6 +733,20 @@ pub struct ScheduleRecord {
 }
 
 impl ScheduleRecord {
+    /// The schedule as an edit finds it.
+    pub fn found(&self) -> edit::Found {
+        edit::Found {
+            status: self.status.clone(),
+            since: self.status_since,
+            timer: self.token,
+            deferred: self.deferred.as_ref().map(|deferred| deferred.tick_at),
+            waits: self.waits_for.is_some(),
+            origin: self.origin,
+            open_skip: self.open_skip,
+            cursor_at: self.cursor_at,
+        }
+    }
+
     /// As this version shows a schedule that it cannot read: invalid, with the reason. What is stored stays as it is.
     pub(crate) fn unreadable(self, why: &belfry_core::definition::Unreadable) -> ScheduleRecord {
         let status = Status::Invalid { reason: why.to_string() };

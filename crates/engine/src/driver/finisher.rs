@@ -206,7 +206,12 @@ impl Task {
         if !schedule.waits_for_runs() {
             return None;
         }
-        let standing = Standing { token: Token::next(now), origin: self.definitions.origin, open_skip: None };
+        let origin = self.definitions.origin;
+        // A clock that is behind what is planned: the planner finds the next tick.
+        if self.definitions.cursor_at.is_some_and(|cursor| now <= cursor) {
+            return None;
+        }
+        let standing = Standing { origin, ..Standing::of(Token::next(now)) };
         match plan(schedule, &standing, &Facts::CLEAR, now).next {
             Next::Token(token) => Some(token),
             Next::Wait | Next::Exhausted | Next::Expired => None,

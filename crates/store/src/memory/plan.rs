@@ -43,7 +43,13 @@ impl State {
             compiled: row.compiled.clone(),
             agent_definition: agent.definition.clone(),
             version: row.version,
-            standing: Standing { token: record.token?, origin: record.origin, open_skip: record.open_skip },
+            standing: Standing {
+                token: record.token?,
+                origin: record.origin,
+                open_skip: record.open_skip,
+                cursor_at: record.cursor_at,
+                waits: record.waits_for.is_some(),
+            },
             live: in_scope.len() as u32,
             pending: in_scope.iter().filter(|live| live.running.is_none()).count() as u32,
             breaker: self
@@ -98,7 +104,7 @@ impl State {
             return Committed::Lost;
         }
         if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
-            return self.commit_resume(commit);
+            return self.commit_resume(now, commit);
         }
         if let Some(lane) = self.full_lane(commit) {
             self.defer(now, commit, lane);
@@ -124,6 +130,7 @@ impl State {
         let Some(row) = self.schedules.get_mut(&id) else { return Committed::Lost };
         row.record.open_skip = commit.open_skip;
         row.record.origin = commit.origin.or(row.record.origin);
+        row.record.cursor_at = commit.cursor_at.or(row.record.cursor_at);
         let (token, waits_for) = match commit.next {
             Arm::Token(token) => (Some(token), None),
             Arm::Wait(run) => (None, Some(run)),

@@ -31,9 +31,8 @@ impl State {
         if let Some(range) = skips.max_by_key(|range| range.from) {
             return TickFate::Skipped(*range);
         }
-        let Some(row) = self.schedules.get(&id) else { return TickFate::Unknown };
-        let record = &row.record;
-        TickFate::of_state(&record.status, record.status_since, record.open_skip, &row.compiled, tick_at)
+        let Some((found, _, compiled)) = self.found(id) else { return TickFate::Unknown };
+        TickFate::of_state(&found, &compiled, tick_at)
     }
 
     pub(super) fn add_revision(&mut self, now: Timestamp, id: ScheduleId) {

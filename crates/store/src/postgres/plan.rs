@@ -56,7 +56,8 @@ impl Postgres {
         limit: u32,
     ) -> Result<Vec<Due>, Fault> {
         let sql = "select t.due_at, t.kind, t.tick_at as token_tick_at, s.skip_reason, s.skip_from, s.skip_to, \
-                   s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin \
+                   s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin, s.cursor_at, \
+                   s.waits_for is not null as waits \
                    from (select * from timers where due_at <= $1 \
                        and (due_at, schedule_id) > (coalesce($3, '-infinity'::timestamptz), coalesce($4, 0::bigint)) \
                        and not schedule_id = any($5) order by due_at, schedule_id limit $2) t \
@@ -73,7 +74,13 @@ impl Postgres {
                 agent: row.try_get(8)?,
                 edition: row.try_get(9)?,
                 version: row.try_get(10)?,
-                standing: Standing { token, origin: get(row, "origin")?, open_skip: rows::open_skip(row)? },
+                standing: Standing {
+                    token,
+                    origin: get(row, "origin")?,
+                    open_skip: rows::open_skip(row)?,
+                    cursor_at: get(row, "cursor_at")?,
+                    waits: get(row, "waits")?,
+                },
                 unreadable: unknown::timer_kind(get(row, "kind")?)
                     .1
                     .or_else(|| unknown::timer_instants(&token)),
@@ -395,10 +402,12 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
         (None, Arm::Token(_) | Arm::Wait(_)) => -1,
     };
     let sql = "insert into schedule_state as s (agent_id, edition, status_since, schedule_id, origin, waits_for, \
-               skip_reason, skip_from, skip_to, skip_count, status, status_reason) \
+               skip_reason, skip_from, skip_to, skip_count, status, status_reason, cursor_at) \
                select 0, 0, $1::timestamptz, u.* from unnest($2::bigint[], $3::timestamptz[], $4::uuid[], \
-               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[]) as u \
+               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[], \
+               $11::timestamptz[]) as u \
                on conflict (schedule_id) do update set origin = coalesce(excluded.origin, s.origin), \
+               cursor_at = coalesce(excluded.cursor_at, s.cursor_at), \
                waits_for = excluded.waits_for, skip_reason = excluded.skip_reason, \
                skip_from = excluded.skip_from, skip_to = excluded.skip_to, skip_count = excluded.skip_count, \
                status = case when excluded.status < 0 then s.status else excluded.status end, \
@@ -418,6 +427,7 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
             &column!(commit => commit.open_skip.map(|skip| big(skip.count))),
             &column!(commit => status(commit)),
             &column!(commit => commit.invalid.as_deref()),
+            &column!(commit => commit.cursor_at),
         ],
     )
     .await?;

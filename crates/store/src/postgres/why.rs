@@ -7,6 +7,7 @@ use tokio_postgres::Row;
 
 use super::connection::{Fault, Tx};
 use super::list::{ended_query, live_query};
+use super::pause::found;
 use super::plan::cold_of;
 use super::rows::{self, Live, get};
 use crate::Error;
@@ -62,13 +63,13 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
     if let Some(row) = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?.first() {
         return Ok(TickFate::Skipped(range(row)?));
     }
-    let sql = "select s.*, c.name, c.definition, c.format from schedule_state s join schedules c on c.id = s.schedule_id \
-               where s.schedule_id = $1";
-    let found = tx.query(sql, &[&id]).await?;
-    let Some(row) = found.first() else { return Ok(TickFate::Unknown) };
+    let sql = "select s.*, t.kind, t.tick_at as token_tick_at, t.due_at, c.name, c.definition, c.format \
+               from schedule_state s join schedules c on c.id = s.schedule_id \
+               left join timers t on t.schedule_id = s.schedule_id where s.schedule_id = $1 and not s.retired";
+    let rows = tx.query(sql, &[&id]).await?;
+    let Some(row) = rows.first() else { return Ok(TickFate::Unknown) };
     let cold = cold_of(get(row, "name")?, get(row, "format")?, get(row, "definition")?);
-    let (status, open_skip) = (rows::status(row)?, rows::open_skip(row)?);
-    Ok(TickFate::of_state(&status, get(row, "status_since")?, open_skip, &cold.compiled, tick_at))
+    Ok(TickFate::of_state(&found(row, rows::token(row)?)?, &cold.compiled, tick_at))
 }
 
 pub(super) async fn revision_at(

@@ -38,6 +38,7 @@ use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
 use belfry_core::definition::{FORMAT, read_stored};
+use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -618,15 +619,9 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |paused| *paused)
     }
 
-    async fn resume(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Answer<bool> {
-        let answer = self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await;
-        self.shared.hint.after(answer, |resumed| *resumed)
+    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
+        let answer = self.write(move |verb| verb.resume(now, schedule, how)).await;
+        self.shared.hint.after(answer, Option::is_some)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {

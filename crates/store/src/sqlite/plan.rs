@@ -39,13 +39,19 @@ impl Verb<'_> {
         let after = after.map_or((i64::MIN, i64::MIN), |(due_at, schedule)| (micros(due_at), schedule));
         let rows = self.rows(
             "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition, s.format,
-                    st.origin, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
+                    st.origin, st.cursor_at, st.waits_for is not null as waits, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
              from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
              where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) and t.schedule_id not in (select value from json_each(?))
              order by t.due_at, t.schedule_id limit ?",
             params![micros(now), after.0, after.1, self.unread_ids()?, limit],
             |row| {
-                let standing = Standing { token: token_of(row)?, origin: maybe_instant(row, "origin")?, open_skip: open_skip_of(row)? };
+                let standing = Standing {
+                    token: token_of(row)?,
+                    origin: maybe_instant(row, "origin")?,
+                    open_skip: open_skip_of(row)?,
+                    cursor_at: maybe_instant(row, "cursor_at")?,
+                    waits: row.get("waits")?,
+                };
                 Ok(Row {
                     id: row.get("schedule_id")?,
                     agent: row.get("agent_id")?,
@@ -162,17 +168,7 @@ impl Verb<'_> {
         // Only a scope beyond the schedule can have grown without touching its token.
         let grown = commit.scope != Scope::Schedule && self.count_in_scope(commit.overlap())?.0 > commit.live;
         if grown || !self.take_probe(now, commit)? {
-            // The token stays as it was: nobody has planned on anything newer.
-            self.execute(
-                "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, ?)",
-                params![
-                    micros(commit.token.due_at),
-                    id,
-                    commit.token.kind.code(),
-                    micros(commit.token.tick_at),
-                    commit.version
-                ],
-            )?;
+            self.put_back(commit)?;
             return Ok(Committed::Lost);
         }
         if commit.was_deferred() {
@@ -206,6 +202,12 @@ impl Verb<'_> {
                 params![micros(origin), id],
             )?;
         }
+        if let Some(cursor_at) = commit.cursor_at {
+            self.execute(
+                "update schedule_state set cursor_at = ? where schedule_id = ?",
+                params![micros(cursor_at), id],
+            )?;
+        }
         match commit.next {
             Arm::Token(token) if unchecked => self.set_token(id, Some(token))?,
             Arm::Token(token) => self.add_token(id, token)?,
@@ -224,6 +226,17 @@ impl Verb<'_> {
             }
         }
         Ok(Committed::Held)
+    }
+
+    /// Puts the token of a plan back that does not hold: nobody has planned on anything newer.
+    pub(super) fn put_back(&self, commit: &Commit) -> Done<()> {
+        let token = commit.token;
+        let version = commit.version;
+        self.execute(
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, ?)",
+            params![micros(token.due_at), commit.schedule, token.kind.code(), micros(token.tick_at), version],
+        )
+        .map(drop)
     }
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.

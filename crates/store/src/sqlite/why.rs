@@ -6,8 +6,6 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::list::{ENDED, live_query, record};
-use super::plan::open_skip_of;
-use super::source::status_of;
 use super::{Done, Verb, instant, micros, number};
 use crate::error::Error;
 use crate::unknown;
@@ -64,16 +62,9 @@ impl Verb<'_> {
         if let Some(skipped) = skipped {
             return Ok(TickFate::Skipped(skipped));
         }
-        let state = self.row(
-            "select st.*, s.name, s.definition from schedule_state st join schedules s on s.id = st.schedule_id where st.schedule_id = ?",
-            [id],
-            |row| {
-                let texts = (row.get::<_, String>("name")?, row.get::<_, String>("definition")?);
-                Ok((status_of(row)?, instant(row, "status_since")?, open_skip_of(row)?, texts))
-            },
-        )?;
-        let Some((status, since, open_skip, (name, text))) = state else { return Ok(TickFate::Unknown) };
-        Ok(TickFate::of_state(&status, since, open_skip, &self.compile(id, &name, &text), tick_at))
+        let Some(compiled) = self.compiled_of(id)? else { return Ok(TickFate::Unknown) };
+        let found = self.found(id)?;
+        Ok(found.map_or(TickFate::Unknown, |found| TickFate::of_state(&found, &compiled, tick_at)))
     }
 
     pub(super) fn revision_at(

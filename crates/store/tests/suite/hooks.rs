@@ -1,6 +1,7 @@
 //! Sentences about requests from outside: they keep the rules of ticks.
 
 use belfry_core::definition::{Breaker, Budget, IfRunning, Options, Retry, Scope, When};
+use belfry_core::edit::Resume;
 use belfry_core::{AgentDefinition, Reason, RunId, RunState, ScheduleDefinition, SkipReason, Trigger};
 use belfry_store::*;
 use belfry_time::SignedDuration;
@@ -185,7 +186,7 @@ async fn who_was_refused_may_come_again<S: Store + Hooks>(store: &S) {
     let id = world.schedule("a/h").await.id;
     assert!(store.pause(world.now, id, None, None).await.unwrap());
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Refused(SkipReason::Disabled));
-    assert!(store.resume(world.now, id, false, None).await.unwrap());
+    assert!(store.resume(world.now, id, Resume::Skip).await.unwrap().is_some());
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, made());
     world.apply(&[]).await;
     let record = store.definitions(&[id]).await.unwrap().remove(0).unwrap();

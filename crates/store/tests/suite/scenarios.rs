@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, Breaker, IfRunning, Options, Retry, Scope, When};
+use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind, Trigger};
 use belfry_store::*;
@@ -38,6 +39,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(super::deferring::all(&fresh)).await;
     Box::pin(super::editing::all(&fresh)).await;
     Box::pin(super::listing::all(&fresh)).await;
+    Box::pin(super::overdue::all(&fresh)).await;
     Box::pin(super::pausing::all(&fresh)).await;
     Box::pin(super::why::all(&fresh)).await;
     Box::pin(super::nodes::all(&fresh)).await;
@@ -448,12 +450,12 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     let range = SkipRange {
         reason: SkipReason::Disabled,
         from: start() + SignedDuration::from_mins(5),
-        to: world.now,
+        to: world.now - SignedDuration::from_mins(1),
         count: 864,
     };
-    assert!(store.resume(world.now, s, false, Some(range)).await.unwrap());
-    assert!(store.resume(world.now, c, true, None).await.unwrap());
-    assert!(!store.resume(world.now, c, true, None).await.unwrap());
+    assert_eq!(store.resume(world.now, s, Resume::Skip).await.unwrap(), Some(864));
+    assert_eq!(store.resume(world.now, c, Resume::CatchUp).await.unwrap(), Some(0));
+    assert_eq!(store.resume(world.now, c, Resume::CatchUp).await.unwrap(), None);
     assert_eq!(store.skips(s, None, 1000).await.unwrap(), [range]);
     assert_eq!(world.plan_all().await, 1, "only the one that was asked to catch up");
     assert!(world.schedule("a/s").await.token.unwrap().tick_at > world.now);

@@ -36,6 +36,15 @@ create index schedules_agent on schedules (agent_id);
 create index schedules_format on schedules (id) where format > 1;
 create index agents_format on agents (id) where format > 1;
 
+-- Schedules of files that went with their run, as their definitions ask: kept as long as the source names them.
+create table spent (
+  source text not null,
+  name text not null,
+  definition text not null,
+  format integer not null,
+  primary key (source, name)
+) strict, without rowid;
+
 create table schedule_revisions (
   schedule_id integer not null,
   revision integer not null,
@@ -53,6 +62,8 @@ create table schedule_state (
   status_until integer,
   status_since integer not null,
   origin integer,
+  -- No tick at or before this instant is armed. Written where a timer goes away that remembered it.
+  cursor_at integer,
   waits_for blob,
   skip_reason integer,
   skip_from integer,
