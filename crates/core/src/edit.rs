@@ -152,7 +152,8 @@ pub fn pause(found: &Found, compiled: Compiled<'_>, paused: Status, now: Timesta
     Some(Change { timer, ..change })
 }
 
-/// The end of a pause by hand. Of a schedule that is not paused, only [`Resume::FromNow`] changes something, and only
+/// The end of a pause by hand, or another try with a schedule that is invalid although its definition is right. Of any
+/// other schedule, only [`Resume::FromNow`] changes something, and only
 /// while the clock is behind its ticks.
 pub fn resume(
     found: &Found,
@@ -163,6 +164,8 @@ pub fn resume(
 ) -> Option<Change> {
     match found.status {
         Status::Paused { .. } => Some(rearm(found, definition, compiled, how, now)),
+        // Its definition is right: a tick of it could not be stored, and may be by now.
+        Status::Invalid { .. } if compiled.is_ok() => Some(rearm(found, definition, compiled, how, now)),
         Status::Active if how == Resume::FromNow => {
             clock_back(found, compiled.ok()?, now)?;
             let origin = found.origin.filter(|origin| *origin <= now);
