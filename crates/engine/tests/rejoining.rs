@@ -121,3 +121,21 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
     driver.step(at(2), Input::GivenBack(Ok(1)));
     assert_eq!(driver.phase(), Phase::Stopped);
 }
+
+#[test]
+fn a_node_claims_nothing_that_its_keeper_would_refuse() {
+    let mut driver = driver();
+    let asks_to_claim =
+        |effects: &[Effect]| place(effects, |e| matches!(e, Effect::Ask(Ask::Claim(_)))).is_some();
+    driver.step(at(0), Input::Woken);
+    let nothing = || Input::Claimed { claimed: Ok(Vec::new()), next: None };
+    driver.step(at(1), nothing());
+    assert!(asks_to_claim(&driver.step(at(19), Input::Hint)));
+    driver.step(at(19), nothing());
+    // The renewal has not been answered, and the keeper is about to end what runs.
+    for second in [20, 22, 24, 29] {
+        assert!(!asks_to_claim(&driver.step(at(second), Input::Hint)), "after {second} s");
+    }
+    let held = Renewed::Held { cancels: Vec::new(), live: None };
+    assert!(asks_to_claim(&driver.step(at(30), Input::Renewed { asked: 29 * SECOND, renewed: Ok(held) })));
+}

@@ -633,7 +633,10 @@ impl Sim {
     fn start_process(&mut self, place: usize, attempt: &Attempt, tell: bool) {
         self.attempts += 1;
         let lives = self.nodes[place].lives;
-        let is_allowed = self.world.now() + self.params.lease() / 12 < self.nodes[place].keeper_until;
+        // A child that took long to start may find that too little of the lease is left.
+        let is_slow = !self.is_healed && self.random.permille(10);
+        let is_allowed =
+            !is_slow && self.world.now() + self.params.lease() / 3 < self.nodes[place].keeper_until;
         let habit = match self.is_healed {
             true => Habit::HEALED,
             false => self.habits.get(&*attempt.agent).cloned().unwrap_or(Habit::HEALED),
@@ -663,7 +666,7 @@ impl Sim {
         self.number += 1;
         let pid = self.number;
         self.processes.insert(pid, process);
-        if tell {
+        if tell && is_allowed {
             let (run, epoch) = (attempt.run, attempt.epoch);
             self.soon(
                 SECOND / 10,
@@ -675,8 +678,7 @@ impl Sim {
             self.at(at, What::Exit { pid, ending: 0 });
         } else {
             // The keeper refuses the child: it never runs.
-            let refused = Outcome::Failed { reason: Reason::SpawnFailed, retryable: true };
-            self.end_process(pid, refused, SECOND / 100);
+            self.end_process(pid, Outcome::NotStarted, SECOND / 100);
         }
     }
 

@@ -28,6 +28,12 @@ impl Driver {
         now.mono + self.options.lease / 6 < self.lease_good
     }
 
+    /// Whether enough of the lease is left for the keeper to take a child. It asks children to end a third of the lease
+    /// before its end at the earliest; what it would refuse is not claimed.
+    pub(super) fn may_start(&self, now: Now) -> bool {
+        now.mono + self.options.lease / 3 < self.lease_good
+    }
+
     pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
         let Some(renewed) = self.written(now, Write::Lease, renewed) else {

@@ -330,6 +330,8 @@ struct Task {
 struct Ending {
     finish: Finish,
     took: Duration,
+    /// Why the run goes back uncounted, where it does.
+    returned: &'static str,
 }
 
 /// Plans that are being committed, with the names of their schedules.
