@@ -22,6 +22,7 @@ pub mod event;
 mod handler;
 mod machine;
 mod node;
+mod output;
 mod relay;
 mod session;
 mod shell;

@@ -51,6 +51,9 @@ pub enum Error {
     /// The keeper does not answer, so nothing may be started.
     #[error("the keeper {0}")]
     Keeper(String),
+    /// The keeper does not take a child, because too little of the lease is left to end it in time. Nothing was executed.
+    #[error("the keeper does not take new children: the lease is about to end")]
+    Refused,
 }
 
 impl Error {
@@ -59,7 +62,7 @@ impl Error {
         match self {
             Error::Action(_) | Error::Template { .. } | Error::Environment(_) => false,
             Error::Spawn { retryable, .. } => *retryable,
-            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) => true,
+            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) | Error::Refused => true,
         }
     }
 

@@ -334,7 +334,10 @@ fn ended(outcome: Outcome) -> Report {
 }
 
 fn not_started(error: &Error) -> Report {
-    let outcome = Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() };
+    let outcome = match error {
+        Error::Refused => Outcome::NotStarted,
+        _ => Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() },
+    };
     Report { error: Some(one_line(&error.chain())), ..ended(outcome) }
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use belfry::{AgentSpec, RunState, ScheduleDefinition, Timestamp, When};
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, IfRunning, Scope};
-use belfry_core::{SkipRange, Trigger};
+use belfry_core::{Reason, SkipRange, Trigger};
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 
 use crate::node::Process;
@@ -380,6 +380,13 @@ impl Sim {
         }
         if let Some(process) = self.processes.values().next() {
             return self.breaks(format!("a process is left: {process:?}"));
+        }
+        for record in self.ledger.names().iter().filter_map(|name| self.record(name)).collect::<Vec<_>>() {
+            let runs = self.now(self.store.ended_runs(record.id, u32::MAX));
+            // Every simulated program can be executed: only a keeper refuses.
+            if let Some(run) = runs.iter().find(|run| run.reason == Some(Reason::SpawnFailed)) {
+                return self.breaks(format!("{} {} failed although it was never started", run.name, run.id));
+            }
         }
         let wrong = self.now(self.store.integrity());
         if !wrong.is_empty() {

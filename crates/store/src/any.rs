@@ -289,6 +289,10 @@ impl Store for AnyStore {
         each!(self, store => store.output(run, after, limit_bytes).await)
     }
 
+    fn is_held(&self) -> bool {
+        each!(self, store => store.is_held())
+    }
+
     async fn join(&self, node: &Node) -> Answer<()> {
         each!(self, store => store.join(node).await)
     }

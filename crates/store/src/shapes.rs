@@ -548,6 +548,29 @@ pub struct Node {
     pub draining: bool,
     /// When it was heard of last.
     pub last_seen_at: Timestamp,
+    /// By which its process is found.
+    pub process: NodeProcess,
+}
+
+/// The process of a node: enough to tell on the same system whether it still runs, and where it keeps what its children left.
+/// Empty and zero where the system does not say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeProcess {
+    /// Which boot of the system it belongs to.
+    pub boot_id: String,
+    /// In which pid namespace its pid means something.
+    pub pid_ns: String,
+    /// When it started, in clock ticks since boot.
+    pub start_time: u64,
+    /// The folder with the records of its children.
+    pub state_dir: String,
+}
+
+impl NodeProcess {
+    /// Whether two processes see each other's pids: the same boot and the same pid namespace.
+    pub fn is_beside(&self, other: &NodeProcess) -> bool {
+        !self.boot_id.is_empty() && self.boot_id == other.boot_id && self.pid_ns == other.pid_ns
+    }
 }
 
 impl Node {

@@ -368,6 +368,12 @@ pub trait Store: Send + Sync + 'static {
         let _ = schedule;
     }
 
+    /// Whether no other process can take over what runs here, for as long as this one lives: it alone serves the store, by a
+    /// lock of the file, and the file is the one that was opened.
+    fn is_held(&self) -> bool {
+        false
+    }
+
     /// Looks for damage and for broken promises among the rows; empty where all is well.
     fn integrity(&self) -> impl Future<Output = Answer<Vec<String>>> + Send;
 }

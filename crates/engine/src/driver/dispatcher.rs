@@ -25,7 +25,7 @@ impl Driver {
         if !wanted || self.dispatcher.busy {
             return;
         }
-        if !self.holds_lease(now) {
+        if !self.may_start(now) {
             // The answer to a renewal asks again.
             self.dispatcher.at = now.mono + self.options.lease / 10;
             return;
@@ -90,7 +90,7 @@ impl Driver {
         // Where there was something there may be more.
         self.claim_wanted |= !claimed.is_empty();
         // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
-        if self.phase != Phase::Running || self.draining || !self.holds_lease(now) {
+        if self.phase != Phase::Running || self.draining || !self.may_start(now) {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
             return self.give_back(runs);
         }

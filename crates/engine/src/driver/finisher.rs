@@ -25,7 +25,8 @@ impl Driver {
             arm: task.arm(now.wall),
         };
         let took = now.mono.saturating_sub(task.started);
-        self.endings.push_back(Ending { finish, took });
+        let returned = if report.outcome == Outcome::NotStarted { "not_started" } else { "shutdown" };
+        self.endings.push_back(Ending { finish, took, returned });
     }
 
     pub(super) fn finish_maybe(&mut self, now: Now) {
@@ -153,7 +154,7 @@ impl Driver {
         let reason = match (finished, ending.finish.verdict) {
             (Finished::Stale, _) => Some("stale"),
             (_, Verdict::End { reason, .. }) => reason.map(Reason::as_str),
-            (_, Verdict::Return) => Some("shutdown"),
+            (_, Verdict::Return) => Some(ending.returned),
             (_, Verdict::Retry { .. }) => Some("failed"),
         };
         let event = Event::new(now.wall, level, name).of(&task.definitions.name);
@@ -190,7 +191,7 @@ impl Ending {
             usage: None,
             arm: None,
         };
-        Ending { finish, took: Duration::ZERO }
+        Ending { finish, took: Duration::ZERO, returned: "not_started" }
     }
 }
 

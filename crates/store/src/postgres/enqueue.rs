@@ -239,7 +239,7 @@ pub(super) async fn enqueue(
         return Ok(answer);
     }
     // A plan that did not know of this run is not committed.
-    tx.query("select touch_token($1)", &[&run.schedule]).await?;
+    let is_touched = touch_token(tx, run.schedule).await?;
     // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
     // nobody else asks for the same one.
     let sql = match run.tick_at {
@@ -254,6 +254,10 @@ pub(super) async fn enqueue(
         }
         return Ok(Enqueued::NotFound);
     }
+    // A timer that was set meanwhile is seen only now: whoever sets one holds the state.
+    if !is_touched {
+        touch_token(tx, run.schedule).await?;
+    }
     if let Some(tick_at) = run.tick_at {
         let sql = "select id from live where schedule_id = $1 and tick_at = $2";
         if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
@@ -267,6 +271,12 @@ pub(super) async fn enqueue(
     }
     insert_runs(tx, now, &[run], places).await?;
     Ok(Enqueued::Made)
+}
+
+/// Gives the timer of a schedule another version; false where there is none.
+async fn touch_token(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<bool, Fault> {
+    let touched = tx.query("select touch_token($1) as is_touched", &[&schedule]).await?;
+    touched.first().map_or(Ok(false), |row| get(row, "is_touched"))
 }
 
 /// Takes an idempotency key, or answers for the run that has it.

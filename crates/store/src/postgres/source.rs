@@ -304,6 +304,7 @@ pub(super) async fn put_schedules(
     known: &HashMap<String, Known>,
     agents: &[(AgentId, &Spec<'_>)],
 ) -> Result<Vec<Put>, Fault> {
+    lock_changing(tx, known, agents).await?;
     let mut put = Vec::new();
     let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
     let mut names = HashSet::new();
@@ -347,6 +348,29 @@ async fn spent(tx: &mut Tx<'_>, source: &str) -> Result<HashMap<String, Schedule
         }
     }
     Ok(spent)
+}
+
+/// Locks what is about to change in the order in which everybody does: all timers, then all states, each by schedule. The
+/// files name schedules in any order.
+async fn lock_changing(
+    tx: &mut Tx<'_>,
+    known: &HashMap<String, Known>,
+    agents: &[(AgentId, &Spec<'_>)],
+) -> Result<(), Fault> {
+    let schedules = agents.iter().flat_map(|(_, spec)| &spec.schedules);
+    let changing: Vec<ScheduleId> = schedules
+        .filter_map(|schedule| Some((known.get(&schedule.name)?, schedule)))
+        .filter(|(known, schedule)| schedule.text.as_ref().is_ok_and(|text| *text != known.text))
+        .map(|(known, _)| known.id)
+        .collect();
+    if changing.is_empty() {
+        return Ok(());
+    }
+    let timers = "select 1 from timers where schedule_id = any($1) order by schedule_id for update";
+    tx.query(timers, &[&changing]).await?;
+    let states =
+        "select 1 from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
+    tx.query(states, &[&changing]).await.map(drop)
 }
 
 /// Schedules that have a name of the source or come from it.

@@ -70,7 +70,7 @@ pub struct Sqlite {
     threads: Option<Channels>,
     running: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    _lock: Option<ServerLock>,
+    lock: Option<ServerLock>,
 }
 
 struct Channels {
@@ -150,6 +150,11 @@ impl Sqlite {
         ServerLock::holder(path)
     }
 
+    /// The process that serves this store's file, if one does.
+    pub fn served_by(&self) -> Option<u32> {
+        ServerLock::holder(&self.shared.path)
+    }
+
     /// The kind of a file system on which a server of another machine may not be noticed.
     pub fn network_file_system(path: &Path) -> Option<&'static str> {
         identity::network_file_system(path)
@@ -184,7 +189,7 @@ impl Sqlite {
         };
         let loops = readers_of("belfry-loops", 1)?;
         let readers = readers_of("belfry-reader", READERS)?;
-        Ok(Sqlite { threads: Some(Channels { writer, loops, readers }), running, shared, _lock: lock })
+        Ok(Sqlite { threads: Some(Channels { writer, loops, readers }), running, shared, lock })
     }
 
     /// Breaks it on purpose.
@@ -747,6 +752,10 @@ impl Store for Sqlite {
         self.read(move |verb| verb.output(run, after, limit_bytes)).await
     }
 
+    fn is_held(&self) -> bool {
+        self.lock.is_some() && self.shared.identity.check().is_ok()
+    }
+
     async fn join(&self, node: &Node) -> Answer<()> {
         let node = node.clone();
         self.write(move |verb| verb.join(&node)).await
@@ -906,7 +915,19 @@ mod tests {
         let (host, labels) = ("here".to_owned(), Vec::new());
         let (fenced, draining) = (false, false);
         let (started_at, lease_until, last_seen_at) = (now, now, now);
-        let node = Node { id, host, pid: 1, labels, started_at, lease_until, fenced, draining, last_seen_at };
+        let process = NodeProcess::default();
+        let node = Node {
+            id,
+            host,
+            pid: 1,
+            labels,
+            started_at,
+            lease_until,
+            fenced,
+            draining,
+            last_seen_at,
+            process,
+        };
         store.join(&node).await.unwrap();
         let (let_go, held) = std::sync::mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));

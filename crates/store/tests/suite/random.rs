@@ -143,7 +143,7 @@ fn operation(random: &mut Random) -> Operation {
         }
         30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32, random.chance(70)),
         48..=69 => {
-            Operation::Finish { which: random.below(1000), outcome: random.below(6), stale: random.chance(5) }
+            Operation::Finish { which: random.below(1000), outcome: random.below(7), stale: random.chance(5) }
         }
         70..=74 => Operation::Enqueue(random.below(NAMES.len()), random.chance(40).then(|| random.below(3))),
         75..=79 => Operation::Cancel(random.below(1000)),
@@ -341,6 +341,7 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                     failed(false),
                     Outcome::Cancelled(Reason::Requested),
                     Outcome::Shutdown,
+                    Outcome::NotStarted,
                 ][*outcome];
                 let mut finish = self.world.outcome(&claimed, outcome);
                 if let Some(odd) = odd_text(*which) {

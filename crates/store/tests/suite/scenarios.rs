@@ -22,6 +22,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_retry_holds_no_slot_and_an_exhausted_run_fails(&fresh().await).await;
     a_lost_node_uses_up_attempts(&fresh().await).await;
     what_was_never_started_does_not_count(&fresh().await).await;
+    a_run_of_one_attempt_that_was_refused_is_claimed_again(&fresh().await).await;
     cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
     a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
     a_tick_that_is_asked_for_twice_lives_once(&fresh().await).await;
@@ -284,6 +285,25 @@ async fn what_was_never_started_does_not_count(store: &impl Store) {
     assert_eq!((again.len(), again[0].run, again[0].attempt, again[0].epoch), (1, claimed.run, 1, 2));
     assert_eq!(world.finish(&again[0], Outcome::Shutdown).await, Finished::Pending);
     assert_eq!(store.run(claimed.run).await.unwrap().unwrap().attempt, 0);
+    let again = world.claim(node, 1).await.remove(0);
+    assert_eq!(world.finish(&again, Outcome::NotStarted).await, Finished::Pending);
+    assert_eq!(store.run(claimed.run).await.unwrap().unwrap().attempt, 0);
+    world.assert_whole().await;
+}
+
+async fn a_run_of_one_attempt_that_was_refused_is_claimed_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let once = AgentDefinition { retry: Retry { max: 0, ..Retry::default() }, ..AgentDefinition::default() };
+    world.apply(&[agent("a", once, &[("s", every("1h"))])]).await;
+    world.plan_all().await;
+    for epoch in 1..=3 {
+        let claimed = world.claim(node, 1).await.remove(0);
+        assert_eq!((claimed.attempt, claimed.max_attempts, claimed.epoch), (1, 1, epoch));
+        assert_eq!(world.finish(&claimed, Outcome::NotStarted).await, Finished::Pending);
+    }
+    let claimed = world.claim(node, 1).await.remove(0);
+    assert_eq!(world.finish(&claimed, Outcome::Completed).await, Finished::Ended(RunState::Completed));
     world.assert_whole().await;
 }
 

@@ -269,6 +269,12 @@ impl<'a, S: Store> World<'a, S> {
             fenced: false,
             draining: false,
             last_seen_at: self.now,
+            process: NodeProcess {
+                boot_id: "boot".into(),
+                pid_ns: "pid:[1]".into(),
+                start_time: u64::from(n as u32) + (1 << 40),
+                state_dir: "/var/lib/bel'fry".into(),
+            },
         };
         self.store.join(&node).await.unwrap();
         node.id

@@ -63,13 +63,13 @@ end $$;
 
 -- Gives a schedule's token another version, so that plans that were made on it do not hold. A plan that is being committed
 -- puts another token in its place, which only the next statement sees.
-create function touch_token(wanted bigint) returns void language plpgsql as $$
+create function touch_token(wanted bigint) returns boolean language plpgsql as $$
 begin
     loop
         update timers set version = nextval('numbers') where schedule_id = wanted;
-        exit when found;
+        if found then return true; end if;
         perform 1 from timers where schedule_id = wanted;
-        exit when not found;
+        if not found then return false; end if;
     end loop;
 end $$;
 

@@ -257,6 +257,11 @@ create table nodes (
     id uuid primary key,
     host text not null,
     pid bigint not null,
+    -- By which its process is found on the same system, and the records of its children.
+    boot_id text not null default '',
+    pid_ns text not null default '',
+    process_start bigint not null default 0,
+    state_dir text not null default '',
     labels text[] not null,
     started_at timestamptz not null,
     lease_until timestamptz not null,

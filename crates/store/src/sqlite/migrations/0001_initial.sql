@@ -226,6 +226,11 @@ create table nodes (
   id blob primary key,
   host text not null,
   pid integer not null,
+  -- By which its process is found on the same system, and the records of its children.
+  boot_id text not null default '',
+  pid_ns text not null default '',
+  process_start integer not null default 0,
+  state_dir text not null default '',
   labels text not null,
   started_at integer not null,
   lease_until integer not null,
