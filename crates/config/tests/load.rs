@@ -513,3 +513,29 @@ fn a_time_that_has_passed_is_worth_a_warning() {
         assert!(found[0].contains(words), "{words} in {}", found[0]);
     }
 }
+
+#[test]
+fn no_rendering_of_a_broken_file_shows_a_secret() {
+    let text = r#"
+agents:
+  a:
+    shell: x
+    env: {MY_TOKEN: "zzENV", X: "${oops"}
+    schedules:
+      s1: {webhook: {secret: "zzLEAKX${"}}
+      s2: {webhook: {secret: "${zz-LEAK}"}}
+      s3: {webhook: {secert: zzTYPO}}
+      s4:
+        webhook:
+          secrets:
+          - zzLIST${
+"#;
+    let errors = load_files(&[("belfry.yaml", text)], &[]).1.unwrap_err();
+    assert!(errors.problems.len() >= 5, "{errors}");
+    for said in [errors.to_string(), errors.render(true), errors.brief()] {
+        assert!(!said.contains("zz"), "{said}");
+    }
+    let brief = errors.brief();
+    assert!(brief.contains(":5: ") && brief.contains("`X`: a reference is not closed"), "{brief}");
+    assert!(!brief.contains('\n') && !brief.contains("shell"), "{brief}");
+}
