@@ -31,7 +31,8 @@ fn secret_values(line: &str, above: &[&str]) -> Vec<Range<usize>> {
     if above.iter().any(|line| keys(line).any(|key| is_secret_key(&line[key])))
         || below_env.iter().any(|line| keys(line).any(|key| is_secret_name(&line[key])))
     {
-        return vec![line.len() - line.trim_start().len()..line.len()];
+        let all = line.len() - line.trim_start().len()..line.len();
+        return Vec::from([all]);
     }
     let (mut found, mut in_env, mut end) = (Vec::new(), env.is_some(), 0);
     for key in keys(line) {
