@@ -37,6 +37,9 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
         for secret in given {
             match secret {
                 Value::String(text) if text.trim().is_empty() => return Err(flaw("a secret is empty")),
+                Value::String(text) if text != NO_SECRET && text.trim().eq_ignore_ascii_case(NO_SECRET) => {
+                    return Err(flaw("`none` is written in small letters and without blanks"));
+                }
                 Value::String(text) => secrets.push((key, text.as_str())),
                 Value::Null => return Err(flaw("a secret is missing")),
                 _ => return Err(flaw("a secret is not text")),
@@ -88,6 +91,9 @@ mod tests {
             json!(null),
             json!("none"),
             json!({"github": true}),
+            json!({"secret": "None"}),
+            json!({"secret": "none "}),
+            json!({"secret": ["NONE"]}),
             json!({"secret": null}),
             json!({"secret": 12345}),
             json!({"secret": 0}),

@@ -116,6 +116,16 @@ fn a_stored_secret_that_is_not_text_lets_nobody_in() {
 }
 
 #[test]
+fn a_stranger_does_not_learn_the_name_of_a_variable() {
+    let site = site(&[json!({"secret": "${NOT}"})]);
+    let token = format!("authorization: Bearer bf_0_{}\r\n", "0".repeat(64));
+    for headers in [String::new(), wrong_signature(), token] {
+        let answer = send(&site, "/hooks/a/h0", &headers, b"{}");
+        assert!(answer.contains("secret_missing") && !answer.contains("NOT"), "{answer}");
+    }
+}
+
+#[test]
 fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
     let site = site(&[json!({"secret": "${SET}"}), json!({"secret": "${NOT}"}), json!({"secret": "none"})]);
     let late =

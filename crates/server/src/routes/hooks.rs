@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
 use axum::response::Response;
 use belfry::event::Name;
 use belfry_core::definition::When;
@@ -145,9 +145,19 @@ async fn asked(
                 .way_out("correct the webhook's `secret`: a reference such as ${HOOK_SECRET}, or `none`"));
         }
     };
-    let secrets = resolved(&references, shared.env).map_err(|(code, detail)| {
-        Problem::unavailable(code, format!("{name} cannot check signatures: {detail}"))
-    })?;
+    let secrets = match resolved(&references, shared.env) {
+        Ok(secrets) => secrets,
+        Err((code, detail)) => {
+            // The detail may name a variable of this host: that is no business of a stranger's.
+            let is_known = parts.headers.contains_key(header::AUTHORIZATION)
+                && identify(shared, parts).await.is_ok_and(|actor| actor.scope >= Scope::Read);
+            return Err(match is_known {
+                true => Problem::unavailable(code, format!("{name} cannot check signatures: {detail}")),
+                false => Problem::unavailable(code, format!("{name} cannot check signatures"))
+                    .way_out("the same request with a token is told why"),
+            });
+        }
+    };
     let github = settings.get("github").is_some_and(|flag| flag == true || flag == "true");
     Ok(Asked::Signature { claim: Claim::of(&parts.headers, github, now)?, secrets })
 }
