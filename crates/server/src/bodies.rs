@@ -8,8 +8,8 @@
 //! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the third. A body
 //! takes room there as its bytes arrive, whatever length it announced.
 //!
-//! A body that takes longer than its pool allows is ended when another needs its room. A large body that waits for room
-//! does not keep smaller ones from what is free.
+//! A body that takes longer than its pool allows is ended when another needs its room. A large body with a token that waits
+//! for room does not keep smaller ones from what is free.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +51,9 @@ struct Pool {
     units: usize,
     free: Arc<Semaphore>,
     done_within: Duration,
+    /// Whether bodies take room in the order in which they came. Strangers must: those who come again and again would take
+    /// what others wait for. Elsewhere a large body at the head would keep smaller ones from what is free.
+    is_queue: bool,
     /// The bodies that hold a part of the pool, the oldest first.
     unread: Mutex<VecDeque<Weak<Held>>>,
 }
@@ -107,9 +110,9 @@ impl Bodies {
     /// Three pools of so many bytes each.
     pub fn new(bytes_max: usize) -> Bodies {
         Bodies {
-            owner: Pool::new(bytes_max, KNOWN_DONE_WITHIN),
-            known: Pool::new(bytes_max, KNOWN_DONE_WITHIN),
-            unknown: Pool::new(bytes_max, UNKNOWN_DONE_WITHIN),
+            owner: Pool::new(bytes_max, KNOWN_DONE_WITHIN, false),
+            known: Pool::new(bytes_max, KNOWN_DONE_WITHIN, false),
+            unknown: Pool::new(bytes_max, UNKNOWN_DONE_WITHIN, true),
         }
     }
 
@@ -127,9 +130,9 @@ impl Bodies {
 }
 
 impl Pool {
-    fn new(bytes_max: usize, done_within: Duration) -> Pool {
+    fn new(bytes_max: usize, done_within: Duration, is_queue: bool) -> Pool {
         let units = bytes_max.div_ceil(UNIT_BYTES);
-        Pool { units, free: Arc::new(Semaphore::new(units)), done_within, unread: Mutex::default() }
+        Pool { units, free: Arc::new(Semaphore::new(units)), done_within, is_queue, unread: Mutex::default() }
     }
 
     async fn grow(&self, share: &Share, bytes: usize) -> Result<(), Problem> {
@@ -137,17 +140,25 @@ impl Pool {
         let held = share.0.units();
         let Some(more) = units.checked_sub(held).filter(|more| *more > 0) else { return Ok(()) };
         let permits = u32::try_from(more).unwrap_or(u32::MAX);
+        // It has a place in the queue only once it is polled.
+        let mut queued = std::pin::pin!(self.free.clone().acquire_many_owned(permits));
         let began = Instant::now();
         let since = share.0.since.lock().take();
         let permit = loop {
-            // Nobody queues for permits: a large body at the head would keep smaller ones from what is free.
-            if let Ok(permit) = self.free.clone().try_acquire_many_owned(permits) {
+            if !self.is_queue
+                && let Ok(permit) = self.free.clone().try_acquire_many_owned(permits)
+            {
                 break permit;
+            }
+            tokio::select! {
+                biased;
+                // The semaphore is never closed.
+                taken = queued.as_mut(), if self.is_queue => break taken.map_err(|_| too_many())?,
+                () = sleep(LOOK_AGAIN) => {}
             }
             if began.elapsed() >= WAIT {
                 return Err(too_many());
             }
-            sleep(LOOK_AGAIN).await;
             self.make_room(more);
         };
         *share.0.since.lock() = Some(since.map_or_else(Instant::now, |since| since + began.elapsed()));
