@@ -32,7 +32,8 @@ pub enum Error {
         /// Whether it could work another time.
         retryable: bool,
     },
-    /// The system has no descriptor, process, memory or room on the disk left for now. Nothing was started.
+    /// The system has no descriptor, process, memory or room on the disk left for now, or the process ended before it had
+    /// a session of its own. Nothing was started.
     #[error("cannot start {program} for now")]
     Shortage {
         /// As configured.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Attempt ─► plan.rs      templates, environment, private files: what exactly is started
-//!         ─► spawn.rs     a child in its own process group, registered with the keeper before it executes anything
+//!         ─► spawn.rs     a child in its own session, registered with the keeper before it executes anything
 //!         ─► output.rs    both pipes: masked, capped, in chunks
 //!         ─► ending.rs    TERM, grace, KILL, until the group is gone
 //!         ─► Report

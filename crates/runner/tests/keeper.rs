@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         a_keeper_without_a_node_ends,
         a_binary_that_is_no_keeper_is_found_out,
         a_child_that_is_never_told_to_go_does_nothing,
+        a_child_leads_a_session_and_one_that_ends_before_is_started_again,
         leftovers_are_ended_only_if_everything_matches,
         leftovers_without_their_leader_are_found_by_child_id,
         a_control_group_holds_who_hides,
@@ -402,6 +403,27 @@ async fn a_child_that_is_never_told_to_go_does_nothing() {
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), output.stdout), (Some(127), Vec::new()), "{said:?}");
     }
+}
+
+async fn a_child_leads_a_session_and_one_that_ends_before_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (exe, once) = (dir.path().join("belfry"), dir.path().join("once"));
+    let own = std::env::current_exe().unwrap();
+    // As a Ctrl-C ends it that comes while it still belongs to the node's group.
+    let script = format!(
+        "#!/bin/sh\n[ $2 = execute ] && mkdir {} 2>/dev/null && kill -INT $$\nexec {} \"$@\"\n",
+        once.display(),
+        own.display()
+    );
+    std::fs::write(&exe, script).unwrap();
+    std::fs::set_permissions(&exe, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let keeper = KeeperHandle::spawn(KeeperOptions { exe, ..KeeperOptions::default() }).await.unwrap();
+    let rig = Rig::with_keeper(Some(keeper));
+    let done = rig.run(shell("echo $$; cut -d ' ' -f 5,6 /proc/$$/stat")).await;
+    assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
+    assert!(once.exists());
+    let (pid, ids) = done.stdout.trim().split_once('\n').unwrap();
+    assert_eq!(ids, format!("{pid} {pid}"), "group and session");
 }
 
 /// The node's id and the record of its one attempt, from its state directory. Without a keeper the record is written only

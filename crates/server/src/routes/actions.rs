@@ -22,6 +22,7 @@ use super::schedules::{ScheduleDetail, tagged};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
+use crate::guard::Actor;
 use crate::problem::{Problem, ProblemBody};
 use crate::readers::Place;
 use crate::state::Shared;
@@ -72,13 +73,14 @@ struct RunBody {
     ))]
 async fn run(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     Extension(trace): Extension<Trace>,
     named: Named,
     Key(key): Key,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: RunBody = body.read()?;
-    let wait = wait_of(&shared, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, body.wait_ms)?;
     shared.refuse_draining()?;
     let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
@@ -107,10 +109,10 @@ impl Wait {
 
 /// How long a request wants to wait. It takes its place before anything is changed: who is told that there are too many
 /// sends the request again.
-pub fn wait_of(shared: &Shared, wait_ms: Option<u64>) -> Result<Wait, Problem> {
+pub fn wait_of(shared: &Shared, actor: &Actor, wait_ms: Option<u64>) -> Result<Wait, Problem> {
     match Duration::from_millis(wait_ms.unwrap_or(0)) {
         time if time.is_zero() => Ok(Wait::default()),
-        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait()?) }),
+        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait(actor)?) }),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
 }

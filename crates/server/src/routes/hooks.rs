@@ -83,19 +83,19 @@ async fn hook(
     let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
     let asked = asked(&shared, &record.name, settings, &parts, now).await?;
     shared.refuse_draining()?;
-    if let (Asked::Token, Some(share)) = (&asked, parts.extensions.get::<Share>()) {
-        share.prove();
+    if let (Asked::Token(scope), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
+        share.prove(*scope);
     }
     // No more is read, and hashed, than is allowed.
     let body = extract::body(&shared, &parts, stream).await?;
     let content = match &asked {
         Asked::Signature { claim, secrets } => Some(claim.verify(secrets, &body)?),
-        Asked::Token => None,
+        Asked::Token(_) => None,
     };
     let payload = payload(&body)?;
     let id = match asked {
         Asked::Signature { claim, .. } => claim.id,
-        Asked::Token => None,
+        Asked::Token(_) => None,
     };
     let knock = knock(&shared, &record, payload, now, trace).await?;
     let remembered = |key: String, body_hash: Vec<u8>| {
@@ -116,8 +116,12 @@ async fn hook(
 
 /// What a request needs, and brings.
 enum Asked {
-    Signature { claim: Claim, secrets: Vec<Secret> },
-    Token,
+    Signature {
+        claim: Claim,
+        secrets: Vec<Secret>,
+    },
+    /// With this scope.
+    Token(Scope),
 }
 
 /// Judges the headers of a request. A webhook whose secrets cannot be read takes no request at all.
@@ -131,9 +135,9 @@ async fn asked(
     let references = match hook::proof(settings) {
         Ok(Proof::Secrets(references)) => references,
         Ok(Proof::Token) => {
-            return match identify(shared, parts).await?.scope >= Scope::Trigger {
-                true => Ok(Asked::Token),
-                false => Err(Problem::forbidden(
+            return match identify(shared, parts).await?.scope {
+                scope if scope >= Scope::Trigger => Ok(Asked::Token(scope)),
+                _ => Err(Problem::forbidden(
                     "scope_too_small",
                     "a webhook without a secret takes a token with scope trigger",
                 )),

@@ -124,6 +124,7 @@ const READERS: usize = 2;
 impl Sqlite {
     /// Opens a file beside others that may have it open, making it where there is none.
     pub fn open(path: &Path) -> Result<Sqlite, Error> {
+        private::refuse_links_of_others(path)?;
         Sqlite::start(path, None)
     }
 
