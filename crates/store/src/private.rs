@@ -176,7 +176,7 @@ mod tests {
             std::os::unix::fs::lchown(path(link), Some(12_345), None).unwrap();
             let error = refuse_links_of_others(&path(name)).unwrap_err().to_string();
             assert!(error.contains("belongs to user 12345"), "{name}: {error}");
-            let error = crate::Sqlite::serve(&path(name)).err().unwrap().to_string();
+            let error = crate::sqlite::Sqlite::serve(&path(name)).err().unwrap().to_string();
             assert!(error.contains("belongs to user 12345"), "{name}: {error}");
             std::os::unix::fs::lchown(path(link), Some(0), None).unwrap();
         }
