@@ -41,8 +41,8 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
     if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
         return Ok(TickFate::Run(Box::new(Live::record(row)?)));
     }
-    // Along the chains, which are in the order of ends: a run that ended before the tick was not made by it. A tick that was
-    // filled in later may have several: the last one made.
+    // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless the
+    // clock was set back further. A tick that was filled in later may have several: the last one made.
     let sql = concat!(
         "with recursive chain (id, prev_run, tick_at, finished_at) as ( \
              select h.id, h.prev_run, h.tick_at, h.finished_at from schedule_state s cross join lateral \
@@ -50,7 +50,7 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
              where s.schedule_id = $1 \
              union all \
              select h.id, h.prev_run, h.tick_at, h.finished_at from chain c join history h on h.id = c.prev_run \
-             where c.finished_at >= $2 \
+             where c.finished_at >= $2::timestamptz - interval '1 day' \
          ) ",
         ended_query!("history"),
         " where h.id = (select id from chain where tick_at = $2 order by id desc limit 1)"

@@ -36,14 +36,14 @@ impl Verb<'_> {
         if let Some(run) = live {
             return Ok(TickFate::Run(Box::new(run)));
         }
-        // Along the chains, which are in the order of ends: a run that ended before the tick was not made by it. A tick that
-        // was filled in later may have several: the last one made.
+        // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless
+        // the clock was set back further. A tick that was filled in later may have several: the last one made.
         let ended = self.row(
             "with recursive chain (id, previous, tick_at, finished_at) as (
                select h.id, h.previous, h.tick_at, h.finished_at from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
                  where st.schedule_id = ?1
                union all
-               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2)
+               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2 - 86400000000)
              select id from chain where tick_at = ?2 order by id desc limit 1",
             params![id, at],
             |row| row.get::<_, [u8; 16]>(0),

@@ -146,6 +146,9 @@ async fn a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited_or
     let made = store.live_runs().await.unwrap().into_iter().filter(|run| run.name == "a/bad").count();
     assert_eq!(made, 1);
     // A resume heals it as well: what was refused once may be stored by now.
+    for run in store.live_runs().await.unwrap().iter().filter(|run| run.name == "a/good") {
+        store.cancel(world.now, run.id, Reason::Requested).await.unwrap();
+    }
     world.advance(60_000);
     let due = store.due(world.now, None, 100).await.unwrap();
     let mut commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
