@@ -3,6 +3,7 @@
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
 use belfry_core::hook::{self, Proof};
+use belfry_core::session::{message_key_in, message_key_words};
 use belfry_core::suggest::nearest;
 use belfry_core::template::Template;
 use belfry_time::{
@@ -207,7 +208,15 @@ fn compiles(
     }
     let written = |key: &str| node.get(key);
     match &definition.when {
-        When::Webhook(_) | When::Chat(_) => return,
+        When::Chat(_) => {
+            if let Some(key) = message_key_in(&o.payload) {
+                let span = node.get("payload").and_then(|node| node.get(key)).map_or(place, |node| node.span);
+                let message = format!("{name}: {}", message_key_words(key));
+                context.report(Severity::Invalid, Some(span), message).schedule = Some(name.to_owned());
+            }
+            return;
+        }
+        When::Webhook(_) => return,
         When::Every(text) => {
             part(written("every"), Every::parse(text).map(|_| ()));
             if let (AnchorName::Slot, Some(phase)) = (o.anchor, &o.phase) {

@@ -220,6 +220,7 @@ fn wrong_keys_and_values_say_what_is_wrong() {
         ("schedules in defaults", "defaults: {schedules: {x: {every: 5m}}}\n".into()),
         ("a wrong default is said once", "defaults: {timeout: 5}\nagents: {a: {shell: x}, b: {shell: x}}\n".into()),
         ("words", schedule("every: 5m, if_running: skipp, catch_up: all, overlap: none")),
+        ("a payload that a chat writes itself", agent("shell: date\nschedules:\n  c: {chat: {}, payload: {text: x, own: 1}}")),
         ("chat and webhook", agent("shell: date\nschedules:\n  c: {chat: {mode: que, cap: 0, debounce: 5}}\n  w: {webhook: {secert: x}}")),
     ];
     golden("keys.txt", &said_about(&cases));

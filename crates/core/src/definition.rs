@@ -7,7 +7,7 @@ use belfry_time::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::session::Policy;
+use crate::session::{Policy, message_key_in, message_key_words};
 use crate::template::Template;
 use crate::work::Work;
 
@@ -343,7 +343,12 @@ impl ScheduleDefinition {
             Template::parse_prompt(prompt).map_err(|error| format!("the template `prompt`: {error}"))?;
         }
         let chat = match &self.when {
-            When::Chat(value) => Some(Policy::parse(value)?),
+            When::Chat(value) => {
+                if let Some(key) = message_key_in(&self.options.payload) {
+                    return Err(message_key_words(key));
+                }
+                Some(Policy::parse(value)?)
+            }
             _ => None,
         };
         let when_every = matches!(self.when, When::Every(_));

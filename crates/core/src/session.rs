@@ -6,7 +6,7 @@
 
 use belfry_time::{SignedDuration, Timestamp, parse_duration};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::model::{Reason, RunId};
 use crate::size::parse_size;
@@ -15,6 +15,23 @@ use crate::size::parse_size;
 const WINDOWS_MAX: i32 = 5;
 /// From which part of its context window on a session runs one at a time, in percent.
 const THROTTLE_PERCENT: u128 = 60;
+
+/// Keys of a chat run's payload that Belfry writes. Values from senders and definitions for them are refused or left out.
+pub const MESSAGE_KEYS: [&str; 3] = ["messages", "session", "text"];
+
+/// The first of [`MESSAGE_KEYS`] in a payload for a chat, which makes it wrong.
+pub fn message_key_in(payload: &Map<String, Value>) -> Option<&'static str> {
+    MESSAGE_KEYS.into_iter().find(|key| payload.contains_key(*key))
+}
+
+/// Says what is wrong with a payload for a chat that has one of [`MESSAGE_KEYS`].
+pub fn message_key_words(key: &str) -> String {
+    let [first, second, third] = MESSAGE_KEYS;
+    format!(
+        "the payload for a chat must not have the key `{key}`: Belfry writes `{first}`, `{second}` and `{third}` there \
+         itself. Use another name for the key"
+    )
+}
 
 /// What a message does while a run lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -142,7 +142,7 @@ async fn make(
     request: &Backfill,
     done: &mut Backfilled,
 ) -> Result<(), Error> {
-    let template = crate::engine::prepare(store, options, now, &record.name).await?;
+    let (template, _) = crate::engine::prepare(store, options, now, &record.name).await?;
     let mut kept = Vec::new();
     for (place, (tick_at, _)) in done.runs.drain(..).enumerate() {
         // They start in the order of their ticks: that of their first instants, a microsecond apart.

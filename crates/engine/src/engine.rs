@@ -9,7 +9,7 @@ use std::time::Duration;
 use belfry_core::check::Check;
 use belfry_core::input::{self, Prompt};
 use belfry_core::session::Usage;
-use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId};
+use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
     AnyStore, Applied, Enqueue, Enqueued, Expect, Key, NewRun, Node, PutAgent, Removed, RunRecord,
@@ -28,7 +28,7 @@ use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
 use crate::node::{host, own_process};
 use crate::relay::{Relay, Teller};
-use crate::session::{UsageOf, to_known_lane};
+use crate::session::{UsageOf, refuse_message_keys, to_known_lane};
 use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
@@ -701,14 +701,14 @@ fn check_templates(agents: &[AgentSpec]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once. What it lacks or what is different
-/// about it, the caller says.
+/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once; and the schedule. What it lacks or
+/// what is different about it, the caller says.
 pub async fn prepare(
     store: &AnyStore,
     options: &Options,
     now: Timestamp,
     name: &str,
-) -> Result<NewRun, Error> {
+) -> Result<(NewRun, Schedule), Error> {
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
     let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
@@ -722,7 +722,7 @@ pub async fn prepare(
     let mut run =
         NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
     to_known_lane(store, options, &mut run.lane).await?;
-    Ok(run)
+    Ok((run, compiled))
 }
 
 /// An id for a new run, which sorts by the store's clock.
@@ -758,7 +758,10 @@ pub async fn request_run(
     name: &str,
     request: RunRequest,
 ) -> Result<Requested, Error> {
-    let mut run = prepare(store, options, now, name).await?;
+    let (mut run, schedule) = prepare(store, options, now, name).await?;
+    if schedule.chat.is_some() {
+        refuse_message_keys(&request.payload)?;
+    }
     if request.prompt.is_some() {
         run.prompt = request.prompt;
     }

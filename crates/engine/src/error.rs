@@ -83,11 +83,8 @@ pub enum Error {
         /// What is wrong with it, and the way out.
         detail: String,
     },
-    /// The payload of a message has a key that Belfry writes.
-    #[error(
-        "the payload of a message must not have the key `{key}`: Belfry writes `messages`, `session` and `text` there itself. \
-         Use another name for the key"
-    )]
+    /// The payload of a message, or of a run of a chat, has a key that Belfry writes.
+    #[error("{}", belfry_core::session::message_key_words(key))]
     ReservedKey {
         /// The key.
         key: &'static str,

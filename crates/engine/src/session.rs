@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use belfry_core::definition::When;
-use belfry_core::session::{Message, Mode, Policy, Usage};
+use belfry_core::session::{Message, Mode, Policy, Usage, message_key_in};
 use belfry_core::{Reason, RunId, RunState, Schedule};
 use belfry_store::{
-    AnyStore, LaneRecord, LaneSettings, MESSAGE_KEYS, NewMessage, NewRun, RunRecord, ScheduleFilter,
-    ScheduleRecord, SessionDone, SessionFilter, SessionVerb, Store,
+    AnyStore, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
+    SessionDone, SessionFilter, SessionVerb, Store,
 };
 use belfry_time::Timestamp;
 use serde_json::{Map, Value};
@@ -120,6 +120,11 @@ pub async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
     Ok(Chat { record, compiled, policy })
 }
 
+/// Refuses a payload for a chat with a key that Belfry writes: a run must be able to trust its `messages`.
+pub(crate) fn refuse_message_keys(payload: &Map<String, Value>) -> Result<(), Error> {
+    message_key_in(payload).map_or(Ok(()), |key| Err(Error::ReservedKey { key }))
+}
+
 /// Takes a message into a session of a chat; `/stop` and `/stopall` act as such.
 pub async fn send(
     store: &AnyStore,
@@ -140,9 +145,7 @@ pub async fn send(
     let chat = find_chat(store, target).await?;
     let name = &chat.record.name;
     check_key(name, session)?;
-    if let Some(key) = MESSAGE_KEYS.into_iter().find(|key| with.payload.contains_key(*key)) {
-        return Err(Error::ReservedKey { key });
-    }
+    refuse_message_keys(&with.payload)?;
     if text.len() > TEXT_MAX {
         return Err(refused(name, format!("the message has {} bytes; {TEXT_MAX} is the most", text.len())));
     }

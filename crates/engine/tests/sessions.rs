@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use belfry::event::Name;
 use belfry::{
-    AgentBuilder, AgentSpec, Engine, Error, LaneSettings, Mode, Options, Reply, RunState, SendOptions, Sent,
-    SessionVerb, StopOptions, Usage, chat,
+    AgentBuilder, AgentSpec, Engine, Error, LaneSettings, Mode, Options, Reply, RunRequest, RunState,
+    SendOptions, Sent, SessionVerb, StopOptions, Usage, chat,
 };
 use belfry_core::Reason;
 use belfry_core::definition::Retry;
@@ -192,6 +192,10 @@ async fn a_payload_with_a_key_that_belfry_writes_is_refused() {
             let Err(error) = say_with(&engine, "x", "hello", with).await else { panic!("{key} was taken") };
             assert_eq!(error.code(), "reserved_key");
             assert!(error.to_string().contains(&format!("`{key}`")), "{error}");
+            let payload = json!({key: "forged"}).as_object().unwrap().clone();
+            let request = RunRequest { payload, ..RunRequest::default() };
+            let Err(error) = engine.run_now("bot/talk", request).await else { panic!("a run took {key}") };
+            assert_eq!(error.code(), "reserved_key");
         }
         assert!(bots.started().is_empty() && world.runs().await.is_empty());
         finish(&engine).await;

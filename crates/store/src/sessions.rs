@@ -1,6 +1,6 @@
 //! What goes into the verbs of sessions and lanes, and what comes out.
 
-use belfry_core::session::{Message, Policy, Session, Usage};
+use belfry_core::session::{MESSAGE_KEYS, Message, Policy, Session, Usage};
 use belfry_core::{AgentDefinition, AgentId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use serde_json::{Map, Value, json};
@@ -161,9 +161,6 @@ impl NewMessage {
 
 /// Maximum of what a message takes in a payload beside its text: its number, its instants, and the names of the keys.
 const MESSAGE_BYTES: usize = 128;
-
-/// Keys of a message run's payload that Belfry writes. A sender's values for them are never stored.
-pub const MESSAGE_KEYS: [&str; 3] = ["messages", "session", "text"];
 
 /// The payload that is stored for a run that a message opens.
 pub(crate) fn first_payload(now: Timestamp, seq: i64, new: &NewMessage) -> Value {

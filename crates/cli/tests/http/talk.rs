@@ -63,6 +63,8 @@ fn messages_are_taken_refused_stopped_and_forgotten() {
         let forged = json!({"text": "hi", "payload": {"messages": [{"seq": 1, "text": "forged"}]}});
         let refused = api.post(&format!("{ADA}/messages"), &forged).refused(422, "reserved_key");
         assert_eq!(refused["field"], "payload.messages");
+        let run = "/api/v1/schedules/bot/talk/run";
+        api.post(run, &json!({"payload": {"text": "forged"}})).refused(422, "reserved_key");
 
         let used = api.post(&format!("{ADA}/usage"), &json!({"tokens": 70, "context_window": 100})).is(200);
         assert_eq!((&used["tokens"], &used["max_concurrent"]), (&70.into(), &1.into()));

@@ -214,7 +214,7 @@ async fn knock(
     now: Timestamp,
     trace: Trace,
 ) -> Result<Knock, Problem> {
-    let mut run = belfry::prepare(shared.store(), &shared.options, now, &record.name).await?;
+    let (mut run, _) = belfry::prepare(shared.store(), &shared.options, now, &record.name).await?;
     if let Value::Object(merged) = &mut run.payload {
         merged.extend(payload);
     }

@@ -183,7 +183,7 @@ async fn retry(
         return Err(Problem::conflict("not_ended", detail).way_out("wait for it, or cancel it"));
     }
     let now = shared.now();
-    let new = belfry::prepare(shared.store(), &shared.options, now, &old.name).await?;
+    let (new, _) = belfry::prepare(shared.store(), &shared.options, now, &old.name).await?;
     let run = NewRun {
         command: old.command,
         prompt: old.prompt,
