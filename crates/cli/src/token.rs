@@ -85,7 +85,9 @@ impl Token {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
         let zone = output.zone()?;
         reach::block_on(async {
-            let client = place.client(Need::Files).await?;
+            // Only a token that is made needs a store to be kept in.
+            let need = if matches!(self.verb, Verb::Create { .. }) { Need::Files } else { Need::Store };
+            let client = place.client(need).await?;
             match &self.verb {
                 Verb::Create { scope, ttl, label } => {
                     create(&client, *scope, ttl.as_deref(), label, output).await

@@ -374,6 +374,7 @@ fn without_a_store_it_says_so_and_makes_none() {
         &["runs"],
         &["logs", "hello/grid"],
         &["breaker"],
+        &["token", "ls"],
         &["nodes"],
         &["store", "stats"],
         &["export"],

@@ -46,12 +46,25 @@ pub struct ProblemBody<'a> {
 /// The media type of problems.
 pub const MEDIA_TYPE: &str = "application/problem+json";
 
+/// Maximum of a detail or a field, in bytes: they may quote a request, and an answer must not be as large as its request.
+const TEXT_MAX: usize = 2048;
+
+/// A text with its middle left out where it is too long.
+fn bounded(text: String) -> String {
+    if text.len() <= TEXT_MAX {
+        return text;
+    }
+    let (first, last) =
+        (text.floor_char_boundary(TEXT_MAX / 2), text.ceil_char_boundary(text.len() - TEXT_MAX / 2));
+    format!("{} … {}", &text[..first], &text[last..])
+}
+
 impl Problem {
     pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Problem {
         Problem {
             status,
             code,
-            detail: detail.into(),
+            detail: bounded(detail.into()),
             field: None,
             way_out: None,
             report: None,
@@ -93,7 +106,7 @@ impl Problem {
     }
 
     pub fn field(mut self, field: impl Into<String>) -> Problem {
-        self.field = Some(field.into().into());
+        self.field = Some(bounded(field.into()).into());
         self
     }
 
@@ -181,5 +194,22 @@ impl From<belfry::Error> for Problem {
             belfry::Error::Status { .. } => Problem::unavailable("draining", error.to_string()),
             other => Problem::meaningless("invalid", other.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_quotes_no_more_of_a_request_than_a_person_reads() {
+        let problem =
+            Problem::bad("bad_field", format!("begin {} end", "ä".repeat(1 << 20))).field("x".repeat(5000));
+        assert!(problem.detail.len() < 2100 && problem.field.unwrap().len() < 2100);
+        assert!(
+            problem.detail.starts_with("begin ") && problem.detail.ends_with(" end"),
+            "{}",
+            problem.detail
+        );
     }
 }
