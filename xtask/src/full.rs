@@ -23,9 +23,10 @@ pub enum Ended {
 }
 
 /// In order: the longest last.
-pub const PARTS: [Part; 5] = [
+pub const PARTS: [Part; 6] = [
     Part { name: "wall clock set", run: clock },
     Part { name: "random requests", run: schemathesis },
+    Part { name: "torture", run: torture },
     Part { name: "200 killed servers", run: |prepare| tests(prepare, &[("BELFRY_KILLS", "200")], CRASH) },
     Part {
         name: "a crowd of sessions",
@@ -64,6 +65,13 @@ fn tests(prepare: &dyn Fn(Command) -> Command, numbers: &[(&str, &str)], which: 
 
 fn ended(passed: bool) -> Ended {
     if passed { Ended::Passed } else { Ended::Failed }
+}
+
+/// Ten minutes on SQLite; on PostgreSQL with the command that docs/cli.md shows.
+fn torture(prepare: &dyn Fn(Command) -> Command) -> Ended {
+    let arguments =
+        ["run", "--locked", "--release", "-p", "belfry-cli", "--", "doctor", "--torture", "--minutes", "10"];
+    ended(succeeds(&mut prepare(cargo(&arguments))))
 }
 
 fn clock(prepare: &dyn Fn(Command) -> Command) -> Ended {

@@ -13,6 +13,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Limited};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -55,6 +56,21 @@ struct Answer {
     body: Body,
     /// What it came over.
     sender: Option<Sender>,
+}
+
+/// The answer of `/readyz`.
+#[derive(Deserialize)]
+pub struct Readiness {
+    pub ready: bool,
+    pub checks: Vec<ReadyCheck>,
+}
+
+/// One thing that a server looked at.
+#[derive(Deserialize)]
+pub struct ReadyCheck {
+    pub check: String,
+    pub ok: bool,
+    pub detail: String,
 }
 
 /// The body of an answer.
@@ -151,7 +167,8 @@ impl Client {
         Ok(Stream::new(answer.body, answer.sender))
     }
 
-    /// Sends any request, and hands on the body of the response piece by piece as it comes. A problem is a failure.
+    /// Sends any request, and hands on the body of the response piece by piece as it comes. A problem is a failure; another
+    /// answer that is no success, such as that of `/readyz`, is handed on, and then a failure.
     pub async fn pass_on(
         &self,
         method: Method,
@@ -164,7 +181,12 @@ impl Client {
         *request.body_mut() = body.unwrap_or_default();
         let mut answer = self.ask(request, Some(ANY_WITHIN)).await?;
         if !answer.status.is_success() {
-            return Err(failure(answer.status, &collect(answer.body).await?));
+            let (status, bytes) = (answer.status, collect(answer.body).await?);
+            let is_problem = serde_json::from_slice(&bytes).is_ok_and(|body: Value| body["code"].is_string());
+            if !is_problem {
+                each(&bytes)?;
+            }
+            return Err(failure(status, &bytes));
         }
         while let Some(frame) = answer.body.frame().await {
             let frame =
@@ -172,6 +194,16 @@ impl Client {
             each(&frame.into_data().unwrap_or_default())?;
         }
         Ok(())
+    }
+
+    /// What a server says of itself, also if it is not ready.
+    pub async fn readiness(&self) -> Result<Readiness, Failure> {
+        let (status, bytes) = self.whole(self.request(Method::GET, "/readyz", None, &[])?).await?;
+        match serde_json::from_slice(&bytes) {
+            Ok(told) => Ok(told),
+            Err(error) if status.is_success() => Err(no_belfry(&error)),
+            Err(_) => Err(failure(status, &bytes)),
+        }
     }
 
     /// A request with everything; gives the answer's JSON.
@@ -190,8 +222,7 @@ impl Client {
             return Err(failure(status, &bytes));
         }
         let bytes = if bytes.is_empty() { b"null".as_slice() } else { &bytes };
-        serde_json::from_slice(bytes)
-            .map_err(|error| Failure::Unreachable(format!("the server answers what no Belfry does: {error}")))
+        serde_json::from_slice(bytes).map_err(|error| no_belfry(&error))
     }
 
     /// A whole answer. Whoever asks too often waits, as it is told, and asks again.
@@ -282,6 +313,10 @@ async fn collect(body: Body) -> Result<Bytes, Failure> {
     let all = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
     all.map(|all| all.to_bytes())
         .map_err(|error| Failure::Unreachable(format!("the answer ended early: {error}")))
+}
+
+fn no_belfry(error: &serde_json::Error) -> Failure {
+    Failure::Unreachable(format!("the server answers what no Belfry does: {error}"))
 }
 
 /// A problem as a failure.

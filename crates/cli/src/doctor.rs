@@ -1,6 +1,6 @@
 //! `belfry doctor` and `belfry store`: is everything as it should be?
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use belfry::AnyStore;
@@ -15,11 +15,14 @@ use clap::{Args, Subcommand};
 use comfy_table::Color;
 use serde::Serialize;
 
+use crate::client::{Client, Readiness};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::place::{Place, SOURCE};
 use crate::reading::{self, Reading};
+use crate::server_file::ServerFile;
 use crate::sheet::{Sheet, column};
+use crate::torture::{self, Torture};
 use crate::words;
 
 /// Clocks that differ by more than this are worth a word.
@@ -34,9 +37,39 @@ const KEEPER_WITHIN: Duration = Duration::from_secs(10);
 #[command(after_help = "Examples:
   belfry doctor
   belfry doctor -o json
+  belfry doctor --torture --minutes 10
+  belfry doctor --torture --store postgres://localhost/empty --nodes 3
+
+--torture tries this machine and a database out: it starts nodes on a store of their own, kills, stops and cuts them off,
+edits their files, pauses their schedules and shifts their clocks, and then accounts for every tick.
 
 Exit code 0 where nothing fails, warnings included; 1 where something does. Nothing is changed.")]
-pub struct Doctor {}
+pub struct Doctor {
+    /// Start nodes on an empty store, disturb them, and account for every tick
+    #[arg(long)]
+    torture: bool,
+
+    /// The store for it: empty, and used by nobody else [default: an SQLite file that goes afterwards]
+    #[arg(long, value_name = "URL", requires = "torture")]
+    store: Option<String>,
+
+    /// For how long
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, requires = "torture",
+        value_parser = clap::value_parser!(u32).range(1..=1440))]
+    minutes: u32,
+
+    /// How many nodes [default: 3 on PostgreSQL, 1 on SQLite]
+    #[arg(long, value_name = "NUMBER", requires = "torture", value_parser = clap::value_parser!(u32).range(1..=16))]
+    nodes: Option<u32>,
+
+    /// The order of the faults [default: any]
+    #[arg(long, value_name = "NUMBER", requires = "torture")]
+    seed: Option<u64>,
+
+    /// What the nodes start
+    #[arg(long, value_name = "FOLDER", hide = true)]
+    torture_work: Option<PathBuf>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -64,6 +97,19 @@ impl Findings {
 
 impl Doctor {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
+        if let Some(folder) = &self.torture_work {
+            return torture::work(folder);
+        }
+        if self.torture {
+            let is_shared = self.store.as_ref().is_some_and(|address| address.starts_with("postgres"));
+            let torture = Torture {
+                store: self.store.as_deref(),
+                minutes: self.minutes,
+                nodes: self.nodes.unwrap_or(if is_shared { 3 } else { 1 }),
+                seed: self.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000)),
+            };
+            return torture.run(output);
+        }
         let findings = reading::block_on(async {
             let mut findings = Findings::default();
             let loaded = config(place, &mut findings);
@@ -71,13 +117,16 @@ impl Doctor {
                 Ok(store) => {
                     let address = place.store_address()?;
                     findings.add("store", Grade::Ok, format!("{} opens", StoreUrl::new(address.as_str())));
-                    if let Err(failure) = look(store, &address, loaded.as_ref(), &mut findings).await {
+                    if let Err(failure) = look(store, loaded.as_ref(), &mut findings).await {
                         findings.add("store", Grade::Fail, said(&failure));
                     }
                 }
                 // A place where nothing has run yet is not ill.
                 Err(Failure::NotFound(message)) => findings.add("store", Grade::Warn, message),
                 Err(failure) => findings.add("store", Grade::Fail, said(&failure)),
+            }
+            if let Ok(address) = place.store_address() {
+                server(place, &address, &mut findings).await;
             }
             keeper(&mut findings).await;
             Ok(findings.0)
@@ -147,12 +196,7 @@ fn config(place: &Place, findings: &mut Findings) -> Option<Loaded> {
     Some(loaded)
 }
 
-async fn look(
-    store: AnyStore,
-    address: &str,
-    loaded: Option<&Loaded>,
-    findings: &mut Findings,
-) -> Result<(), Failure> {
+async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings) -> Result<(), Failure> {
     clocks(&store, findings).await?;
     let reading = Reading::of(store).await?;
     let stats = reading.store.stats().await?;
@@ -171,11 +215,6 @@ async fn look(
     }
     for row in reading.store.unreadable_rows().await? {
         findings.add("row", Grade::Warn, row);
-    }
-    if let Some(path) = address.strip_prefix("sqlite:")
-        && let Some(pid) = Sqlite::server(Path::new(path))
-    {
-        findings.add("server", Grade::Ok, format!("process {pid} serves the file"));
     }
     nodes(&reading, loaded, findings).await?;
     skew(&reading, loaded, findings).await?;
@@ -298,6 +337,40 @@ async fn schedules(reading: &Reading, findings: &mut Findings) -> Result<(), Fai
         );
     }
     Ok(())
+}
+
+/// What the server of the store on this host says of itself.
+async fn server(place: &Place, address: &str, findings: &mut Findings) {
+    let holder = address.strip_prefix("sqlite:").and_then(|path| Sqlite::server(Path::new(path)));
+    let Some(link) = ServerFile::find(address, &place.file()).await else {
+        match holder {
+            Some(pid) => findings.add(
+                "server",
+                Grade::Fail,
+                format!(
+                    "process {pid} holds the store, and no server of this user answers for it; `kill {pid}` ends it, and \
+                     `belfry up` starts another"
+                ),
+            ),
+            None => findings.add("server", Grade::Warn, "none runs on this host; `belfry up` starts one"),
+        }
+        return;
+    };
+    let (authority, pid) = (link.authority.clone(), link.pid.unwrap_or_default());
+    match Client::over(link).readiness().await {
+        Ok(Readiness { ready: true, .. }) => {
+            findings.add("server", Grade::Ok, format!("process {pid} at {authority} is ready"));
+        }
+        Ok(Readiness { checks, .. }) => {
+            for check in checks.iter().filter(|check| !check.ok) {
+                // A node that drains does as it was told.
+                let grade = if check.check == "engine" { Grade::Warn } else { Grade::Fail };
+                let detail = format!("process {pid} at {authority}: {}: {}", check.check, check.detail);
+                findings.add("server", grade, detail);
+            }
+        }
+        Err(failure) => findings.add("server", Grade::Fail, said(&failure)),
+    }
 }
 
 /// Whether the process that ends a node's children can be started.

@@ -50,6 +50,7 @@ mod tame;
 mod terminal;
 mod timing;
 mod token;
+mod torture;
 mod up;
 mod version;
 mod wait;
@@ -64,6 +65,10 @@ use clap::error::ContextValue;
 use clap::{Parser, Subcommand};
 use output::Output;
 use place::Place;
+
+/// The system's allocator keeps what a flood of requests has taken; this one gives it back within a second.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Decides when work runs, how much of it at once, and what happens when it goes wrong.
 #[derive(Debug, Parser)]

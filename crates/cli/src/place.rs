@@ -56,6 +56,11 @@ pub enum Need {
 }
 
 impl Place {
+    /// A configuration file and its store, on this host.
+    pub fn of_file(file: PathBuf) -> Place {
+        Place { config: Some(file), server: None, token: None }
+    }
+
     /// Who answers: the server that was named, the one that serves the store on this host, or else this process.
     pub async fn client(&self, need: Need) -> Result<Client, Failure> {
         if let Some(url) = &self.server {

@@ -8,10 +8,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use belfry_config::StoreUrl;
-use nix::errno::Errno;
+use belfry_runner::{ProcessState, boot_id, pid_ns};
 use nix::fcntl::OFlag;
-use nix::sys::signal::kill;
-use nix::unistd::{Pid, Uid};
+use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -29,6 +28,12 @@ pub struct ServerFile {
     pub url: String,
     /// Its process.
     pub pid: u32,
+    /// When the process started, in clock ticks since boot: a pid alone may soon be that of another process.
+    pub start_time: u64,
+    /// In which boot that was.
+    pub boot_id: String,
+    /// In which pid namespace the pid is valid.
+    pub pid_ns: String,
     /// What it lets commands of its owner in with, while it lives.
     pub token: String,
     /// The store that it serves, without a password.
@@ -36,6 +41,16 @@ pub struct ServerFile {
 }
 
 impl ServerFile {
+    /// What this process tells of its server.
+    pub fn of_this_process(url: String, token: String, store: String) -> ServerFile {
+        let pid = std::process::id();
+        let start_time = match ProcessState::of(pid) {
+            ProcessState::Found { start_time, .. } => start_time,
+            ProcessState::Gone | ProcessState::Unknown => 0,
+        };
+        ServerFile { url, pid, start_time, boot_id: boot_id(), pid_ns: pid_ns(), token, store }
+    }
+
     /// Where the file of a store's server is.
     pub fn path(address: &str, config: &Path) -> PathBuf {
         let folder = place::state_dir(address, config);
@@ -71,7 +86,7 @@ impl ServerFile {
         let beside = config.parent().unwrap_or(Path::new("")).join(".belfry").join(NAME);
         let paths = address.map(|address| ServerFile::path(address, config)).into_iter().chain([beside]);
         let mut files = paths.filter_map(|path| ServerFile::read(&path));
-        files.find(|told| lives(told.pid) && told.is_at(&named.authority))
+        files.find(|told| told.lives() && told.is_at(&named.authority))
     }
 
     /// Whether this server listens at an authority; `localhost` is the loopback address.
@@ -92,7 +107,20 @@ impl ServerFile {
     async fn link(&self) -> Option<Link> {
         let mut link = Link::new(&self.url, Some(self.token.clone())).ok()?;
         self.introduce(&mut link);
-        (lives(self.pid) && link.is_there().await).then_some(link)
+        (self.lives() && link.is_there().await).then_some(link)
+    }
+
+    /// Whether the process that wrote the file still runs. Its token goes to no other one.
+    fn lives(&self) -> bool {
+        if self.boot_id != boot_id() || self.pid_ns != pid_ns() {
+            return false;
+        }
+        match ProcessState::of(self.pid) {
+            ProcessState::Found { start_time, lives } => lives && start_time == self.start_time,
+            // The system does not say, or not to this user.
+            ProcessState::Unknown => true,
+            ProcessState::Gone => false,
+        }
     }
 
     /// Reads it, where it is ours and nobody else's.
@@ -148,14 +176,6 @@ impl ServerFile {
     }
 }
 
-/// Whether a process is there, whoever owns it.
-fn lives(pid: u32) -> bool {
-    match i32::try_from(pid) {
-        Ok(pid @ 1..) => kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -163,12 +183,7 @@ mod tests {
     use super::*;
 
     fn told() -> ServerFile {
-        ServerFile {
-            url: "http://127.0.0.1:7400".into(),
-            pid: std::process::id(),
-            token: "bf_0".into(),
-            store: "sqlite:/x".into(),
-        }
+        ServerFile::of_this_process("http://127.0.0.1:7400".into(), "bf_0".into(), "sqlite:/x".into())
     }
 
     #[test]
@@ -190,6 +205,16 @@ mod tests {
             nix::unistd::chown(&path, Some(Uid::from_raw(65_534)), None).unwrap();
             assert_eq!(ServerFile::read(&path), None, "somebody else's");
         }
+    }
+
+    #[test]
+    fn a_process_that_got_the_pid_of_a_server_is_not_the_server() {
+        assert!(told().lives());
+        let later = told().start_time + 1;
+        assert!(!ServerFile { start_time: later, ..told() }.lives(), "another process with its pid");
+        assert!(!ServerFile { boot_id: "0".into(), ..told() }.lives(), "of an earlier boot");
+        assert!(!ServerFile { pid_ns: "pid:[1]".into(), ..told() }.lives(), "of a container");
+        assert!(!ServerFile { pid: i32::MAX as u32, ..told() }.lives(), "nobody has this pid");
     }
 
     #[test]

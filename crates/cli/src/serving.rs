@@ -88,12 +88,8 @@ impl Serving {
 
     /// Lets other commands find it.
     pub fn announce(&self) -> Result<(), Failure> {
-        let told = ServerFile {
-            url: self.server.url(),
-            pid: std::process::id(),
-            token: self.server.local_token().to_owned(),
-            store: self.store.clone(),
-        };
+        let token = self.server.local_token().to_owned();
+        let told = ServerFile::of_this_process(self.server.url(), token, self.store.clone());
         told.write(&self.file)
             .map_err(|error| Failure::Usage(format!("cannot write {}: {error}", self.file.display())))
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use belfry::driver::{Keep, Options};
 use belfry::event::{Level, Name};
-use belfry::{AnyStore, Engine, Event, LaneSettings, StopOptions};
+use belfry::{AnyStore, Clock, Engine, Event, LaneSettings, StopOptions};
 use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
 use belfry_runner::{KeeperHandle, KeeperOptions, Room};
@@ -48,6 +48,10 @@ pub struct Up {
     /// Where the API listens, instead of what the file says; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS", env = "BELFRY_LISTEN")]
     listen: Option<SocketAddr>,
+
+    /// Go by a clock that is wrong by so much; `doctor --torture` does
+    #[arg(long, value_name = "DURATION", hide = true, allow_hyphen_values = true, conflicts_with = "demo")]
+    clock_shift: Option<SignedDuration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -106,6 +110,9 @@ impl Up {
             .context(|| [("version".to_owned(), env!("CARGO_PKG_VERSION").into())].into_iter().collect())
             .keeper(keeper)
             .state_dir(place::state_dir(&address, file));
+        if let Some(shift) = self.clock_shift {
+            builder = builder.clock(Clock::shifted(shift));
+        }
         // The example is no file.
         if !self.demo {
             builder = builder.config(std::path::absolute(file)?);

@@ -39,7 +39,7 @@ pub struct Clock {
 #[derive(Debug, Clone)]
 enum Kind {
     /// The host's clock and watch.
-    System { since: Instant },
+    System { since: Instant, shift: SignedDuration },
     /// The clock of the store as it was read at an instant, and the host's watch.
     Store { since: Instant, read: Arc<Mutex<(Timestamp, Instant)>> },
     /// Moved by hand.
@@ -49,7 +49,12 @@ enum Kind {
 impl Clock {
     /// The host's clock.
     pub fn system() -> Clock {
-        Clock { kind: Kind::System { since: Instant::now() } }
+        Clock::shifted(SignedDuration::ZERO)
+    }
+
+    /// The host's clock, as if somebody had set it to another time.
+    pub fn shifted(shift: SignedDuration) -> Clock {
+        Clock { kind: Kind::System { since: Instant::now(), shift } }
     }
 
     /// The clock of a store that has one of its own, read just now.
@@ -61,7 +66,10 @@ impl Clock {
     /// What time it is.
     pub fn now(&self) -> Now {
         match &self.kind {
-            Kind::System { since } => Now { wall: whole(Timestamp::now()), mono: since.elapsed() },
+            Kind::System { since, shift } => {
+                let now = Timestamp::now();
+                Now { wall: whole(now.saturating_add(*shift).unwrap_or(now)), mono: since.elapsed() }
+            }
             Kind::Store { since, read } => {
                 let (at, read_at) = *read.lock();
                 let passed = SignedDuration::try_from(read_at.elapsed()).unwrap_or(SignedDuration::ZERO);

@@ -1,6 +1,7 @@
 //! Any of the three rooms behind one type, chosen by an address at run time.
 
 use std::path::Path;
+use std::time::Duration;
 
 use belfry_core::edit::Resume;
 use belfry_core::{
@@ -52,6 +53,16 @@ impl AnyStore {
     /// Whether nodes on several machines may share it.
     pub fn is_shared(&self) -> bool {
         matches!(self, AnyStore::Postgres(_))
+    }
+
+    /// Makes the store unavailable to all other processes, as an outage does: an SQLite file is locked for so long, the
+    /// connections of others to a PostgreSQL database are ended. For a store that exists to be tested.
+    pub async fn disturb(&self, time: Duration) -> Answer<()> {
+        match self {
+            AnyStore::Memory(_) => Ok(()),
+            AnyStore::Sqlite(store) => store.disturb(time).await,
+            AnyStore::Postgres(store) => store.disturb().await,
+        }
     }
 
     /// Leaves a mark that somebody listens to what others tell, for the next few seconds.

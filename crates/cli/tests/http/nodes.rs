@@ -1,6 +1,6 @@
 //! Nodes over HTTP and the command line: which of them takes new work.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{Api, CONFIG};
 use crate::support::{Site, eventually};
@@ -25,6 +25,13 @@ fn a_node_that_drains_says_so_refuses_work_and_takes_it_again() {
         assert_eq!((&engine["check"], &engine["ok"]), (&"engine".into(), &false.into()));
         assert!(engine["detail"].as_str().unwrap().contains("told to drain"), "{engine}");
         assert!(ready["checks"].as_array().unwrap()[1..].iter().all(|check| check["ok"] == true), "{ready}");
+        // The command line shows the same reasons.
+        let said = site.belfry(&["api", "/readyz"]);
+        let printed: Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!((said.status.code(), &printed["checks"][0]), (Some(5), engine));
+        let doctor = String::from_utf8(site.belfry(&["doctor", "-o", "jsonl"]).stdout).unwrap();
+        let server = doctor.lines().find(|line| line.contains(r#""check":"server""#)).unwrap();
+        assert!(server.contains("told to drain") && server.contains("warn"), "{doctor}");
         api.get("/healthz").is(200);
         let refused =
             api.post("/api/v1/schedules/hello/quiet/run", &json!({})).refused(503, "draining").to_string();

@@ -207,6 +207,11 @@ impl Postgres {
         look!(self, |tx| read::stats(&mut tx).await)
     }
 
+    /// Ends the connections of everybody else to this database.
+    pub(crate) async fn disturb(&self) -> Result<(), Error> {
+        look!(self, |tx| read::disturb(&mut tx).await)
+    }
+
     /// Clears the heads of the queues of what is dead: a node calls this every few seconds. Each claim and each tick leaves
     /// a dead row where the next one begins to look, and the server's own housekeeping comes once a minute. Any number
     /// of nodes may do so at once; where little is dead nothing is done.

@@ -27,6 +27,12 @@ pub(super) async fn stats(tx: &mut Tx<'_>) -> Result<Stats, Fault> {
     Ok(Stats { schema_version: get(row, "version")?, bytes: u64::try_from(bytes).ok(), log_bytes: None })
 }
 
+pub(super) async fn disturb(tx: &mut Tx<'_>) -> Result<(), Fault> {
+    let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+               where datname = current_database() and pid <> pg_backend_pid()";
+    tx.query(sql, &[]).await.map(drop)
+}
+
 pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>, Fault> {
     let sql = concat!(live_query!(), " where l.id = $1");
     // It may end between the two looks, but never come back.

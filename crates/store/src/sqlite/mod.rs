@@ -36,6 +36,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::edit::Resume;
@@ -204,6 +205,15 @@ impl Sqlite {
         self.write(move |verb| {
             let set = format!("pragma max_page_count = {}", pages.unwrap_or(u32::MAX - 1));
             verb.connection.query_row(&set, [], |_| Ok(())).map_err(|error| verb.failure(&error))
+        })
+        .await
+    }
+
+    /// Keeps every other writer of the file waiting for so long.
+    pub(crate) async fn disturb(&self, time: Duration) -> Answer<()> {
+        self.write(move |_| {
+            std::thread::sleep(time);
+            Ok(())
         })
         .await
     }
