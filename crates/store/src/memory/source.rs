@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use belfry_core::check::Status;
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipReason, Token};
+use belfry_core::gate::Place;
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipReason, Token, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Agent, ScheduleRow, State, compile, left_out};
@@ -38,10 +39,18 @@ impl State {
     pub(super) fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
-            agent.revision += i64::from(*agent.definition != spec.definition);
+            let (id, is_changed) = (*id, *agent.definition != spec.definition);
+            agent.revision += i64::from(is_changed);
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
-            return *id;
+            if is_changed {
+                self.move_runs(id);
+                let own = self.schedules.iter().filter(|(_, row)| row.record.agent == id);
+                for schedule in own.map(|(schedule, _)| *schedule).collect::<Vec<_>>() {
+                    self.touch(schedule);
+                }
+            }
+            return id;
         }
         let id = self.number();
         let definition = Arc::new(spec.definition.clone());
@@ -111,12 +120,29 @@ impl State {
         let heals = heals(&row.record.status, &compiled);
         row.record.definition = definition.clone();
         row.compiled = compiled.clone();
+        self.touch(id);
+        self.move_runs(agent);
         if heals || old.timing_key() != definition.timing_key() {
             self.start_revision(now, id, &old_compiled, definition);
         } else if old.options.enabled != definition.options.enabled {
             self.switch(now, id, definition.options.enabled);
         }
         Put::Changed(id)
+    }
+
+    /// Moves the runs of an agent to the lane, labels and gates of its newest definitions. Those that run count there from
+    /// now on, and wait there should they come back.
+    fn move_runs(&mut self, id: AgentId) {
+        let Some(agent) = self.agents.get(&id) else { return };
+        for live in self.live.values_mut().filter(|live| live.new.agent == id) {
+            let Some(row) = self.schedules.get(&live.new.schedule) else { continue };
+            let is_message = live.new.trigger == Trigger::Message;
+            let place = Place::of(&agent.definition, &row.record.definition.options, is_message);
+            (live.new.gates, live.new.needs) = (place.gates, place.needs);
+            if !live.new.own_lane {
+                live.new.lane = place.lane;
+            }
+        }
     }
 
     /// New timing: no tick before now fires, none fires again.

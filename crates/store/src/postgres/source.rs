@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use belfry_core::check::Status;
 use belfry_core::definition::{FORMAT, read_stored};
+use belfry_core::gate::turn;
 use belfry_core::{
     AgentDefinition, AgentId, Reason, Schedule, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token,
 };
@@ -129,6 +130,7 @@ impl Postgres {
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
                    on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at";
         tx.execute(sql, &[&source, &digest, &now]).await?;
+        self.move_edited(tx).await?;
         self.set_caps(tx, now, specs, &agents).await?;
         Ok(applied)
     }
@@ -223,7 +225,10 @@ impl Postgres {
         let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
                    skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
         tx.execute(sql, &[&gone]).await?;
-        tx.execute("update schedules set retired_at = $2 where id = any($1)", &[&gone, &now]).await?;
+        let sql = "update schedules set retired_at = $2 where id = any($1) returning agent_id";
+        for row in tx.query(sql, &[&gone, &now]).await? {
+            tx.edits(get(&row, "agent_id")?);
+        }
         tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
         for (agent_is_gone, reason) in [(true, Reason::AgentRemoved), (false, Reason::ScheduleRemoved)] {
             let sql = "select l.id from live l join schedules c on c.id = l.schedule_id \
@@ -278,6 +283,12 @@ pub(super) async fn put_agents(
         // What a newer version wrote stays: that version knows better what it is.
         let same = newer.contains(&id)
             || known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
+        if !same && known.get(spec.name).is_some_and(|(_, _, known)| known != text) {
+            // Plans that were made with the old definition do not hold: they have its limits, labels and lane.
+            let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
+            tx.query(sql, &[&id]).await?;
+            tx.edits(id);
+        }
         if !same {
             let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
                        policies = $4, format = $5 where id = $1";
@@ -309,7 +320,12 @@ pub(super) async fn put_schedules(
     for (agent, spec) in agents {
         for schedule in &spec.schedules {
             match known.get(&schedule.name) {
-                None if names.insert(schedule.name.as_str()) => fresh.push((*agent, schedule)),
+                None if names.insert(schedule.name.as_str()) => {
+                    if turn(&schedule.definition.options).is_some() {
+                        tx.edits(*agent);
+                    }
+                    fresh.push((*agent, schedule));
+                }
                 None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
                 Some(known) if known.format > FORMAT => put.push(Put::OwnedBy(NEWER_VERSION.to_owned())),
                 Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
@@ -321,6 +337,9 @@ pub(super) async fn put_schedules(
                         tx.execute(sql, &[&known.id, &source]).await?;
                     }
                     let changed = change(tx, now, known, schedule).await?;
+                    if changed {
+                        tx.edits(*agent);
+                    }
                     put.push(if changed { Put::Changed(known.id) } else { Put::Unchanged(known.id) });
                 }
             }
@@ -403,9 +422,10 @@ async fn change(
     }
     let old_timing = old.as_ref().map(ScheduleDefinition::timing_key);
     let new_timing = old_timing != Some(spec.definition.timing_key());
-    if new_timing {
-        // The token first, in the order of locks.
-        clear_token(tx, known.id).await?;
+    // The token first, in the order of locks. Plans that were made on it do not hold.
+    match new_timing {
+        true => clear_token(tx, known.id).await?,
+        false => drop(tx.query("select touch_token($1)", &[&known.id]).await?),
     }
     let locked = lock_state(tx, known.id).await?.ok_or(Fault::Again)?;
     // An invalid schedule has no token.
