@@ -190,6 +190,73 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
     admissions
 }
 
+/// Deals free slots out to lanes in turn, one each, while the total lasts. A lane that starts fewer runs than it was asked
+/// for leaves the rest to the others. Whole shares are asked for at once, which comes to the same.
+#[derive(Debug)]
+pub struct Deal {
+    /// Free slots by lane.
+    slots: Vec<u32>,
+    /// Which lanes may have more to start.
+    open: Vec<bool>,
+    /// How many may still start in all lanes together.
+    total: u32,
+    /// What each lane gets in this turn.
+    share: u32,
+    /// The lane after the one that was asked last, and what that was asked for.
+    after: usize,
+    asked: u32,
+}
+
+impl Deal {
+    /// Nothing is dealt out yet.
+    pub fn new(slots: impl IntoIterator<Item = u32>, total: u32) -> Deal {
+        let slots: Vec<u32> = slots.into_iter().collect();
+        let (open, after) = (vec![true; slots.len()], slots.len());
+        Deal { slots, open, total, share: 0, after, asked: 0 }
+    }
+
+    /// The lane to ask next, by its place, and for how many runs. Tell what came of it before asking again.
+    pub fn next_lane(&mut self) -> Option<(usize, u32)> {
+        for _ in 0..2 {
+            let next = (self.after..self.slots.len()).find(|at| self.is_open(*at));
+            if let Some(at) = next.filter(|_| self.total > 0) {
+                self.after = at + 1;
+                self.asked = self.share.min(self.slots[at]).min(self.total);
+                return Some((at, self.asked));
+            }
+            let open = (0..self.slots.len()).filter(|at| self.is_open(*at)).count() as u32;
+            (self.after, self.share) = (0, (self.total / open.max(1)).max(1));
+        }
+        None
+    }
+
+    /// Whether no lane is asked after this one, whatever comes of it.
+    pub fn is_last(&self) -> bool {
+        let at = self.after.saturating_sub(1);
+        let is_whole = self.slots.get(at).is_some_and(|slots| self.asked == (*slots).min(self.total));
+        is_whole && (0..self.slots.len()).all(|other| other == at || !self.is_open(other))
+    }
+
+    /// How many runs the lane that was asked has started.
+    pub fn started(&mut self, started: u32) {
+        let at = self.after.saturating_sub(1);
+        self.total = self.total.saturating_sub(started);
+        if let (Some(slots), Some(open)) = (self.slots.get_mut(at), self.open.get_mut(at)) {
+            *slots = slots.saturating_sub(started);
+            *open = started >= self.asked;
+        }
+    }
+
+    /// Any lane may have more to start.
+    pub fn ask_all_again(&mut self) {
+        self.open.fill(true);
+    }
+
+    fn is_open(&self, at: usize) -> bool {
+        self.open.get(at) == Some(&true) && self.slots.get(at) > Some(&0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,6 +302,31 @@ mod tests {
         // With one that started alone all others are asked again.
         let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
         assert_eq!(admit(&runs[1..], &mut standings, 9, &mut 0), [Start, Later, Later, Later]);
+    }
+
+    #[test]
+    fn slots_are_dealt_out_one_each_and_what_one_lane_leaves_goes_to_the_others() {
+        // Free slots and waiting runs by lane, the total, and what each lane starts.
+        let cases: [(&[u32], &[u32], u32, &[u32]); 6] = [
+            (&[10, 10], &[3, 9], u32::MAX, &[3, 9]),
+            (&[10, 10], &[9, 9], 5, &[3, 2]),
+            (&[10, 10, 10], &[0, 9, 9], 4, &[0, 2, 2]),
+            (&[2, 10], &[9, 9], 8, &[2, 6]),
+            (&[10, 0, 10], &[1, 9, 9], 2, &[1, 0, 1]),
+            (&[4, 4], &[4, 4], 0, &[0, 0]),
+        ];
+        for (slots, waiting, total, expected) in cases {
+            let mut deal = Deal::new(slots.iter().copied(), total);
+            let (mut started, mut is_over) = (vec![0; slots.len()], false);
+            while let Some((at, asked)) = deal.next_lane() {
+                assert!(!is_over, "asked after the last: {slots:?} {waiting:?} {total}");
+                is_over = deal.is_last();
+                let now = asked.min(waiting[at] - started[at]);
+                started[at] += now;
+                deal.started(now);
+            }
+            assert_eq!(started, expected, "{slots:?} {waiting:?} {total}");
+        }
     }
 
     #[test]

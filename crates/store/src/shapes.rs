@@ -359,6 +359,8 @@ pub struct Claim {
     pub node: NodeId,
     /// Free slots by lane.
     pub lanes: Vec<(String, u32)>,
+    /// How many runs of all lanes together, dealt out to the lanes in turn.
+    pub total: u32,
     /// Labels of the node, sorted.
     pub labels: Vec<String>,
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,

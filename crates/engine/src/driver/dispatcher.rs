@@ -31,8 +31,8 @@ impl Driver {
             return;
         }
         let only = self.options.only;
-        let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
-        let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
+        let (lanes, total) = if only.is_some() { (Vec::new(), 1) } else { self.free_slots() };
+        let has_room = if only.is_some() { self.tasks.is_empty() } else { total > 0 && !lanes.is_empty() };
         if !has_room {
             // The end of an attempt makes room, and asks again.
             self.dispatcher.at = now.mono + self.options.poll_interval;
@@ -43,6 +43,7 @@ impl Driver {
         self.ask(Ask::Claim(Claim {
             node: self.node,
             lanes,
+            total,
             labels: self.options.labels.clone(),
             only,
             // What kills a node must not take other rescued runs with it.
@@ -50,26 +51,25 @@ impl Driver {
         }));
     }
 
-    /// Free slots by lane, in turn, within the limit over all lanes.
-    pub(super) fn free_slots(&mut self) -> Vec<(String, u32)> {
+    /// Free slots by lane, another lane first each time, and how many runs may start in all of them together.
+    pub(super) fn free_slots(&mut self) -> (Vec<(String, u32)>, u32) {
         let mut used: HashMap<&str, u32> = HashMap::new();
         for task in self.tasks.values().filter(|task| !task.ended) {
             *used.entry(&task.lane).or_default() += 1;
         }
         let total: u32 = used.values().sum();
-        let mut left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
+        let left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
         let lanes = self.slots.len().max(1);
         self.lane_turn = (self.lane_turn + 1) % lanes;
         let mut free = Vec::with_capacity(lanes);
         for (lane, slots) in self.slots.iter().cycle().skip(self.lane_turn).take(lanes) {
             let taken = used.get(lane.as_str()).copied().unwrap_or(0);
-            let slots = slots.saturating_sub(taken).min(CLAIM_MAX).min(left);
+            let slots = slots.saturating_sub(taken).min(CLAIM_MAX);
             if slots > 0 {
-                left = left.saturating_sub(slots);
                 free.push((lane.clone(), slots));
             }
         }
-        free
+        (free, left)
     }
 
     pub(super) fn claimed(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use belfry_core::definition::{Options, Scope};
-use belfry_core::gate::{Admission, Candidate, Pass, Scopes, Standing, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Scopes, Standing, admit};
 use belfry_core::{AgentId, NodeId, RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
@@ -57,25 +57,26 @@ impl State {
         }
         let mut claimed: Vec<Claimed> = Vec::new();
         let mut rescues = usize::from(claim.rescue);
-        let mut lanes = claim.lanes.clone();
-        // A run that starts alone leaves the gates standing differently: all lanes are asked again.
-        loop {
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, mut slots)) = deal.next_lane() {
+            let before = claimed.len();
             let mut is_changed = false;
-            for (lane, slots) in &mut lanes {
-                loop {
-                    let (runs, ask_again) = self.admitted(now, lane, *slots, &claim.labels, &mut rescues);
-                    *slots -= runs.len() as u32;
-                    for run in runs {
-                        claimed.extend(self.start(now, run, claim.node));
-                    }
-                    is_changed |= ask_again;
-                    if !ask_again {
-                        break;
-                    }
+            loop {
+                let (runs, ask_again) =
+                    self.admitted(now, &claim.lanes[at].0, slots, &claim.labels, &mut rescues);
+                slots -= runs.len() as u32;
+                for run in runs {
+                    claimed.extend(self.start(now, run, claim.node));
+                }
+                is_changed |= ask_again;
+                if !ask_again {
+                    break;
                 }
             }
-            if !is_changed {
-                break;
+            deal.started((claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if is_changed {
+                deal.ask_all_again();
             }
         }
         claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));

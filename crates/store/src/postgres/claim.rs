@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::gate::{Admission, Candidate, Pass, Standing, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
 use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -116,14 +116,16 @@ impl Postgres {
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
         // Where gates were in the way the last time they will be again, and one question is enough.
-        let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
+        let is_limited =
+            claim.total < claim.lanes.iter().fold(0, |all, (_, slots)| slots.saturating_add(all));
+        let (mut claimed, lanes) = match is_limited || self.gates_in_the_way.load(Ordering::Relaxed) {
             true => (Vec::new(), claim.lanes.clone()),
             false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim, &self.unread.ids()).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
         for tries in 0..BUSY_MAX {
-            if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
+            if claim.total == 0 || claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
             let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim).await) {
@@ -138,6 +140,7 @@ impl Postgres {
                 {
                     *slots -= 1;
                 }
+                claim.total = claim.total.saturating_sub(1);
             }
             claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
             claimed.extend(taken.claimed);
@@ -156,24 +159,21 @@ impl Postgres {
     async fn claim_in(&self, tx: &mut Tx<'_>, now: Timestamp, claim: &Claim) -> Result<Taken, Fault> {
         let mut taken = Taken { claimed: Vec::new(), busy: false, is_changed: false };
         let mut gates = HashSet::new();
-        let mut lanes = claim.lanes.clone();
-        loop {
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, slots)) = deal.next_lane() {
+            let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
+            let (name, is_last) = (claim.lanes[at].0.as_str(), deal.is_last());
+            let mut lane = Lane { name, now, claim, slots, may_rescue, is_last, held: &mut gates };
+            let before = taken.claimed.len();
             taken.is_changed = false;
-            let mut left = lanes.iter().filter(|(_, slots)| *slots > 0).count();
-            for (name, slots) in lanes.iter_mut().filter(|(_, slots)| *slots > 0) {
-                left -= 1;
-                let is_last = left == 0;
-                let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
-                let mut lane =
-                    Lane { name, now, claim, slots: *slots, may_rescue, is_last, held: &mut gates };
-                let before = taken.claimed.len();
-                self.claim_lane(tx, &mut lane, &mut taken).await?;
-                *slots -= (taken.claimed.len() - before) as u32;
-            }
-            if !taken.is_changed {
-                return Ok(taken);
+            self.claim_lane(tx, &mut lane, &mut taken).await?;
+            deal.started((taken.claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if taken.is_changed {
+                deal.ask_all_again();
             }
         }
+        Ok(taken)
     }
 
     async fn claim_lane(&self, tx: &mut Tx<'_>, lane: &mut Lane<'_>, taken: &mut Taken) -> Result<(), Fault> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use belfry_core::RunId;
-use belfry_core::gate::{Admission, Candidate, Pass, Standing, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -64,29 +64,27 @@ impl Verb<'_> {
         self.execute("update live set state = 0 where state = 3 and not_before <= ?", [micros(now)])?;
         let mut claimed: Vec<Claimed> = Vec::new();
         let mut rescues = usize::from(claim.rescue);
-        let mut lanes = claim.lanes.clone();
-        // A run that starts alone leaves the gates standing differently: all lanes are asked again.
-        loop {
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, slots)) = deal.next_lane() {
+            let lane = &claim.lanes[at].0;
+            let before = claimed.len();
             let mut is_changed = false;
-            for (lane, slots) in &mut lanes {
-                let queues = self.queues(lane, &claim.labels)?;
-                let mut free = (*slots).min(self.room_of_lane(lane)?) as usize;
-                // A run that a gate holds is parked, and makes room for the next to be looked at.
-                while free > 0 {
-                    let ready = self.ready(now, &queues, lane, free)?;
-                    let before = claimed.len();
-                    let next = self.admit(now, claim, ready, free, &mut rescues, &mut claimed)?;
-                    let started = claimed.len() - before;
-                    free -= started;
-                    *slots -= started as u32;
-                    is_changed |= next == Next::AllLanes;
-                    if next == Next::Nothing {
-                        break;
-                    }
+            let queues = self.queues(lane, &claim.labels)?;
+            let most = before + slots.min(self.room_of_lane(lane)?) as usize;
+            // A run that a gate holds is parked, and makes room for the next to be looked at.
+            while claimed.len() < most {
+                let free = most - claimed.len();
+                let ready = self.ready(now, &queues, lane, free)?;
+                let next = self.admit(now, claim, ready, free, &mut rescues, &mut claimed)?;
+                is_changed |= next == Next::AllLanes;
+                if next == Next::Nothing {
+                    break;
                 }
             }
-            if !is_changed {
-                break;
+            deal.started((claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if is_changed {
+                deal.ask_all_again();
             }
         }
         claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));

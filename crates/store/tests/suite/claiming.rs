@@ -20,6 +20,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_limit_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
     a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
     a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
+    a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
 }
 
 fn by_hand(if_running: IfRunning, overlap: Scope, command: &str) -> ScheduleDefinition {
@@ -282,6 +283,25 @@ async fn a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(store:
     assert!(world.claim(node, 9).await.is_empty());
     world.apply(&with(IfRunning::Allow)).await;
     assert_eq!(ids(&world.claim(node, 9).await), next, "nothing holds them any more");
+    world.assert_whole().await;
+}
+
+async fn a_total_is_dealt_out_to_the_lanes_in_turn(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let allow = || by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    let main = AgentDefinition { lane: "main".into(), ..unlimited() };
+    world.apply(&[agent("a", unlimited(), &[("s", allow())]), agent("b", main, &[("s", allow())])]).await;
+    let runs = [world.next("a/s").await, world.next("a/s").await, world.next("a/s").await];
+    assert_eq!(ids(&world.claim_in_total(node, 9, 1, true).await), runs[..1], "the other lane has nothing");
+    let other = [world.next("b/s").await, world.next("b/s").await, world.next("b/s").await];
+    assert_eq!(ids(&world.claim_in_total(node, 9, 3, true).await), [runs[1], runs[2], other[0]]);
+    assert!(world.claim_in_total(node, 9, 0, true).await.is_empty());
+    assert_eq!(
+        ids(&world.claim_in_total(node, 9, 5, true).await),
+        other[1..],
+        "and this one has all that is left"
+    );
     world.assert_whole().await;
 }
 

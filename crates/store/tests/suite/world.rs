@@ -290,9 +290,14 @@ impl<'a, S: Store> World<'a, S> {
     }
 
     pub async fn claim_with(&self, node: NodeId, slots: u32, rescue: bool) -> Vec<Claimed> {
+        self.claim_in_total(node, slots, u32::MAX, rescue).await
+    }
+
+    pub async fn claim_in_total(&self, node: NodeId, slots: u32, total: u32, rescue: bool) -> Vec<Claimed> {
         let claim = Claim {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
+            total,
             labels: vec!["gpu".into()],
             only: None,
             rescue,
@@ -301,8 +306,14 @@ impl<'a, S: Store> World<'a, S> {
     }
 
     pub async fn claim_only(&self, node: NodeId, run: RunId) -> Vec<Claimed> {
-        let claim =
-            Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run), rescue: true };
+        let claim = Claim {
+            node,
+            lanes: Vec::new(),
+            total: 1,
+            labels: vec!["gpu".into()],
+            only: Some(run),
+            rescue: true,
+        };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 
