@@ -3,6 +3,7 @@
 //! - `test`: everything that decides whether a change lands, each part timed
 //! - `test --full`: the same, then what needs more time or tools
 //! - `golden`: writes the golden files anew, to be read in the diff
+//! - `sim`: simulated nodes, clocks and faults; `--help` says what it takes
 //! - `bench`: the benchmarks, `time` of expressions, `store` of the verbs of a store
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
             let packages = ["--package", "belfry-cli", "--package", "belfry-config"];
             exit(cargo(&["test", "--test", "*"]).args(packages).env("BELFRY_GOLDEN", "write"))
         }
+        ["sim", rest @ ..] => exit(cargo(&["run", "--quiet", "--package", "belfry-sim", "--"]).args(rest)),
         ["bench", "time", rest @ ..] => {
             exit(cargo(&["bench", "--package", "belfry-time", "--bench", "next", "--"]).args(rest))
         }
@@ -41,7 +43,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "usage: cargo xtask test [--full] | golden | bench time [FILTER] | bench store [sqlite | postgres]"
+                "usage: cargo xtask test [--full] | golden | sim [--seed N | --seeds N] | bench time [FILTER] \
+                 | bench store [sqlite | postgres]"
             );
             ExitCode::from(2)
         }

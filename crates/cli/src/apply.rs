@@ -29,6 +29,8 @@ struct Answer {
     retired: u32,
     cancelled: u32,
     foreign: u32,
+    /// Never run: their time had passed.
+    expired: u32,
 }
 
 impl Apply {
@@ -60,7 +62,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         };
         noted(&reach.store, apply).await?
     };
-    let Applied { added, changed, retired, cancelled, foreign } = applied;
+    let Applied { added, changed, retired, cancelled, foreign, expired } = applied;
     let mut words = match same {
         true => "nothing has changed since the files were applied last".to_owned(),
         false => format!("{added} added, {changed} changed, {retired} retired"),
@@ -73,9 +75,14 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
             "; {foreign} left alone: a schedule of that name was made with `belfry add`, and `belfry rm` makes room for the file's"
         ));
     }
+    if expired > 0 {
+        words.push_str(&format!(
+            "; {expired} never run, because their time has passed: `belfry check` names them"
+        ));
+    }
     reach::answer(
         output,
-        &Answer { changed_anything: !same, added, changed, retired, cancelled, foreign },
+        &Answer { changed_anything: !same, added, changed, retired, cancelled, foreign, expired },
         &words,
     )
 }

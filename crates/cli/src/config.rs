@@ -101,7 +101,7 @@ impl Shown {
 
 impl Check {
     pub fn run(&self, place: &Place, output: &Output) -> Result<(), Failure> {
-        let (checked, problems) = match place.load() {
+        let (checked, problems) = match place.load_to_check() {
             Ok(loaded) => {
                 let schedules = loaded.agents.iter().map(|agent| agent.schedules.len()).sum();
                 let files = loaded.files.iter().map(|file| file.display().to_string()).collect();

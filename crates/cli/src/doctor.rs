@@ -269,6 +269,20 @@ async fn skew(reading: &Reading, loaded: Option<&Loaded>, findings: &mut Finding
 
 async fn schedules(reading: &Reading, findings: &mut Findings) -> Result<(), Failure> {
     let schedules = reading.schedules(None).await?;
+    let now = reading.now;
+    let back: Vec<_> =
+        schedules.iter().filter_map(|one| Some((one, belfry::clock_back(one, now)?))).collect();
+    if let Some((first, at)) = back.iter().min_by_key(|(_, at)| *at) {
+        let detail = format!(
+            "{} for a clock that was set back, the first, {}, until {at}; `belfry resume --from-now` ends that",
+            match back.len() {
+                1 => "1 schedule waits".to_owned(),
+                many => format!("{many} schedules wait"),
+            },
+            first.name
+        );
+        findings.add("schedules", Grade::Warn, detail);
+    }
     let mut invalid = 0;
     for schedule in &schedules {
         if let Status::Invalid { reason } = &schedule.status {

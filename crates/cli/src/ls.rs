@@ -127,8 +127,11 @@ fn left(now: Timestamp, due_at: Timestamp) -> String {
     }
 }
 
-/// How the last run ended, or that one lives.
+/// How the last run ended, or that one lives, or that it waits for the clock.
 fn result(schedule: &Schedule) -> String {
+    if schedule.clock_back.is_some() && schedule.running + schedule.pending == 0 {
+        return "waiting(clock_back)".into();
+    }
     match (schedule.running, schedule.pending, schedule.last) {
         (1, ..) => "running".into(),
         (2.., ..) => format!("{} running", schedule.running),

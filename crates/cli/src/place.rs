@@ -160,6 +160,17 @@ impl Place {
         })
     }
 
+    /// Reads the files, and warns of one-shots whose time has passed.
+    pub fn load_to_check(&self) -> Result<Loaded, Failure> {
+        let path = self.file();
+        if self.config.is_none() && !path.exists() {
+            return self.load();
+        }
+        let zone = host_zone();
+        let host = Host { now: Some(belfry_time::Timestamp::now()), ..Host::new(&variable, zone.name()) };
+        Ok(belfry_config::load(&path, &host)?)
+    }
+
     /// Reads the files; none where there are none, and nobody has named one.
     fn load_if_any(&self) -> Result<Option<Loaded>, Failure> {
         let path = self.file();

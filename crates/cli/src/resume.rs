@@ -18,17 +18,23 @@ use crate::reach;
   belfry resume reporter/morning
   belfry resume reporter
   belfry resume prices/poll --catch-up
+  belfry resume prices/poll --from-now
 
-What the pause left out is recorded as skipped. With --catch-up it counts as missed instead, and the schedule's `catch_up` says
-what becomes of it.")]
+What the pause left out, with what was overdue when it began, is recorded as skipped. With --catch-up the schedule's
+`catch_up` says what becomes of it. A schedule whose last tick lies ahead of a clock that was set back waits for that tick
+to pass; with --from-now it does not.")]
 pub struct Resume {
     /// Which schedules; an agent's name alone means all of its
     #[arg(value_name = "AGENT[/SCHEDULE]", required = true)]
     names: Vec<String>,
 
-    /// Go on from where the pause began, as after downtime
+    /// Plan what the pause left out, as after downtime
     #[arg(long)]
     catch_up: bool,
+
+    /// Tick from now on, also where the clock was set back: ticks may come a second time
+    #[arg(long, conflicts_with = "catch_up")]
+    from_now: bool,
 }
 
 #[derive(Serialize)]
@@ -53,11 +59,12 @@ impl Resume {
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };
             let mut lines = Vec::new();
             for name in all_of(&client, &self.names).await? {
-                let body = json!({"catch_up": self.catch_up});
+                let body = json!({"catch_up": self.catch_up, "from_now": self.from_now});
                 let came: Came = client.post(&schedule_path(&name, "/resume")?, &body).await?;
                 if !came.resumed {
                     let why = match came.ended_at {
                         Some(until) => format!("its pause has ended at {}", crate::up::local(until, &zone)),
+                        None if self.from_now => "it is not paused, and does not wait for the clock".into(),
                         None => "it is not paused".into(),
                     };
                     lines.push(format!("{name} left as it is: {why}"));

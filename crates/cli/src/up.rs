@@ -318,7 +318,8 @@ async fn reload(
         }
         Err(Failure::Config(errors)) => {
             let _ = lines.errors(&errors);
-            rejected(format!("nothing was changed: {errors}"));
+            // Scope read sees events, and not the files.
+            rejected(format!("nothing was changed: {}", errors.brief()));
             (before, Err(errors.to_string()))
         }
         Err(other) => {

@@ -69,5 +69,27 @@ fn sentence(answer: &Answer, width: Option<u16>) -> String {
     let style = anstyle::Style::new().bold();
     let head = words::one_line(&format!("{}{reason}:", answer.decision.as_str()), usize::MAX);
     let text = words::wrapped(&format!("{head} {}", words::one_line(&answer.words, usize::MAX)), width);
-    format!("{style}{head}{style:#}{}\n", text.strip_prefix(&head).unwrap_or(&text))
+    match text.strip_prefix(&head) {
+        Some(rest) => format!("{style}{head}{style:#}{rest}\n"),
+        // A narrow terminal has broken it into lines.
+        None => format!("{text}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_terminal_shows_the_sentence_once() {
+        let answer = serde_json::json!({
+            "agent": "a", "schedule": "s", "at": "2026-01-05T12:00:00Z", "decision": "skipped", "reason": "paused",
+            "words": "paused by hand", "checks": [],
+        });
+        let answer: Answer = serde_json::from_value(answer).unwrap();
+        for width in [Some(0), Some(10), Some(80), None] {
+            let text = sentence(&answer, width);
+            assert_eq!(text.matches("skipped").count(), 1, "{width:?}: {text:?}");
+        }
+    }
 }

@@ -5,8 +5,9 @@
 mod house;
 
 use std::fs::File;
-use std::io::Read;
-use std::process::Stdio;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use belfry_core::display::is_unsafe;
@@ -93,6 +94,7 @@ fn text_from_outside_does_nothing_to_a_terminal_in_any_command() {
             fenced: false,
             draining: false,
             last_seen_at: now,
+            process: Default::default(),
         };
         store.join(&node).await.unwrap();
         let (_, run) = claimed(&store).await;
@@ -251,5 +253,61 @@ fn log_lines_hold_no_characters_that_turn_text_around() {
         kill(pid, Signal::SIGTERM).unwrap();
         up.wait().unwrap();
         assert!(!text.chars().any(|c| is_unsafe(c) && c != '\n'), "{text:?}");
+    }
+}
+
+/// A command that has a terminal as its controlling terminal, in a session of its own; and the other end of that terminal.
+fn with_a_terminal(house: &House, arguments: &[&str]) -> (Child, File) {
+    let pty = openpty(None, None).unwrap();
+    let belfry = house.command(arguments);
+    let mut command = Command::new("setsid");
+    command.arg("--ctty").arg(belfry.get_program()).args(belfry.get_args()).current_dir(house.folder.path());
+    command.envs(belfry.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("LC_ALL", "C");
+    let slave = || Stdio::from(pty.slave.try_clone().unwrap());
+    let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
+    (child, File::from(pty.master))
+}
+
+fn text_in(house: &House, name: &str) -> String {
+    let began = Instant::now();
+    loop {
+        match std::fs::read_to_string(house.path(name)) {
+            Ok(text) if text.ends_with('\n') => return text,
+            _ => assert!(began.elapsed() < PATIENCE, "no {name}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn wait_until_gone(house: &House, name: &str) {
+    let stat = format!("/proc/{}/stat", text_in(house, name).trim());
+    let began = Instant::now();
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(began.elapsed() < PATIENCE, "{name} still lives");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_run_cannot_reach_the_terminal_and_is_ended_with_its_family() {
+    let config = "agents: {t: {shell: exec sh family.sh, retry: {max: 0}, schedules: {s: {every: 1s}}}}\n";
+    let script =
+        "(echo owned > /dev/tty) 2> refused\nsleep 1000 &\necho $! > child\necho $$ > leader\nwait\n";
+    for arguments in [&["run", "t/s"][..], &["up"]] {
+        let house = House::with_config(config);
+        std::fs::write(house.path("family.sh"), script).unwrap();
+        let (mut belfry, mut terminal) = with_a_terminal(&house, arguments);
+        text_in(&house, "leader");
+        let refused = text_in(&house, "refused");
+        assert!(refused.contains("No such device or address"), "{arguments:?}: {refused}");
+        if arguments[0] == "run" {
+            terminal.write_all(b"\x03").unwrap();
+            assert_eq!(belfry.wait().unwrap().signal(), None, "a Ctrl-C is answered, not obeyed blindly");
+        } else {
+            belfry.kill().unwrap();
+            belfry.wait().unwrap();
+        }
+        wait_until_gone(&house, "leader");
+        wait_until_gone(&house, "child");
     }
 }

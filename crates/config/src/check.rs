@@ -128,7 +128,8 @@ impl Context<'_> {
             Ok(ms) if ms >= min_ms => {}
             Ok(_) => {
                 let least = value::format_ms(min_ms);
-                self.error(node.span, format!("`{key}` must be at least {least}, got {}", Quoted(text)));
+                self.error(node.span, format!("`{key}` must be at least {least}, got {}", Quoted(text)))
+                    .help(format!("write `{least}` or more"));
             }
             Err(error) => {
                 let span = self.inside(node, &error);

@@ -13,6 +13,8 @@ pub(crate) struct Context<'a> {
     pub env: &'a dyn Fn(&str) -> Option<String>,
     /// Agents that are functions of the embedding program.
     pub handlers: &'a [&'a str],
+    /// See [`crate::Host::now`].
+    pub now: Option<belfry_time::Timestamp>,
     pub sources: Vec<Source>,
     /// The folder of each source, for relative paths.
     pub folders: Vec<PathBuf>,
@@ -35,6 +37,7 @@ impl<'a> Context<'a> {
         Context {
             env,
             handlers: &[],
+            now: None,
             sources: Vec::new(),
             folders: Vec::new(),
             secrets: HashMap::new(),

@@ -11,14 +11,17 @@ pub(crate) const BYTES_MAX: u64 = 8 << 20;
 /// What was read.
 pub(crate) struct Text {
     pub text: String,
-    /// Every user of the host can write it.
-    pub world_writable: bool,
-    /// A folder above it, where every user of the host can replace what is in it.
-    pub open_folder: Option<PathBuf>,
-    /// The user that owns it, where this is root and that is another.
-    pub other_owner: Option<u32>,
-    /// A folder above it and the user that owns that, where this is root and that is another.
-    pub other_folder: Option<(PathBuf, u32)>,
+    pub danger: Option<Danger>,
+}
+
+/// How another user can decide what a file says, and with it what runs here.
+pub(crate) struct Danger {
+    /// The start of a sentence that the file's name ends, and what follows the name.
+    pub message: (String, String),
+    /// The way out.
+    pub help: String,
+    /// Whether the file is refused for that; if not, there is a warning.
+    pub refused: bool,
 }
 
 /// Reads a regular file of UTF-8.
@@ -46,13 +49,7 @@ pub(crate) fn read(path: &Path) -> Result<Text, String> {
         format!("line {line} is not UTF-8")
     })?;
     let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-    Ok(Text {
-        text,
-        world_writable: world_writable(&metadata),
-        open_folder: open_folder(path),
-        other_owner: other_owner(&metadata),
-        other_folder: other_folder(path),
-    })
+    Ok(Text { text, danger: danger(path, &metadata) })
 }
 
 /// Without waiting: a FIFO without a writer would block for ever.
@@ -68,65 +65,73 @@ fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).open(path)
 }
 
+/// What is wrong with the owner or the mode of a file, or of a folder above it. What the file says does not matter:
+/// also an `include`, a `PATH` or the address of a store decides what runs. Root trusts no other user and no group but
+/// its own; others trust whom the modes trust, but not every user of the host.
 #[cfg(unix)]
-fn world_writable(metadata: &Metadata) -> bool {
+fn danger(path: &Path, file: &Metadata) -> Option<Danger> {
     use std::os::unix::fs::MetadataExt;
-    metadata.mode() & 0o002 != 0
+    let root = is_root();
+    let shown = path.display();
+    let danger = |before: String, after: String, help: String| {
+        Some(Danger { message: (before, after), help, refused: true })
+    };
+    let others_write = |data: &Metadata| match data.mode() {
+        mode if mode & 0o002 != 0 => Some(("every user of this host".to_owned(), "o-w")),
+        mode if root && mode & 0o020 != 0 && data.gid() != 0 => {
+            Some((format!("group {}", data.gid()), "g-w"))
+        }
+        _ => None,
+    };
+    let owner = file.uid();
+    if root && owner != 0 {
+        let help = format!("run as user {owner}, or take the file over: chown root {shown}");
+        return danger(format!("user {owner} owns"), ", and root would run what it says".into(), help);
+    }
+    if let Some((who, right)) = others_write(file) {
+        let help = format!("take the right away: chmod {right} {shown}");
+        return danger(format!("{who} can write"), ", which decides what runs".into(), help);
+    }
+    let folders = folders_above(path);
+    // The owner of a folder can replace what is in it, also if it has a sticky bit.
+    if let Some((folder, data)) = folders.iter().find(|(_, data)| root && data.uid() != 0) {
+        let (owner, folder) = (data.uid(), folder.display());
+        let help = format!("run as user {owner}, or take the folder over: chown root {folder}");
+        let before = format!("user {owner} owns {folder} and can replace");
+        return danger(before, ", and root would run what it says".into(), help);
+    }
+    // With a sticky bit others cannot.
+    let open = folders.iter().filter(|(_, data)| data.mode() & 0o1000 == 0);
+    let (folder, (who, right)) = open
+        .map(|(folder, data)| (folder.display(), others_write(data)))
+        .find_map(|(folder, others)| Some((folder, others?)))?;
+    Some(Danger {
+        message: (
+            format!("{who} can replace"),
+            format!(", which decides what runs: {who} can write to {folder}"),
+        ),
+        help: format!("take the right away: chmod {right} {folder}"),
+        refused: root,
+    })
 }
 
 #[cfg(not(unix))]
-fn world_writable(_: &Metadata) -> bool {
-    false
+fn danger(_: &Path, _: &Metadata) -> Option<Danger> {
+    None
 }
 
 /// Every folder above a file, the nearest first: above the path as it was given, then above the one that links lead to.
-fn folders_above(path: &Path) -> impl Iterator<Item = (PathBuf, Metadata)> {
+#[cfg(unix)]
+fn folders_above(path: &Path) -> Vec<(PathBuf, Metadata)> {
     let paths = [std::path::absolute(path).ok(), path.canonicalize().ok()];
-    let folders: Vec<PathBuf> =
-        paths.iter().flatten().flat_map(|path| path.ancestors().skip(1).map(Path::to_owned)).collect();
-    folders.into_iter().filter_map(|folder| folder.metadata().ok().map(|data| (folder, data)))
-}
-
-/// The nearest folder above a file where every user can write and no sticky bit keeps others' files from being
-/// replaced.
-#[cfg(unix)]
-fn open_folder(path: &Path) -> Option<PathBuf> {
-    use std::os::unix::fs::MetadataExt;
-    let is_open = |data: &Metadata| data.mode() & 0o002 != 0 && data.mode() & 0o1000 == 0;
-    folders_above(path).find(|(_, data)| is_open(data)).map(|(folder, _)| folder)
-}
-
-/// The nearest folder above a file that another user owns, if this is root. The owner can replace what is in it, also if
-/// it has a sticky bit.
-fn other_folder(path: &Path) -> Option<(PathBuf, u32)> {
-    folders_above(path).find_map(|(folder, data)| Some((folder, other_owner(&data)?)))
-}
-
-#[cfg(not(unix))]
-fn open_folder(_: &Path) -> Option<PathBuf> {
-    None
-}
-
-#[cfg(unix)]
-fn other_owner(metadata: &Metadata) -> Option<u32> {
-    use std::os::unix::fs::MetadataExt;
-    Some(metadata.uid()).filter(|owner| is_root() && *owner != 0)
-}
-
-#[cfg(not(unix))]
-fn other_owner(_: &Metadata) -> Option<u32> {
-    None
+    let folders = paths.iter().flatten().flat_map(|path| path.ancestors().skip(1).map(Path::to_owned));
+    folders.filter_map(|folder| folder.metadata().ok().map(|data| (folder, data))).collect()
 }
 
 /// Whether what runs here may do everything.
 #[cfg(unix)]
-pub(crate) fn is_root() -> bool {
+fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-#[cfg(not(unix))]
-pub(crate) fn is_root() -> bool {
-    false
 }
 
 pub(crate) const NO_SUCH_FILE: &str = "there is no such file";

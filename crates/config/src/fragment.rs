@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use belfry_core::hook::{self, Proof};
 use belfry_core::{AgentDefinition, AgentSpec, ScheduleDefinition};
 use serde_json::{Map, Value};
 
@@ -187,6 +188,10 @@ pub fn schedule_keys(definition: &ScheduleDefinition) -> Map<String, Value> {
 }
 
 fn hide_secrets(webhook: &mut Value) {
+    // The word `none` is no secret.
+    if hook::proof(webhook) == Ok(Proof::Token) {
+        return;
+    }
     let hide = |secret: &mut Value| {
         if let Some(text) = secret.as_str() {
             *secret = Value::from(reference::hide_written(text));

@@ -1,6 +1,8 @@
 //! Every key there is, with its shape, default and meaning. The check of a file, the JSON Schema and the tests that
 //! every default can be written out all read these tables.
 
+use belfry_core::definition::LATE_AFTER_MIN;
+
 /// One key of a map.
 #[derive(Debug)]
 pub(crate) struct Key {
@@ -89,6 +91,7 @@ const SLOTS: Shape = Count { min: 0, max: 1_000_000 };
 const CODE: Shape = Count { min: 0, max: 255 };
 const POSITIVE: Shape = Duration { min_ms: 1 };
 const TICKING: Shape = Duration { min_ms: 100 };
+const LATE: Shape = Duration { min_ms: LATE_AFTER_MIN.as_millis() as u64 };
 
 /// The main file.
 pub(crate) static TOP: &[Key] = &[
@@ -165,12 +168,17 @@ static ENGINE: &[Key] = &[
     ),
     key(
         "late_after",
-        Or("auto", &POSITIVE),
+        Or("auto", &LATE),
         "auto",
-        "When a tick counts as missed, for schedules that do not say. `auto`: the smaller of 10 minutes and half the distance to the next tick.",
+        "How long after it was due a tick counts as missed, at least 1s, for schedules that do not say. `auto`: the smaller of 10 minutes and half the distance to the next tick, at least 1s.",
     ),
     key("jitter_threshold", NUMBER, "3", "More catch-up runs than this at once are spread."),
-    key("max_catch_up_jitter", Duration { min_ms: 0 }, "30s", "Over how long they are spread."),
+    key(
+        "max_catch_up_jitter",
+        Duration { min_ms: 0 },
+        "30s",
+        "Over how long they are spread at most: never over more than a tenth of the time to the schedule's next tick, nor beyond its window, and not at all if that time is under a minute.",
+    ),
     key(
         "shutdown_timeout",
         Duration { min_ms: 0 },
@@ -381,7 +389,12 @@ pub(crate) static SCHEDULE: &[Key] = &[
         "What becomes of ticks missed in downtime. By default `run_once`, for `cron` `skip`.",
     ),
     key("catch_up_limit", NUMBER, "100", "How many `run_all` makes at most; the newest are kept."),
-    key("late_after", Or("auto", &POSITIVE), "auto", "When a tick counts as missed."),
+    key(
+        "late_after",
+        Or("auto", &LATE),
+        "auto",
+        "How long after it was due a tick counts as missed, at least 1s.",
+    ),
     key(
         "if_running",
         Words(&["skip", "queue", "cancel", "allow"]),

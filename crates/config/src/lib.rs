@@ -16,6 +16,7 @@ mod file;
 mod fragment;
 mod keys;
 mod load;
+mod mask;
 mod network;
 mod password;
 mod problem;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
 use belfry_core::suggest::nearest;
+use belfry_time::Timestamp;
 
 use crate::context::Context;
 use crate::file;
@@ -24,12 +25,14 @@ pub struct Host<'a> {
     pub timezone: &'a str,
     /// Agents that are functions of the embedding program: they need no `run` and no `shell`.
     pub handlers: &'a [&'a str],
+    /// The instant that one-shots are compared with, to warn of those whose time has passed; none: do not warn.
+    pub now: Option<Timestamp>,
 }
 
 impl<'a> Host<'a> {
     /// A host without functions of its own.
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>, timezone: &'a str) -> Host<'a> {
-        Host { env, timezone, handlers: &[] }
+        Host { env, timezone, handlers: &[], now: None }
     }
 }
 
@@ -71,6 +74,7 @@ pub fn load_text(text: &str, path: &Path, host: &Host<'_>) -> Result<Loaded, Err
 
 fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Result<Loaded, Errors> {
     context.handlers = host.handlers;
+    context.now = host.now;
     let mut roots = std::mem::take(&mut files.roots);
     let Some(main) = roots.first_mut() else { return Err(refused(context)) };
     context.expand(main, &|key| matches!(key, "agents" | "defaults" | "include"));
@@ -291,56 +295,26 @@ impl Files {
             context.report(Severity::Error, from, message);
             return;
         }
-        let Some(root) = self.text(context, shown, path, text.text) else { return };
-        if text.world_writable
-            && let Some(span) = commands(&self.roots[root])
-        {
-            let help = format!("take the right away: chmod o-w {}", shown.display());
-            let message = "every user of this host can write this file, and it names programs to run";
-            context.error(span, message).help(help);
+        if let Some(danger) = text.danger {
+            let severity = if danger.refused { Severity::Error } else { Severity::Warning };
+            let (before, after) = danger.message;
+            let message = format!("{before} {}{after}", Whole(&shown.display().to_string()));
+            context.report(severity, from, message).help(danger.help);
+            if danger.refused {
+                return;
+            }
         }
-        if let Some(owner) = text.other_owner
-            && let Some(span) = commands(&self.roots[root])
-        {
-            let message =
-                format!("user {owner} owns this file, and root would run the programs that it names");
-            let help = format!("run as user {owner}, or take the file over: chown root {}", shown.display());
-            context.error(span, message).help(help);
-        }
-        if let Some((folder, owner)) = text.other_folder
-            && text.other_owner.is_none()
-            && let Some(span) = commands(&self.roots[root])
-        {
-            let folder = folder.display();
-            let message = format!(
-                "user {owner} owns {folder} and can replace this file, and root would run the programs that it names"
-            );
-            let help = format!("run as user {owner}, or take the folder over: chown root {folder}");
-            context.error(span, message).help(help);
-        }
-        if let Some(folder) = text.open_folder
-            && let Some(span) = commands(&self.roots[root])
-        {
-            let severity = if file::is_root() { Severity::Error } else { Severity::Warning };
-            let message = format!(
-                "every user of this host can replace this file, which names programs to run: {} is open to all",
-                folder.display()
-            );
-            context
-                .report(severity, Some(span), message)
-                .help(format!("take the right away: chmod o-w {}", folder.display()));
-        }
+        self.text(context, shown, path, text.text);
     }
 
-    /// Reads a text and what it includes; gives back its place in `roots`.
-    fn text(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, text: String) -> Option<usize> {
+    /// Reads a text and what it includes.
+    fn text(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, text: String) {
         let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
-        let root = context.parse(shown.display().to_string(), folder, text)?;
+        let Some(root) = context.parse(shown.display().to_string(), folder, text) else { return };
         let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         self.seen.insert(canonical.clone());
         self.chain.push(canonical);
         let includes = root.get("include").cloned();
-        let place = self.roots.len();
         self.roots.push(root);
         if let Some(includes) = includes {
             let items = match &includes.data {
@@ -352,7 +326,6 @@ impl Files {
             }
         }
         self.chain.pop();
-        Some(place)
     }
 
     fn include(&mut self, context: &mut Context<'_>, shown: &Path, path: &Path, item: &Node) {
@@ -426,15 +399,4 @@ impl Files {
         }
         self.one(context, shown, path, Some(from));
     }
-}
-
-/// Where a file names a program.
-fn commands(root: &Node) -> Option<Span> {
-    let agents = root.get("agents").map(Node::entries).unwrap_or_default().iter().map(|(_, agent)| agent);
-    let mut all = agents.chain(root.get("defaults"));
-    all.find_map(|agent| {
-        let named =
-            agent.entries().iter().find(|(key, _)| ["run", "shell", "commands"].contains(&key.text.as_str()));
-        named.map(|(key, _)| key.span)
-    })
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::password::secrets;
+use crate::mask::masked;
 
 /// How bad a problem is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -104,6 +104,14 @@ impl Problem {
         self.schedule.as_deref()
     }
 
+    /// Where it is, the message and the way out in one line, without the source line: for those who may not read the
+    /// file.
+    pub fn brief(&self) -> String {
+        let place = self.place.as_ref().map(|place| format!("{}:{}: ", place.path, place.line));
+        let help = self.help.as_ref().map(|help| format!(" ({help})"));
+        format!("{}{}{}", place.unwrap_or_default(), self.message, help.unwrap_or_default())
+    }
+
     /// The message, the source line underlined, and the way out. In colour for a terminal.
     pub fn render(&self, colour: bool) -> String {
         let level = match self.severity {
@@ -160,6 +168,12 @@ pub struct Errors {
 }
 
 impl Errors {
+    /// All of them, each as [`Problem::brief`] says it.
+    pub fn brief(&self) -> String {
+        let said: Vec<_> = self.problems.iter().map(Problem::brief).collect();
+        said.join("; ")
+    }
+
     /// All of them, one after the other.
     pub fn render(&self, colour: bool) -> String {
         let shown: Vec<_> = self.problems.iter().map(|problem| problem.render(colour)).collect();
@@ -203,6 +217,8 @@ const LINE_MAX: usize = 1000;
 const COLUMN_MAX: usize = 4000;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
+/// How many lines above are looked at for the key of a secret.
+const LINES_ABOVE: usize = 200;
 
 impl Source {
     pub fn new(path: String, text: String) -> Source {
@@ -224,6 +240,26 @@ impl Source {
         self.text.get(self.lines[line - 1]..end).unwrap_or_default().trim_end_matches('\r')
     }
 
+    /// The lines that a line is a part of by its indentation, the nearest first. A list may be indented as its key is.
+    fn above(&self, line: usize) -> Vec<&str> {
+        let blanks = |line: &str| line.len() - line.trim_start().len();
+        let is_item = |line: &str| line.trim_start().starts_with("- ");
+        let mut below = self.line_of(self.lines[line - 1]);
+        let mut above = Vec::new();
+        for start in self.lines[..line - 1].iter().rev().take(LINES_ABOVE) {
+            let line = self.line_of(*start);
+            let line = &line[..line.floor_char_boundary(COLUMN_MAX)];
+            let text = line.trim_start();
+            let is_above = blanks(line) < blanks(below)
+                || blanks(line) == blanks(below) && is_item(below) && !is_item(line);
+            if is_above && !text.is_empty() && !text.starts_with('#') {
+                above.push(line);
+                below = line;
+            }
+        }
+        above
+    }
+
     /// The first line of a span, ready to be shown.
     pub fn place(&self, span: Span) -> Place {
         let start = self.text.floor_char_boundary(span.start);
@@ -241,31 +277,17 @@ impl Source {
             let cut = if from <= COLUMN_MAX { 0 } else { shown.floor_char_boundary(from - BEFORE) };
             (cut, shown.floor_char_boundary((from + AFTER).min(shown.len())))
         };
+        // The key of a secret may stand before the cut.
+        let known = shown.floor_char_boundary(cut.saturating_sub(COLUMN_MAX));
+        let excerpt = masked(&shown[known..until], &self.above(line)).split_off(cut - known);
         Place {
             path: self.path.clone(),
             line,
             column,
-            excerpt: masked(&shown[cut..until]),
+            excerpt,
             range: from - cut..to.clamp(from, until) - cut,
         }
     }
-}
-
-/// The password of a URL never leaves the file, not even in an error. The length stays, and so do the spans.
-fn masked(line: &str) -> String {
-    let mut shown = line.to_owned();
-    let mut from = 0;
-    while let Some(at) = shown[from..].find("://") {
-        let user = from + at + 3;
-        from = user;
-        let rest = &shown[user..];
-        let end = rest.find(|c: char| c.is_whitespace() || "\"',}".contains(c)).unwrap_or(rest.len());
-        for secret in secrets(&rest[..end]) {
-            let stars = "*".repeat(secret.len());
-            shown.replace_range(user + secret.start..user + secret.end, &stars);
-        }
-    }
-    shown
 }
 
 /// A value inside a message: in backquotes, control characters escaped, cut when long.
@@ -309,12 +331,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_in_a_url_is_not_shown() {
-        assert_eq!(masked("store: postgres://me:hün/t@r@host/db"), "store: postgres://me:********@host/db");
-        assert_eq!(masked("store: postgres://me:pw@host/db"), "store: postgres://me:**@host/db");
-        assert_eq!(masked("a: x://u:p@h, b: y://v:qq@i"), "a: x://u:*@h, b: y://v:**@i");
-        assert_eq!(masked("http://host/x"), "http://host/x");
-        assert_eq!(masked("store: postgres://h/d?password=pw&a=b"), "store: postgres://h/d?password=**&a=b");
+    fn a_secret_in_a_line_below_its_key_is_not_shown() {
+        let text = "a:\n  env:\n    MY_TOKEN: |\n\n      zz\n  secrets:\n  # why\n  - zz\n  x: 1\n";
+        let source = Source::new("f".into(), text.into());
+        for (at, line) in text.match_indices("zz") {
+            let excerpt = source.place(Span { file: 0, start: at, end: at + line.len() }).excerpt;
+            assert!(excerpt.ends_with("**"), "{excerpt}");
+        }
+        let plain = source.place(Span { file: 0, start: text.find("x:").unwrap(), end: text.len() });
+        assert_eq!(plain.excerpt, "  x: 1");
+        let long = format!("{}secret: zz {}", "ä ".repeat(5000), "b".repeat(5000));
+        let source = Source::new("f".into(), long.clone());
+        let at = long.find("zz").unwrap();
+        let excerpt = source.place(Span { file: 0, start: at, end: at + 2 }).excerpt;
+        assert!(excerpt.contains("secret: **") && !excerpt.contains("zz"), "{excerpt}");
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn fill(text: &str, env: &dyn Fn(&str) -> Option<String>, missing: &str) -> Resu
             Piece::Reference { name, default, range } => match (env(name), default) {
                 (Some(value), None) => out.push_str(&value),
                 (Some(value), Some(_)) if !value.is_empty() => out.push_str(&value),
-                (_, Some(default)) => out.push_str(default),
+                (_, Some(default)) => out.push_str(&default),
                 (None, None) => {
                     let message = format!("the environment variable `{name}` {missing}");
                     return Err(Flaw { range, message });
@@ -94,9 +94,10 @@ pub(crate) fn hide_written(secret: &str) -> String {
 fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
     core::pieces(text).map_err(|flaw| match flaw {
         core::Flaw::Unclosed(range) => Flaw { range, message: "a reference is not closed".into() },
-        core::Flaw::NoName(range) => {
-            let message = format!("{} is not a reference", crate::problem::Quoted(&text[range.clone()]));
-            Flaw { range, message }
+        // Not quoted: it may be a part of a secret.
+        core::Flaw::NoName(range) => Flaw { range, message: "a reference names no variable".into() },
+        core::Flaw::Nested(range) => {
+            Flaw { range, message: "a default cannot hold a reference: it is plain text".into() }
         }
     })
 }
@@ -135,13 +136,15 @@ mod tests {
             ("${B:-b}${A:-b}${EMPTY:-e}[${EMPTY}]", "b1e[]"),
             ("$$ $${A} $A $", "$ ${A} $A $"),
             ("${B:-}", ""),
+            ("${B:-a$$b$c}${B:-$${A}", "a$b$c${A"),
         ] {
             assert_eq!(resolve(text, &env).unwrap(), expected, "{text}");
         }
         for (text, message) in [
             ("a${", "a reference is not closed"),
-            ("${}", "`${}` is not a reference"),
-            ("${1A}", "`${1A}` is not a reference"),
+            ("${}", "a reference names no variable"),
+            ("${1A}", "a reference names no variable"),
+            ("${B:-${A}}", "a default cannot hold a reference: it is plain text"),
             ("${B}", "the environment variable `B` is not set"),
         ] {
             assert_eq!(resolve(text, &env).unwrap_err().message, message, "{text}");

@@ -5,7 +5,9 @@ use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, Wh
 use belfry_core::hook::{self, Proof};
 use belfry_core::suggest::nearest;
 use belfry_core::template::Template;
-use belfry_time::{Cron, ErrorKind, Every, Jitter, Window, Zone, parse_duration, parse_instant};
+use belfry_time::{
+    Cron, ErrorKind, Every, Jitter, Kind, Timestamp, Window, Zone, parse_duration, parse_instant,
+};
 use serde_json::{Map, Value};
 
 use crate::agent::{object, prompt};
@@ -249,6 +251,15 @@ fn invalid(context: &mut Context<'_>, span: Span, name: &str, error: &belfry_tim
     problem.schedule = Some(name.to_owned());
 }
 
+/// The time of a one-shot that has passed, and what time it is, in the schedule's zone.
+fn past(definition: &ScheduleDefinition, name: &str, now: Timestamp) -> Option<(String, String)> {
+    let timing = definition.timing(name).ok()??;
+    match timing.kind() {
+        Kind::At(at) if *at < now => Some((timing.zone().rfc3339(*at), timing.zone().rfc3339(now))),
+        _ => None,
+    }
+}
+
 /// Points at policies that can never act.
 pub(crate) fn warn(
     context: &mut Context<'_>,
@@ -261,6 +272,14 @@ pub(crate) fn warn(
     let when = &definition.when;
     let ticks = !matches!(when, When::Webhook(_) | When::Chat(_));
     let one_shot = matches!(when, When::At(_) | When::After(_));
+    if let Some((at, now)) = context.now.and_then(|now| past(definition, name, now)) {
+        let message =
+            format!("{name}: its time {at} has passed, it is {now}: it does not run, unless it has before");
+        let place = node.get("at").map(|at| at.span);
+        let problem = context.report(Severity::Warning, place, message);
+        problem.schedule = Some(name.to_owned());
+        problem.help("use a later time, or remove it");
+    }
     let mut idle = |key: &str, why: &str| {
         if let Some((key, _)) = node.entry(key) {
             let message = format!("{name}: `{}` has no effect: {why}", key.text);

@@ -113,3 +113,20 @@ fn an_agent_comes_with_its_schedules() {
     assert_eq!(relative.problems[0].message(), "`cwd` must be an absolute path, got `x`");
     assert!(parse_agent("run: [date]\nschedules: {s: {cron: x}}", &about("a")).is_err());
 }
+
+#[test]
+fn the_word_none_is_no_secret_and_can_be_written_again() {
+    let none = r#"{"webhook": {"secret": "none"}}"#;
+    let about = about("a/b");
+    let definition = parse_schedule(Input::Text(none), None, &about).unwrap().definition;
+    let shown = serde_json::Value::Object(belfry_config::schedule_keys(&definition));
+    assert_eq!(shown["webhook"]["secret"], "none");
+    let again = parse_schedule(Input::Text(&shown.to_string()), None, &about).unwrap().definition;
+    assert_eq!(again, definition);
+    for wrong in ["None", "none ", " NONE"] {
+        let text = format!(r#"{{"webhook": {{"secret": "{wrong}"}}}}"#);
+        let errors = parse_schedule(Input::Text(&text), None, &about).unwrap_err().to_string();
+        assert!(errors.contains("`none` is written in small letters"), "{errors}");
+        assert!(errors.contains("`secret: none` asks for a token"), "{errors}");
+    }
+}

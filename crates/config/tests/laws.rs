@@ -236,7 +236,7 @@ fn schedule() -> impl Strategy<Value = ScheduleDefinition> {
         when(),
         (zone, anchor, option::of("[1-9]s"), option::of("[1-9]{1,2}%"), option::of("0[0-9]:00-1[0-9]:30")),
         (vec("sat|Sunday|[0-9]|no", 0..3), any::<bool>(), any::<bool>(), any::<bool>()),
-        (catch_up, any::<u32>(), option::of(1u64..1_000_000), if_running, overlap, any::<u32>()),
+        (catch_up, any::<u32>(), option::of(1_000u64..1_000_000), if_running, overlap, any::<u32>()),
         (name(), option::of(some_text()), object(), option::of(name()), any::<i16>(), any::<bool>()),
     )
         .prop_map(|(when, timing, days, policy, what)| ScheduleDefinition {

@@ -293,18 +293,67 @@ fn a_link_out_of_the_folder_is_refused_and_one_inside_is_fine() {
     assert_eq!(load(&main, &host).unwrap().agents.len(), 1);
 }
 
+/// Files that name no program, and decide what runs all the same.
+#[cfg(unix)]
+const NO_PROGRAM: [&str; 6] = [
+    "timezone: UTC",
+    "include: [a.yaml]",
+    "api: {allow_agents: true}",
+    "defaults: {env: {PATH: /elsewhere}}",
+    "store: sqlite:/elsewhere",
+    "{not yaml",
+];
+
+/// Whether this is root, which alone can give something to another user; says so if not.
+#[cfg(unix)]
+fn can_give_away(folder: &std::path::Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let is_root = folder.metadata().unwrap().uid() == 0;
+    if !is_root {
+        let words = "\nSKIPPED: only root can give something to another user\n";
+        drop(std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()));
+    }
+    is_root
+}
+
 #[cfg(unix)]
 #[test]
-fn a_file_that_anybody_may_write_cannot_name_programs() {
+fn a_file_that_anybody_may_write_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let (folder, _) = load_files(&[("belfry.yaml", "agents: {a: {shell: x}}")], &[]);
     let main = folder.path().join("belfry.yaml");
     let host = Host::new(&|_| None, "UTC");
     fs::set_permissions(&main, fs::Permissions::from_mode(0o666)).unwrap();
-    let errors = load(&main, &host).unwrap_err();
-    assert!(errors.problems[0].message().starts_with("every user of this host can write this file"));
-    fs::write(&main, "timezone: UTC").unwrap();
-    assert!(load(&main, &host).is_ok());
+    for text in NO_PROGRAM {
+        fs::write(&main, text).unwrap();
+        let errors = load(&main, &host).unwrap_err();
+        assert_eq!(errors.problems.len(), 1, "{errors}");
+        assert!(errors.problems[0].message().starts_with("every user of this host can write"), "{errors}");
+        assert!(errors.to_string().contains("chmod o-w "), "{errors}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn root_takes_no_file_that_another_group_can_write_or_replace() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let (folder, _) = load_files(&[("in/belfry.yaml", "timezone: UTC")], &[]);
+    if !can_give_away(folder.path()) {
+        return;
+    }
+    let host = Host::new(&|_| None, "UTC");
+    let main = folder.path().join("in/belfry.yaml");
+    for (path, said) in [(main.clone(), "can write"), (folder.path().join("in"), "can replace")] {
+        let before = path.metadata().unwrap().permissions();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(load(&main, &host).is_ok(), "a group of root's");
+        chown(&path, None, Some(65_534)).unwrap();
+        let errors = load(&main, &host).unwrap_err().to_string();
+        assert!(errors.contains(&format!("group 65534 {said}")), "{errors}");
+        assert!(errors.contains(&format!("chmod g-w {}", path.display())), "{errors}");
+        fs::set_permissions(&path, before).unwrap();
+        assert!(load(&main, &host).is_ok(), "the group may only read");
+    }
 }
 
 #[cfg(unix)]
@@ -331,7 +380,7 @@ fn a_folder_that_is_open_to_all_is_refused_to_root_and_warned_of_to_others() {
             Err(errors) => (true, errors.problems[0].message().to_owned()),
         };
         assert_eq!(said.0, is_root);
-        assert!(said.1.starts_with("every user of this host can replace this file"), "{}", said.1);
+        assert!(said.1.starts_with("every user of this host can replace"), "{}", said.1);
         // With the sticky bit only its owner can replace a file.
         mode(open, 0o1777);
         assert!(load(&path(name), &host).unwrap().warnings.is_empty());
@@ -340,40 +389,41 @@ fn a_folder_that_is_open_to_all_is_refused_to_root_and_warned_of_to_others() {
 
 #[cfg(unix)]
 #[test]
-fn root_takes_no_programs_from_a_file_of_another_user() {
-    use std::os::unix::fs::{MetadataExt, chown};
-    let text = "agents: {a: {shell: x}}";
-    let (folder, _) = load_files(&[("belfry.yaml", "include: [a.yaml]"), ("a.yaml", text)], &[]);
+fn root_takes_no_file_of_another_user() {
+    use std::os::unix::fs::chown;
+    let files = [("belfry.yaml", "include: [a.yaml]"), ("a.yaml", "agents: {}")];
+    let (folder, _) = load_files(&files, &[]);
     let (main, included) = (folder.path().join("belfry.yaml"), folder.path().join("a.yaml"));
-    if main.metadata().unwrap().uid() != 0 {
-        let words = "\nSKIPPED: only root can give a file to another user\n";
-        drop(std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()));
+    if !can_give_away(folder.path()) {
         return;
     }
     let host = Host::new(&|_| None, "UTC");
     assert!(load(&main, &host).is_ok());
     chown(&included, Some(65_534), None).unwrap();
     let errors = load(&main, &host).unwrap_err().to_string();
-    assert!(errors.contains("user 65534 owns this file, and root would run the programs"), "{errors}");
+    assert!(errors.contains("user 65534 owns `"), "{errors}");
     assert!(errors.contains("run as user 65534, or take the file over: chown root"), "{errors}");
+    chown(&included, Some(0), None).unwrap();
+    chown(&main, Some(65_534), None).unwrap();
+    for text in NO_PROGRAM {
+        fs::write(&main, text).unwrap();
+        let errors = load(&main, &host).unwrap_err();
+        assert_eq!(errors.problems.len(), 1, "{errors}");
+        assert!(errors.problems[0].message().starts_with("user 65534 owns `"), "{errors}");
+    }
 }
 
 #[cfg(unix)]
 #[test]
-fn root_takes_no_programs_from_below_a_folder_of_another_user() {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-    let files = [("belfry.yaml", "agents: {a: {shell: x}}"), ("none.yaml", "{}")];
-    let (folder, _) = load_files(&files, &[]);
+fn root_takes_no_file_below_a_folder_of_another_user() {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    let (folder, _) = load_files(&[("belfry.yaml", "timezone: UTC")], &[]);
     let path = |name: &str| folder.path().join(name);
-    if folder.path().metadata().unwrap().uid() != 0 {
-        let words = "\nSKIPPED: only root can give a folder to another user\n";
-        drop(std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()));
+    if !can_give_away(folder.path()) {
         return;
     }
-    std::fs::create_dir_all(path("other/own")).unwrap();
-    for (name, _) in files {
-        std::fs::rename(path(name), path("other/own").join(name)).unwrap();
-    }
+    fs::create_dir_all(path("other/own")).unwrap();
+    fs::rename(path("belfry.yaml"), path("other/own/belfry.yaml")).unwrap();
     symlink(path("other/own"), path("link")).unwrap();
     let host = Host::new(&|_| None, "UTC");
     for mode in [0o755, 0o1755] {
@@ -381,7 +431,7 @@ fn root_takes_no_programs_from_below_a_folder_of_another_user() {
             chown(path("other"), Some(0), None).unwrap();
             assert!(load(&path(name), &host).is_ok(), "{name}");
             chown(path("other"), Some(65_534), None).unwrap();
-            std::fs::set_permissions(path("other"), std::fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(path("other"), fs::Permissions::from_mode(mode)).unwrap();
             let errors = load(&path(name), &host).unwrap_err().to_string();
             let other = path("other");
             assert!(
@@ -391,7 +441,6 @@ fn root_takes_no_programs_from_below_a_folder_of_another_user() {
             assert!(errors.contains(&format!("chown root {}", other.display())), "{errors}");
         }
     }
-    assert!(load(&path("other/own/none.yaml"), &host).is_ok(), "it names no programs");
 }
 
 #[test]
@@ -444,4 +493,49 @@ fn only_a_merge_key_without_quotes_merges() {
     assert_eq!(loaded.agents[0].definition.work.payload["<<"], 1);
     let loaded = load_text("agents:\n  a: &a {run: [x]}\n  b: {<<: *a}\n");
     assert_eq!(loaded.agents[1].definition.work.action, Action::Run(vec!["x".into()]));
+}
+
+#[test]
+fn a_time_that_has_passed_is_worth_a_warning() {
+    let text = "agents:\n  a:\n    shell: date\n    schedules:\n      s: {at: \"2020-01-01T00:00:00Z\"}\n      t: {at: \"2030-01-01T00:00:00Z\"}\n";
+    let host =
+        |now: Option<&str>| Host { now: now.map(|now| now.parse().unwrap()), ..Host::new(&|_| None, "UTC") };
+    let warnings = |now| {
+        let loaded = belfry_config::load_text(text, std::path::Path::new("belfry.yaml"), &host(now)).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(None), [] as [&str; 0], "only for who asks");
+    let found = warnings(Some("2026-03-02T12:00:00Z"));
+    assert_eq!(found.len(), 1);
+    for words in
+        ["a/s: its time 2020-01-01T00:00:00", "has passed, it is 2026-03-02T12:00:00", "belfry.yaml:5"]
+    {
+        assert!(found[0].contains(words), "{words} in {}", found[0]);
+    }
+}
+
+#[test]
+fn no_rendering_of_a_broken_file_shows_a_secret() {
+    let text = r#"
+agents:
+  a:
+    shell: x
+    env: {MY_TOKEN: "zzENV", X: "${oops"}
+    schedules:
+      s1: {webhook: {secret: "zzLEAKX${"}}
+      s2: {webhook: {secret: "${zz-LEAK}"}}
+      s3: {webhook: {secert: zzTYPO}}
+      s4:
+        webhook:
+          secrets:
+          - zzLIST${
+"#;
+    let errors = load_files(&[("belfry.yaml", text)], &[]).1.unwrap_err();
+    assert!(errors.problems.len() >= 5, "{errors}");
+    for said in [errors.to_string(), errors.render(true), errors.brief()] {
+        assert!(!said.contains("zz"), "{said}");
+    }
+    let brief = errors.brief();
+    assert!(brief.contains(":5: ") && brief.contains("`X`: a reference is not closed"), "{brief}");
+    assert!(!brief.contains('\n') && !brief.contains("shell"), "{brief}");
 }

@@ -84,6 +84,7 @@ fn wrong_times_say_what_is_wrong() {
         ("cron with too many fields", "cron: \"0 0 9 * * 1-5\""),
         ("several wrong parts", "cron: \"0 9 * 13 *\", timezone: Nowhere, jitter: 5, only_between: 9-17"),
         ("late_after without a unit", "every: 5m, late_after: 5"),
+        ("late_after below a second", "every: 5m, late_after: 999ms"),
         ("a list for cron", "cron: [\"0 9 * * *\"]"),
     ];
     let cases: Vec<_> = cases.iter().map(|(title, keys)| (*title, schedule(keys))).collect();

@@ -206,7 +206,8 @@ pub struct Options {
     pub catch_up: Option<CatchUp>,
     /// How many `run_all` makes at most.
     pub catch_up_limit: u32,
-    /// When a tick counts as missed; by default the smaller of ten minutes and half the distance to the next.
+    /// When a tick counts as missed, at least [`LATE_AFTER_MIN`]; by default the smaller of ten minutes and half the
+    /// distance to the next.
     pub late_after_ms: Option<u64>,
     /// What a tick does while a run lives.
     pub if_running: IfRunning,
@@ -394,6 +395,9 @@ impl ScheduleDefinition {
     }
 }
 
+/// The shortest time after which a tick counts as missed: planning it takes a moment, also on a busy machine.
+pub const LATE_AFTER_MIN: SignedDuration = SignedDuration::from_secs(1);
+
 /// A schedule that is ready to decide with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
@@ -430,13 +434,14 @@ impl Schedule {
         matches!(self.definition.when, When::At(_) | When::After(_))
     }
 
-    /// When a tick with this distance to the next counts as missed.
+    /// How long after it was due a tick with this distance to the next counts as missed.
     pub(crate) fn late_after(&self, due_at: Timestamp, next: Option<Timestamp>) -> SignedDuration {
         const LONGEST: SignedDuration = SignedDuration::from_mins(10);
-        match (self.options().late_after_ms, next) {
+        let late_after = match (self.options().late_after_ms, next) {
             (Some(ms), _) => SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX)),
             (None, Some(next)) => LONGEST.min(next.duration_since(due_at) / 2),
             (None, None) => LONGEST,
-        }
+        };
+        late_after.max(LATE_AFTER_MIN)
     }
 }

@@ -1,34 +1,6 @@
-//! What becomes of a request from outside: a run, or a reason why not. The same rules as for a tick, but nothing is missed
-//! and nothing is counted.
+//! How a webhook knows its sender. Whether a request makes a run, `check::Asking` decides as for a tick.
 
 use serde_json::Value;
-
-use crate::breaker::Admits;
-use crate::check::Status;
-use crate::definition::{IfRunning, Options};
-use crate::model::SkipReason;
-use crate::plan::Facts;
-
-/// Why a request makes no run; the first check that fails names it.
-pub fn refusal(options: &Options, status: &Status, facts: &Facts) -> Option<SkipReason> {
-    match status {
-        Status::Active => {}
-        Status::Paused { .. } | Status::Disabled => return Some(SkipReason::Disabled),
-        Status::Invalid { .. } => return Some(SkipReason::Invalid),
-        Status::Exhausted => return Some(SkipReason::Exhausted),
-    }
-    if facts.breaker == Admits::No {
-        return Some(SkipReason::CircuitOpen);
-    }
-    if facts.budget_exhausted {
-        return Some(SkipReason::BudgetExhausted);
-    }
-    match options.if_running {
-        IfRunning::Skip if facts.live > 0 => Some(SkipReason::AlreadyRunning),
-        IfRunning::Queue if facts.pending >= options.max_pending => Some(SkipReason::QueueFull),
-        _ => None,
-    }
-}
 
 /// How a webhook knows that a request comes from its sender.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +37,9 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
         for secret in given {
             match secret {
                 Value::String(text) if text.trim().is_empty() => return Err(flaw("a secret is empty")),
+                Value::String(text) if text != NO_SECRET && text.trim().eq_ignore_ascii_case(NO_SECRET) => {
+                    return Err(flaw("`none` is written in small letters and without blanks"));
+                }
                 Value::String(text) => secrets.push((key, text.as_str())),
                 Value::Null => return Err(flaw("a secret is missing")),
                 _ => return Err(flaw("a secret is not text")),
@@ -116,6 +91,9 @@ mod tests {
             json!(null),
             json!("none"),
             json!({"github": true}),
+            json!({"secret": "None"}),
+            json!({"secret": "none "}),
+            json!({"secret": ["NONE"]}),
             json!({"secret": null}),
             json!({"secret": 12345}),
             json!({"secret": 0}),
@@ -139,30 +117,6 @@ mod tests {
             json!({"secret": "a", "secrets": 5}),
         ] {
             assert!(proof(&settings).is_err(), "{settings}");
-        }
-    }
-
-    #[test]
-    fn the_first_check_that_fails_names_the_reason() {
-        let queue = |max_pending| Options { if_running: IfRunning::Queue, max_pending, ..Options::default() };
-        let allow = Options { if_running: IfRunning::Allow, ..Options::default() };
-        let busy = Facts { live: 1, pending: 1, ..Facts::CLEAR };
-        let open = Facts { breaker: Admits::No, budget_exhausted: true, ..busy };
-        let spent = Facts { budget_exhausted: true, ..busy };
-        let paused = Status::Paused { reason: None, until: None };
-        let table = [
-            (Options::default(), Status::Active, Facts::CLEAR, None),
-            (Options::default(), paused, open, Some(SkipReason::Disabled)),
-            (Options::default(), Status::Invalid { reason: String::new() }, open, Some(SkipReason::Invalid)),
-            (Options::default(), Status::Active, open, Some(SkipReason::CircuitOpen)),
-            (Options::default(), Status::Active, spent, Some(SkipReason::BudgetExhausted)),
-            (Options::default(), Status::Active, busy, Some(SkipReason::AlreadyRunning)),
-            (queue(1), Status::Active, busy, Some(SkipReason::QueueFull)),
-            (queue(2), Status::Active, busy, None),
-            (allow, Status::Active, busy, None),
-        ];
-        for (options, status, facts, reason) in table {
-            assert_eq!(refusal(&options, &status, &facts), reason, "{status:?} {facts:?}");
         }
     }
 }

@@ -158,6 +158,8 @@ named! {
         MissedRunOnce = 21 "missed_run_once",
         /// Missed in downtime, more than `catch_up_limit`: `catch_up: run_all`.
         MissedRunAll = 22 "missed_run_all",
+        /// Overdue when an edit gave the schedule another timing, or removed it.
+        Edited = 23 "edited",
     }
 }
 

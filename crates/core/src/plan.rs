@@ -3,10 +3,12 @@
 //! A plan covers the interval from the schedule's token to now, so that an on-time tick, a late one, and the return from
 //! three days of downtime are one code path. Every tick in it gets exactly one result.
 
-use belfry_time::{SignedDuration, Tick, Timestamp, Timing};
+use belfry_time::{Allowed, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::breaker::Admits;
-use crate::definition::{CatchUp, IfRunning, Schedule};
+use crate::check::{Asking, Status};
+use crate::definition::{CatchUp, Schedule};
+use crate::edit;
 use crate::model::{SkipRange, SkipReason, Token, TokenKind, Trigger};
 
 /// What the planner knows about the world around a schedule, read together with its token.
@@ -36,6 +38,17 @@ pub struct Standing {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
+    /// No tick at or before this one is armed: see [`crate::edit::Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
+    /// Whether it waits for the end of a run; only a pause can end meanwhile.
+    pub waits: bool,
+}
+
+impl Standing {
+    /// A schedule with this token, of which nothing else is known.
+    pub fn of(token: Token) -> Standing {
+        Standing { token, origin: None, open_skip: None, cursor_at: None, waits: false }
+    }
 }
 
 /// A run that a tick makes.
@@ -66,6 +79,8 @@ pub struct Plan {
     pub next: Next,
     /// The schedule's first tick, where this plan found it.
     pub origin: Option<Timestamp>,
+    /// The last tick that it planned, where no token remembers that.
+    pub cursor_at: Option<Timestamp>,
 }
 
 /// When the planner looks at a schedule again.
@@ -82,41 +97,38 @@ pub enum Next {
     Expired,
 }
 
-/// Ticks that are looked at one by one; older ones are counted.
-const WALKED_MAX: usize = 1000;
+/// Runs that one plan makes at most.
+const RUNS_MAX: usize = 1000;
+
+/// The ticks to come of a schedule with this token, in order. What follows a deferred tick depends on how long it waits.
+pub fn upcoming(timing: &Timing, standing: &Standing) -> impl Iterator<Item = Tick> {
+    let timing = with_origin(timing, standing.origin);
+    let first = edit::tick_of(&timing, standing.token, standing.origin, standing.cursor_at);
+    let origin = standing.origin.or(first.map(|tick| tick.tick_at));
+    let timing = with_origin(&timing, origin);
+    let goes_on = standing.token.kind != TokenKind::Deferred;
+    std::iter::successors(first, move |tick| if goes_on { timing.next(tick.tick_at) } else { None })
+}
 
 /// Plans a schedule whose token is due.
 pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timestamp) -> Plan {
-    let Some(timing) = &schedule.timing else {
-        return Plan { open_skip: standing.open_skip, ..Plan::default() };
-    };
+    let nothing = Plan { open_skip: standing.open_skip, ..Plan::default() };
+    let Some(timing) = &schedule.timing else { return nothing };
+    let timing = with_origin(timing, standing.origin);
     let token = standing.token;
+    // What was read as due is due, also where the clock was set back since.
+    let now = now.max(token.due_at);
+    let first = edit::tick_of(&timing, token, standing.origin, standing.cursor_at);
+    let Some(first) = first else { return armed(schedule, &timing, standing, None) };
     match token.kind {
-        TokenKind::First => plan_first(schedule, timing, standing),
-        TokenKind::Next => plan_next(timing, standing, token.tick_at),
-        TokenKind::Resume => {
-            let with_origin = with_origin(timing, standing.origin);
-            let skipped = left_out(&with_origin, SkipReason::Disabled, token.tick_at, token.due_at);
-            let next = plan_next(timing, standing, token.due_at);
-            Plan { closed: skipped.into_iter().collect(), ..next }
+        TokenKind::First | TokenKind::Next | TokenKind::Resume => {
+            armed(schedule, &timing, standing, Some(first))
         }
-        TokenKind::Tick => {
-            let timing = with_origin(timing, standing.origin);
-            Pass {
-                schedule,
-                timing: &timing,
-                now,
-                facts: *facts,
-                plan: Plan { open_skip: standing.open_skip, ..Plan::default() },
-            }
-            .run(Tick { tick_at: token.tick_at, due_at: token.due_at })
-        }
+        TokenKind::Tick => Pass { schedule, timing: &timing, now, facts: *facts, plan: nothing }.run(first),
         TokenKind::Deferred => {
-            let timing = with_origin(timing, standing.origin);
-            let first = timing.tick(token.tick_at);
-            let plan = Plan { open_skip: standing.open_skip, ..Plan::default() };
             let since = token.due_at.max(first.due_at);
-            let plan = Pass { schedule, timing: &timing, now: since, facts: *facts, plan }.run(first);
+            let plan =
+                Pass { schedule, timing: &timing, now: since, facts: *facts, plan: nothing }.run(first);
             match plan.next {
                 Next::Token(next) if next.due_at <= now => {
                     Pass { schedule, timing: &timing, now, facts: *facts, plan }
@@ -128,13 +140,25 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     }
 }
 
-/// The clock starts at `from`.
-fn plan_next(timing: &Timing, standing: &Standing, from: Timestamp) -> Plan {
-    let tick = with_origin(timing, standing.origin).next(from);
-    let next = tick.map_or(Next::Exhausted, |tick| Next::Token(tick.into()));
+/// A schedule whose clock has just started: it waits for this tick, which is its first if it has none yet.
+fn armed(schedule: &Schedule, timing: &Timing, standing: &Standing, tick: Option<Tick>) -> Plan {
+    let token = standing.token;
+    let next = match tick {
+        Some(tick) => Next::Token(tick.into()),
+        None if token.kind == TokenKind::First && schedule.is_one_shot() => Next::Expired,
+        None => Next::Exhausted,
+    };
+    let skipped = match token.kind {
+        TokenKind::Resume if !standing.waits => {
+            let since = standing.cursor_at.unwrap_or(token.tick_at);
+            left_out(timing, SkipReason::Disabled, since, token.due_at)
+        }
+        _ => None,
+    };
     // A new revision counts its calendar steps from here.
-    let origin = tick.filter(|_| standing.origin.is_none()).map(|tick| tick.tick_at);
-    Plan { next, origin, open_skip: standing.open_skip, ..Plan::default() }
+    let origin = tick.filter(|_| token.kind == TokenKind::First || standing.origin.is_none());
+    let origin = origin.map(|tick| tick.tick_at);
+    Plan { next, origin, closed: Vec::from_iter(skipped), open_skip: standing.open_skip, ..Plan::default() }
 }
 
 /// What a span without planning has left out: the ticks after `since` up to `until`, as one range.
@@ -150,35 +174,12 @@ pub fn left_out(
     Some(SkipRange { reason, from: first.tick_at, to: last.tick_at, count })
 }
 
-/// What a schedule leaves out whose tick was deferred and will not be planned: that tick, and those that have come since.
-pub fn given_up(
-    schedule: &Schedule,
-    origin: Option<Timestamp>,
-    tick_at: Timestamp,
-    now: Timestamp,
-) -> SkipRange {
-    let one = SkipRange::one(SkipReason::QueueFull, tick_at);
-    let Some(timing) = schedule.timing.as_ref().filter(|_| !schedule.waits_for_runs()) else { return one };
-    let timing = with_origin(timing, origin);
-    let count = 1 + timing.count_between(tick_at, now);
-    timing.newest_between(tick_at, now, 1).pop().map_or(one, |to| SkipRange { to: to.tick_at, count, ..one })
-}
-
-fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
+/// A timing that knows its first tick, where there is one.
+pub(crate) fn with_origin(timing: &Timing, origin: Option<Timestamp>) -> Timing {
     match origin {
         Some(origin) => timing.clone().with_origin(origin),
         None => timing.clone(),
     }
-}
-
-fn plan_first(schedule: &Schedule, timing: &Timing, standing: &Standing) -> Plan {
-    let first = timing.first(standing.token.tick_at);
-    let next = match first {
-        Some(tick) => Next::Token(tick.into()),
-        None if schedule.is_one_shot() => Next::Expired,
-        None => Next::Exhausted,
-    };
-    Plan { next, origin: first.map(|tick| tick.tick_at), open_skip: standing.open_skip, ..Plan::default() }
 }
 
 /// One pass over the ticks of a schedule that are due.
@@ -190,140 +191,149 @@ struct Pass<'a> {
     plan: Plan,
 }
 
+/// Ticks that are due.
+struct DueTicks {
+    /// How many.
+    total: u64,
+    /// The newest of them, at most [`RUNS_MAX`], in order.
+    newest: Vec<Tick>,
+}
+
+const NANOSECOND: SignedDuration = SignedDuration::from_nanos(1);
+
 impl Pass<'_> {
     fn run(mut self, first: Tick) -> Plan {
-        let (older, walked) = self.due_ticks(first);
-        let late = walked.iter().take_while(|(tick, next)| self.is_late(tick, *next)).count();
-        let (missed, on_time): (Vec<_>, Vec<_>) =
-            walked.iter().map(|(tick, _)| *tick).enumerate().partition(|(i, _)| *i < late);
-        let missed: Vec<Tick> = missed.into_iter().map(|(_, tick)| tick).collect();
-        self.catch_up(first, older, &missed);
-        for (_, tick) in on_time {
-            self.offer(tick, tick.due_at, Trigger::Schedule);
+        let due = self.due_ticks(first);
+        let last_late = self.last_late(first, &due);
+        let late = last_late.map_or(0, |last| self.count(first, last));
+        self.catch_up(first, last_late, late, due.total);
+        let room = RUNS_MAX - self.plan.runs.len();
+        let on_time = due.newest.iter().filter(|tick| last_late.is_none_or(|last| tick.tick_at > last));
+        let on_time: Vec<Tick> = on_time.copied().collect();
+        let offered = &on_time[on_time.len().saturating_sub(room)..];
+        let crowded = due.total - late - offered.len() as u64;
+        if let (true, Some(newer)) = (crowded > 0, offered.first()) {
+            let oldest = last_late.map_or(Some(first), |last| self.timing.next(last)).unwrap_or(first);
+            let (from, to) = (oldest.tick_at, self.before(first, newer.tick_at));
+            self.skip(SkipRange { reason: SkipReason::QueueFull, from, to, count: crowded });
         }
-        let last = walked.last().map_or(first, |(tick, _)| *tick);
-        self.plan.next = self.next_after(last);
-        self.plan
+        for tick in offered {
+            self.offer(*tick, tick.due_at, Trigger::Schedule);
+        }
+        self.then(due.newest.last().copied().unwrap_or(first))
     }
 
     /// Ticks from `first` on that have come while one before them was deferred.
     fn leave_out(mut self, first: Tick) -> Plan {
-        let (older, walked) = self.due_ticks(first);
-        let last = walked.last().map_or(first, |(tick, _)| *tick);
-        let count = older + walked.len() as u64;
-        self.skip(SkipRange { reason: SkipReason::QueueFull, from: first.tick_at, to: last.tick_at, count });
-        self.plan.next = self.next_after(last);
-        self.plan
+        let due = self.due_ticks(first);
+        let last = due.newest.last().copied().unwrap_or(first);
+        let (from, to) = (first.tick_at, last.tick_at);
+        self.skip(SkipRange { reason: SkipReason::QueueFull, from, to, count: due.total });
+        self.then(last)
     }
 
-    /// The ticks from `first` on that are due: how many older ones there are, and the newest with what follows each.
-    fn due_ticks(&self, first: Tick) -> (u64, Vec<(Tick, Option<Timestamp>)>) {
-        let total = 1 + self.timing.count_between(first.tick_at, self.now);
-        let mut ticks = self.timing.newest_between(first.tick_at, self.now, WALKED_MAX);
-        if total <= WALKED_MAX as u64 {
+    fn due_ticks(&self, first: Tick) -> DueTicks {
+        let mut newest = self.newest(first, self.now, RUNS_MAX);
+        let mut total = self.count(first, self.now);
+        // The last one may still wait for its jitter.
+        if newest.pop_if(|tick| tick.due_at > self.now).is_some() {
+            total -= 1;
+        }
+        DueTicks { total, newest }
+    }
+
+    /// How many ticks there are from `first` on, up to and with `until`.
+    fn count(&self, first: Tick, until: Timestamp) -> u64 {
+        if until < first.tick_at { 0 } else { 1 + self.timing.count_between(first.tick_at, until) }
+    }
+
+    /// The newest of the ticks from `first` on, up to and with `until`, in order.
+    fn newest(&self, first: Tick, until: Timestamp, limit: usize) -> Vec<Tick> {
+        let mut ticks = self.timing.newest_between(first.tick_at, until, limit);
+        if ticks.len() < limit && until >= first.tick_at {
             ticks.insert(0, first);
         }
-        let older = total - ticks.len() as u64;
-        // The last one may still wait for its jitter.
-        ticks.retain(|tick| tick.due_at <= self.now);
-        let next_of = |i: usize| match ticks.get(i + 1) {
-            Some(next) => Some(next.tick_at),
-            None => self.timing.next(ticks[i].tick_at).map(|next| next.tick_at),
-        };
-        let walked = (0..ticks.len()).map(|i| (ticks[i], next_of(i))).collect();
-        (older, walked)
+        ticks
     }
 
-    fn is_late(&self, tick: &Tick, next: Option<Timestamp>) -> bool {
-        self.now.duration_since(tick.due_at) > self.schedule.late_after(tick.due_at, next)
+    /// The instant of the last tick that is late; those before it are late, too.
+    fn last_late(&self, first: Tick, due: &DueTicks) -> Option<Timestamp> {
+        let next_of = |place: usize, tick: &Tick| match due.newest.get(place + 1) {
+            Some(next) => Some(*next),
+            None => self.timing.next(tick.tick_at),
+        };
+        let is_late = |place: usize, tick: &Tick| {
+            let next = next_of(place, tick).map(|next| next.tick_at);
+            self.now.duration_since(tick.due_at) > self.schedule.late_after(tick.due_at, next)
+        };
+        let late = due.newest.iter().enumerate().take_while(|(place, tick)| is_late(*place, tick));
+        if let Some((_, last)) = late.last() {
+            return Some(last.tick_at);
+        }
+        let oldest = due.newest.first()?;
+        if due.total as usize == due.newest.len() {
+            return None;
+        }
+        // So many are on time only where `late_after` is written, and then it is the same for all of them.
+        let late_after = self.schedule.late_after(oldest.due_at, None);
+        let before = self.now.saturating_sub(late_after).ok()?.saturating_sub(NANOSECOND).ok()?;
+        // The due instant of a tick lies before the next tick, so that only the last one can still be on time.
+        self.newest(first, before, 2).iter().rfind(|tick| tick.due_at <= before).map(|tick| tick.tick_at)
     }
 
-    /// Missed ticks: `older` of them before those in `missed`, the first of all being `first`.
-    fn catch_up(&mut self, first: Tick, older: u64, missed: &[Tick]) {
-        let policy = self.schedule.catch_up();
-        let kept = match policy {
-            CatchUp::Skip => 0,
-            CatchUp::RunOnce => 1,
-            CatchUp::RunAll => self.schedule.options().catch_up_limit as usize,
+    /// Missed ticks: so many that are `late`, from `first` to `last`, of a `total` that is due.
+    fn catch_up(&mut self, first: Tick, last: Option<Timestamp>, late: u64, total: u64) {
+        let Some(last) = last else { return };
+        let (reason, kept) = match self.schedule.catch_up() {
+            CatchUp::Skip => (SkipReason::MissedSkip, 0),
+            CatchUp::RunOnce => (SkipReason::MissedRunOnce, 1),
+            CatchUp::RunAll => (SkipReason::MissedRunAll, self.schedule.options().catch_up_limit as usize),
         };
-        let kept = kept.min(missed.len());
-        let (dropped, kept) = missed.split_at(missed.len() - kept);
-        let count = older + dropped.len() as u64;
-        if count > 0 {
-            let reason = match policy {
-                CatchUp::Skip => SkipReason::MissedSkip,
-                CatchUp::RunOnce => SkipReason::MissedRunOnce,
-                CatchUp::RunAll => SkipReason::MissedRunAll,
-            };
-            let to = match (dropped.last(), missed.first()) {
-                (Some(last), _) => last.tick_at,
-                (None, Some(kept)) => self.before(first, *kept),
-                (None, None) => first.tick_at,
-            };
+        // The newest tick is never left out for those that were missed.
+        let kept = kept.min(RUNS_MAX - usize::from(total > late));
+        let kept = if kept == 0 { Vec::new() } else { self.newest(first, last, kept) };
+        let missed = late - kept.len() as u64;
+        if missed > 0 {
+            let to = kept.first().map_or(last, |kept| self.before(first, kept.tick_at));
             self.close_skip();
-            self.plan.closed.push(SkipRange { reason, from: first.tick_at, to, count });
+            self.plan.closed.push(SkipRange { reason, from: first.tick_at, to, count: missed });
         }
         for tick in kept {
-            self.offer(*tick, self.now, Trigger::CatchUp);
+            self.offer(tick, self.now, Trigger::CatchUp);
         }
     }
 
-    /// The tick before another, not before `first`.
-    fn before(&self, first: Tick, tick: Tick) -> Timestamp {
-        let just_before = tick.tick_at.saturating_sub(SignedDuration::from_nanos(1)).unwrap_or(first.tick_at);
-        self.timing
-            .newest_between(first.tick_at, just_before, 1)
-            .first()
-            .map_or(first.tick_at, |tick| tick.tick_at)
+    /// The instant of the tick before another one, not before `first`.
+    fn before(&self, first: Tick, tick_at: Timestamp) -> Timestamp {
+        let until = tick_at.saturating_sub(NANOSECOND).unwrap_or(first.tick_at);
+        self.newest(first, until, 1).pop().map_or(first.tick_at, |tick| tick.tick_at)
     }
 
     /// A tick that could make a run: the first failing check names the reason why it does not.
     fn offer(&mut self, tick: Tick, not_before: Timestamp, trigger: Trigger) {
-        if let Some(reason) = self.refusal(trigger) {
-            return self.skip(SkipRange::one(reason, tick.tick_at));
-        }
+        let is_missed = trigger == Trigger::CatchUp;
+        let asking = Asking {
+            options: self.schedule.options(),
+            // What is paused, invalid or exhausted has no timer.
+            status: &Status::Active,
+            // A missed tick runs now, so now must be allowed.
+            allowed: if is_missed { self.timing.allows(self.now) } else { Allowed::Yes },
+            facts: &self.facts,
+            in_batch: is_missed && self.schedule.catch_up() == CatchUp::RunAll,
+        };
+        let admitted = match asking.admit() {
+            Ok(admitted) => admitted,
+            Err(reason) => return self.skip(SkipRange::one(reason, tick.tick_at)),
+        };
         self.close_skip();
-        self.plan.cancel_live |=
-            self.schedule.options().if_running == IfRunning::Cancel && self.facts.live > 0;
-        let probe = self.facts.breaker == Admits::Probe;
+        self.plan.cancel_live |= admitted.cancel_live;
+        let probe = admitted.probe;
         if probe {
             self.facts.breaker = Admits::No;
         }
         self.facts.live += 1;
         self.facts.pending += 1;
         self.plan.runs.push(PlannedRun { tick_at: tick.tick_at, not_before, trigger, probe });
-    }
-
-    fn refusal(&self, trigger: Trigger) -> Option<SkipReason> {
-        let options = self.schedule.options();
-        let caught_up = trigger == Trigger::CatchUp;
-        if caught_up && let Some(reason) = self.outside() {
-            return Some(reason);
-        }
-        if self.facts.breaker == Admits::No {
-            return Some(SkipReason::CircuitOpen);
-        }
-        if self.facts.budget_exhausted {
-            return Some(SkipReason::BudgetExhausted);
-        }
-        // A batch of missed ticks waits as a whole.
-        if caught_up && self.schedule.catch_up() == CatchUp::RunAll {
-            return None;
-        }
-        match options.if_running {
-            IfRunning::Skip if self.facts.live > 0 => Some(SkipReason::AlreadyRunning),
-            IfRunning::Queue if self.facts.pending >= options.max_pending => Some(SkipReason::QueueFull),
-            _ => None,
-        }
-    }
-
-    /// A missed tick runs now, so now must be allowed.
-    fn outside(&self) -> Option<SkipReason> {
-        match self.timing.allows(self.now) {
-            belfry_time::Allowed::Yes => None,
-            belfry_time::Allowed::NotOnThatDay => Some(SkipReason::OutsideDay),
-            belfry_time::Allowed::NotAtThatTime => Some(SkipReason::OutsideWindow),
-        }
     }
 
     fn skip(&mut self, range: SkipRange) {
@@ -341,6 +351,13 @@ impl Pass<'_> {
 
     fn close_skip(&mut self) {
         self.plan.closed.extend(self.plan.open_skip.take());
+    }
+
+    /// The plan, once its last tick is known.
+    fn then(mut self, last: Tick) -> Plan {
+        self.plan.next = self.next_after(last);
+        self.plan.cursor_at = (!matches!(self.plan.next, Next::Token(_))).then_some(last.tick_at);
+        self.plan
     }
 
     fn next_after(&self, last: Tick) -> Next {
@@ -369,25 +386,46 @@ impl Default for Spread {
     }
 }
 
-/// Spreads the catch-up runs of a batch of plans, each with the name of its schedule, by hash. The runs of one schedule
-/// keep their order.
-pub fn spread_catch_up(plans: &mut [(&str, &mut Plan)], spread: Spread) {
+/// Spreads the catch-up runs of a batch of plans, each with its schedule and that one's name, by hash. The runs of one
+/// schedule keep their order.
+pub fn spread_catch_up(plans: &mut [(&str, &Schedule, &mut Plan)], spread: Spread, now: Timestamp) {
     let caught_up = |run: &PlannedRun| run.trigger == Trigger::CatchUp;
     let total: usize =
-        plans.iter().map(|(_, plan)| plan.runs.iter().filter(|run| caught_up(run)).count()).sum();
+        plans.iter().map(|(.., plan)| plan.runs.iter().filter(|run| caught_up(run)).count()).sum();
     if total <= spread.threshold {
         return;
     }
-    for (name, plan) in plans {
+    for (name, schedule, plan) in plans {
+        let Some(first) = plan.runs.iter().find(|run| caught_up(run)) else { continue };
+        let longest = spread.longest.min(longest_delay(schedule, plan.next, first.not_before, now));
         let mut delays: Vec<SignedDuration> = plan
             .runs
             .iter()
             .filter(|run| caught_up(run))
-            .map(|run| belfry_time::hashed_delay(name, run.tick_at, spread.longest))
+            .map(|run| belfry_time::hashed_delay(name, run.tick_at, longest))
             .collect();
         delays.sort_unstable();
         for (run, delay) in plan.runs.iter_mut().filter(|run| caught_up(run)).zip(delays) {
             run.not_before = run.not_before.saturating_add(delay).unwrap_or(run.not_before);
         }
     }
+}
+
+/// By how much a catch-up run may be delayed that could start at `from`: a tenth of the time to the schedule's next tick,
+/// so that it is over by then, and not beyond the end of its window.
+fn longest_delay(schedule: &Schedule, next: Next, from: Timestamp, now: Timestamp) -> SignedDuration {
+    let Some(timing) = &schedule.timing else { return SignedDuration::ZERO };
+    let until_next = match (next, timing.kind()) {
+        (Next::Token(token), _) => token.due_at.duration_since(now),
+        (Next::Wait, Kind::Every { every: Every::Interval(every), .. }) => *every,
+        (Next::Wait, _) => {
+            timing.next(now).map_or(SignedDuration::MAX, |next| next.tick_at.duration_since(now))
+        }
+        (Next::Exhausted | Next::Expired, _) => SignedDuration::MAX,
+    };
+    if until_next < SignedDuration::from_mins(1) {
+        return SignedDuration::ZERO;
+    }
+    let window = timing.window_end(from).map_or(SignedDuration::MAX, |end| end.duration_since(from));
+    (until_next / 10).min(window - SignedDuration::from_millis(1)).max(SignedDuration::ZERO)
 }

@@ -1,6 +1,7 @@
-//! References to environment variables in a text: `${NAME}` and `${NAME:-default}`. `$$` is a dollar; a dollar before
-//! anything else is itself.
+//! References to environment variables in a text: `${NAME}` and `${NAME:-default}`. `$$` is a dollar, also in a
+//! default; a dollar before anything else is itself. A default is plain text.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A piece of a text.
@@ -13,7 +14,7 @@ pub enum Piece<'a> {
         /// Its name.
         name: &'a str,
         /// What stands in if the variable is not set or empty.
-        default: Option<&'a str>,
+        default: Option<Cow<'a, str>>,
         /// Where the reference is in the text.
         range: Range<usize>,
     },
@@ -24,7 +25,7 @@ impl Piece<'_> {
     pub fn written(&self) -> Option<&str> {
         match self {
             Piece::Text(text) => Some(*text),
-            Piece::Reference { default, .. } => *default,
+            Piece::Reference { default, .. } => default.as_deref(),
         }
         .filter(|text| !text.is_empty())
     }
@@ -37,6 +38,8 @@ pub enum Flaw {
     Unclosed(Range<usize>),
     /// There is no name between the braces.
     NoName(Range<usize>),
+    /// A default holds another `${`.
+    Nested(Range<usize>),
 }
 
 /// The pieces of a text, in order. Some may be empty.
@@ -59,6 +62,13 @@ pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Flaw> {
             if !is_name(name) {
                 return Err(Flaw::NoName(range));
             }
+            if default.is_some_and(|default| default.replace("$$", "").contains("${")) {
+                return Err(Flaw::Nested(range));
+            }
+            let default = default.map(|default| match default.contains("$$") {
+                true => Cow::Owned(default.replace("$$", "$")),
+                false => Cow::Borrowed(default),
+            });
             at = range.end;
             pieces.push(Piece::Reference { name, default, range });
         } else {
@@ -86,7 +96,9 @@ mod tests {
         let plain = |text: &str| -> String {
             let one = |piece: &Piece<'_>| match piece {
                 Piece::Text(text) => (*text).to_owned(),
-                Piece::Reference { name, default, .. } => format!("<{name}{}>", default.unwrap_or_default()),
+                Piece::Reference { name, default, .. } => {
+                    format!("<{name}{}>", default.as_deref().unwrap_or_default())
+                }
             };
             pieces(text).unwrap().iter().map(one).collect()
         };
@@ -94,10 +106,13 @@ mod tests {
             ("$$ $$$$ $A $", "$ $$ $A $"),
             ("$${A} $$${A} $$$${A}", "${A} $<A> $${A}"),
             ("x${A}y${B:-a:-b}${C:-}", "x<A>y<Ba:-b><C>"),
+            ("${A:-a$$b$$$$c$}${B:-$${C}", "<Aa$b$$c$><B${C>"),
         ] {
             assert_eq!(plain(text), expected, "{text}");
         }
         assert_eq!(pieces("a${"), Err(Flaw::Unclosed(1..3)));
         assert_eq!(pieces("a${1}"), Err(Flaw::NoName(1..5)));
+        assert_eq!(pieces("a${A:-${B}}"), Err(Flaw::Nested(1..10)));
+        assert_eq!(pieces("a${A:-$$${B}}"), Err(Flaw::Nested(1..12)));
     }
 }

@@ -21,6 +21,8 @@ pub enum Outcome {
     Cancelled(Reason),
     /// Its node is shutting down; the attempt does not count.
     Shutdown,
+    /// Its program was never executed, and the run is not to blame; the attempt does not count.
+    NotStarted,
 }
 
 /// What becomes of the run.
@@ -54,11 +56,11 @@ pub fn verdict(
     match outcome {
         Outcome::Completed => Verdict::End { state: RunState::Completed, reason: None },
         Outcome::Cancelled(reason) => Verdict::End { state: RunState::Cancelled, reason: Some(reason) },
-        // Whoever may start once only has started.
+        // `max_attempts` is 1, and that attempt has started.
         Outcome::Shutdown if max_attempts <= 1 => {
             Verdict::End { state: RunState::Failed, reason: Some(Reason::Shutdown) }
         }
-        Outcome::Shutdown => Verdict::Return,
+        Outcome::Shutdown | Outcome::NotStarted => Verdict::Return,
         Outcome::Failed { retryable: true, .. } if attempt < max_attempts => {
             let delay =
                 SignedDuration::from_millis(

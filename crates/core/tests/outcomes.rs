@@ -57,6 +57,9 @@ fn a_failed_attempt_is_retried_until_there_are_no_more() {
     );
     assert_eq!(verdict(Outcome::Shutdown, 1, 4), Verdict::Return);
     assert_eq!(verdict(Outcome::Shutdown, 1, 1), end(RunState::Failed, Some(Reason::Shutdown)));
+    for (attempt, max) in [(1, 1), (1, 4), (4, 4)] {
+        assert_eq!(verdict(Outcome::NotStarted, attempt, max), Verdict::Return);
+    }
 }
 
 #[test]

@@ -26,11 +26,7 @@ fn every(interval: &str, anchor: AnchorName, catch_up: Option<CatchUp>) -> Sched
 
 fn due(tick: &str) -> Standing {
     let tick_at = at(tick);
-    Standing {
-        token: Token { kind: TokenKind::Tick, tick_at, due_at: tick_at },
-        origin: None,
-        open_skip: None,
-    }
+    Standing::of(Token { kind: TokenKind::Tick, tick_at, due_at: tick_at })
 }
 
 fn ticks(plan: &Plan) -> Vec<Timestamp> {
@@ -159,7 +155,7 @@ fn a_completion_anchored_tick_that_made_no_run_arms_the_next() {
 
 #[test]
 fn the_first_tick_is_found_and_remembered() {
-    let first = Standing { token: Token::first(at("02T12:00:07")), origin: None, open_skip: None };
+    let first = Standing::of(Token::first(at("02T12:00:07")));
     let found = plan(&every("5m", AnchorName::Completion, None), &first, &Facts::CLEAR, at("02T12:00:08"));
     assert_eq!((next_tick(&found), found.origin), (at("02T12:00:07"), Some(at("02T12:00:07"))));
     let found = plan(&every("5m", AnchorName::Slot, None), &first, &Facts::CLEAR, at("02T12:00:08"));
@@ -298,32 +294,108 @@ fn a_batch_of_missed_ticks_is_cut_by_nothing_but_windows_breaker_and_budget() {
     );
 }
 
+/// By how much the runs of a plan are delayed, which is decided at `now`.
+fn delays(schedule: &Schedule, from: &str, now: Timestamp) -> Vec<SignedDuration> {
+    let mut plan = plan(schedule, &due(from), &Facts::CLEAR, now);
+    spread_catch_up(&mut [("agent/schedule", schedule, &mut plan)], Spread::default(), now);
+    plan.runs.iter().map(|run| run.not_before.duration_since(now)).collect()
+}
+
 #[test]
 fn many_caught_up_runs_are_spread_in_tick_order() {
     let schedule = cron("0 * * * *", CatchUp::RunAll);
     let now = at("02T12:30:00");
-    let spread = |from: &str| {
-        let mut plan = plan(&schedule, &due(from), &Facts::CLEAR, now);
-        spread_catch_up(&mut [("agent/schedule", &mut plan)], Spread::default());
-        plan.runs.iter().map(|run| run.not_before.duration_since(now)).collect::<Vec<_>>()
-    };
-    assert_eq!(spread("02T10:00:00"), [SignedDuration::ZERO; 3]);
-    let delays = spread("02T01:00:00");
+    assert_eq!(delays(&schedule, "02T10:00:00", now), [SignedDuration::ZERO; 3]);
+    let spread = delays(&schedule, "02T01:00:00", now);
     assert!(
-        delays.is_sorted()
-            && delays[11] <= SignedDuration::from_secs(30)
-            && delays[11] > SignedDuration::from_secs(10),
-        "{delays:?}"
+        spread.is_sorted()
+            && spread[11] <= SignedDuration::from_secs(30)
+            && spread[11] > SignedDuration::from_secs(10),
+        "{spread:?}"
     );
-    assert_eq!(delays, spread("02T01:00:00"), "a hash, not a draw");
+    assert_eq!(spread, delays(&schedule, "02T01:00:00", now), "a hash, not a draw");
+}
+
+#[test]
+fn a_spread_is_over_before_the_next_tick_and_before_the_window_ends() {
+    let all = |when: When, options: Options| {
+        let (catch_up, if_running) = (Some(CatchUp::RunAll), IfRunning::Allow);
+        schedule(when, Options { catch_up, if_running, late_after_ms: Some(1_000), ..options })
+    };
+    let every = |text: &str, anchor| all(When::Every(text.into()), Options { anchor, ..Options::default() });
+    let cron = |text: &str| all(When::Cron(text.into()), Options::default());
+    let only = |between: &str, not_on: &[&str]| {
+        let not_on = not_on.iter().map(|day| (*day).to_owned()).collect();
+        let options = Options { only_between: Some(between.into()), not_on, ..Options::default() };
+        all(When::Cron("*/5 * * * *".into()), options)
+    };
+    // The first tick that is due, now; the longest delay in milliseconds. 2026-03-07 is a Saturday.
+    let cases = [
+        (cron("0 * * * *"), "02T01:00:00", "02T12:30:00", 30_000),
+        // A tenth of the time to the next tick.
+        (cron("0 * * * *"), "02T01:00:00", "02T12:58:00", 12_000),
+        (cron("*/2 * * * *"), "02T01:00:00", "02T12:00:30", 9_000),
+        // None where the next tick is less than a minute away.
+        (cron("0 * * * *"), "02T01:00:00", "02T12:59:01", 0),
+        (every("5s", AnchorName::Slot), "02T12:00:00", "02T12:30:02", 0),
+        (every("5s", AnchorName::Completion), "02T12:00:00", "02T12:30:02", 0),
+        (every("59s", AnchorName::Completion), "02T12:00:00", "02T13:00:02", 0),
+        // By completion the next tick is a whole interval away, whatever the grid of those that were missed.
+        (every("2m", AnchorName::Completion), "02T12:00:00", "02T13:01:58", 12_000),
+        (every("daily", AnchorName::Completion), "01T12:00:00", "20T11:59:50", 30_000),
+        // The window ends at 13:00, and at midnight before a day that is left out.
+        (only("08:00-13:00", &[]), "02T08:00:00", "02T12:59:54", 5_999),
+        (only("22:00-02:00", &["sat"]), "06T22:00:00", "06T23:59:54", 5_999),
+        (only("08:00-13:00", &[]), "02T08:00:00", "02T12:59:59.9", 99),
+    ];
+    for (schedule, from, now, longest) in cases {
+        let now = at(now);
+        let delays = delays(&schedule, from, now);
+        let longest = SignedDuration::from_millis(longest);
+        let words = schedule.timing.as_ref().unwrap().describe();
+        let caught_up = delays.iter().filter(|delay| !delay.is_negative()).max().copied().unwrap();
+        assert!(delays.len() > 3 && caught_up <= longest, "{words} at {now}: {caught_up:?}");
+        // With so many of them the last is near the end.
+        assert!(caught_up >= longest * 3 / 4, "{words} at {now}: {caught_up:?}");
+    }
+}
+
+#[test]
+fn each_schedule_of_a_batch_has_its_own_spread() {
+    let now = at("02T12:30:02");
+    let slow = cron("0 * * * *", CatchUp::RunOnce);
+    let fast = every("5s", AnchorName::Slot, Some(CatchUp::RunOnce));
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    let mut plans: Vec<Plan> = Vec::new();
+    let schedules: Vec<&Schedule> = (0..8).flat_map(|_| [&slow, &fast, &once]).collect();
+    for schedule in &schedules {
+        plans.push(plan(schedule, &due("02T12:00:00"), &Facts::CLEAR, now));
+    }
+    let names: Vec<String> = (0..plans.len()).map(|n| format!("agent/{n}")).collect();
+    let mut batch: Vec<_> = names
+        .iter()
+        .zip(&schedules)
+        .zip(&mut plans)
+        .map(|((name, schedule), plan)| (name.as_str(), *schedule, plan))
+        .collect();
+    spread_catch_up(&mut batch, Spread::default(), now);
+    let latest = |kind: &Schedule| {
+        let of = schedules.iter().zip(&plans).filter(|(schedule, _)| **schedule == kind);
+        of.flat_map(|(_, plan)| &plan.runs).map(|run| run.not_before).max().unwrap()
+    };
+    assert!(latest(&slow) > now && latest(&once) > now);
+    assert!(
+        latest(&slow) <= now + SignedDuration::from_secs(30)
+            && latest(&once) <= now + SignedDuration::from_secs(30)
+    );
+    assert_eq!(latest(&fast), now, "its next tick is seconds away");
 }
 
 #[test]
 fn the_end_of_a_pause_records_what_it_left_out_and_finds_the_next_tick() {
     let paused = |since: &str, until: &str, origin: Option<&str>| Standing {
-        token: Token::resume(at(since), at(until)),
         origin: origin.map(at),
-        open_skip: None,
+        ..Standing::of(Token::resume(at(since), at(until)))
     };
     let disabled = |from: &str, to: &str, count| SkipRange {
         reason: SkipReason::Disabled,
@@ -426,7 +498,7 @@ fn a_grid_counts_from_its_phase() {
 }
 
 fn deferred(tick: &str, since: &str) -> Standing {
-    Standing { token: Token::deferred(at(tick), at(since)), origin: None, open_skip: None }
+    Standing::of(Token::deferred(at(tick), at(since)))
 }
 
 #[test]
@@ -482,8 +554,7 @@ fn a_deferred_tick_keeps_its_jitter() {
     let options = Options { jitter: Some("4m".into()), catch_up: Some(CatchUp::Skip), ..Options::default() };
     let schedule = schedule(When::Cron("*/5 * * * *".into()), options);
     let first = schedule.timing.as_ref().unwrap().next(at("02T11:59:00")).unwrap();
-    let standing =
-        Standing { token: Token::deferred(first.tick_at, first.due_at), origin: None, open_skip: None };
+    let standing = Standing::of(Token::deferred(first.tick_at, first.due_at));
     let next = schedule.timing.as_ref().unwrap().next(first.tick_at).unwrap();
     assert!(next.due_at > next.tick_at, "the next one has come, but is not due");
     let plan = plan(&schedule, &standing, &Facts::CLEAR, next.tick_at);
@@ -492,11 +563,162 @@ fn a_deferred_tick_keeps_its_jitter() {
 }
 
 #[test]
-fn a_deferred_tick_that_is_given_up_is_left_out_with_those_since() {
-    let cron = cron("*/5 * * * *", CatchUp::Skip);
-    let range = belfry_core::plan::given_up(&cron, None, at("02T12:00:00"), at("02T12:12:00"));
-    assert_eq!((range.from, range.to, range.count), (at("02T12:00:00"), at("02T12:10:00"), 3));
-    let interval = every("5m", AnchorName::Completion, None);
-    let range = belfry_core::plan::given_up(&interval, None, at("02T12:00:00"), at("02T12:12:00"));
-    assert_eq!(range, SkipRange::one(SkipReason::QueueFull, at("02T12:00:00")));
+fn a_tick_that_was_read_as_due_is_planned_as_due() {
+    // The clock was set back by a minute since it was read.
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    for schedule in [&once, &cron("*/5 * * * *", CatchUp::Skip), &every("5m", AnchorName::Completion, None)] {
+        let plan = plan(schedule, &due("02T12:00:00"), &Facts::CLEAR, at("02T11:59:00"));
+        assert_eq!((ticks(&plan), plan.closed.len()), (vec![at("02T12:00:00")], 0));
+        assert_eq!(plan.runs[0].trigger, Trigger::Schedule);
+    }
+}
+
+#[test]
+fn nothing_is_armed_at_or_before_the_cursor() {
+    let cursor_at = Some(at("02T12:00:00"));
+    let next = |schedule: &Schedule, token| {
+        let standing = Standing { cursor_at, ..Standing::of(token) };
+        next_tick(&plan(schedule, &standing, &Facts::CLEAR, at("02T11:00:00")))
+    };
+    let (now, cron) = (at("02T11:00:00"), cron("*/5 * * * *", CatchUp::Skip));
+    assert_eq!(next(&cron, Token::next(now)), at("02T12:05:00"));
+    assert_eq!(next(&cron, Token::first(now)), at("02T12:05:00"));
+    assert_eq!(next(&cron, Token::resume(at("02T10:00:00"), now)), at("02T12:05:00"));
+    assert_eq!(next(&every("5m", AnchorName::Completion, None), Token::next(now)), at("02T12:05:00"));
+}
+
+#[test]
+fn a_plan_without_a_next_token_names_its_last_tick() {
+    let plan_of = |schedule: &Schedule, now| plan(schedule, &due("02T12:00:00"), &Facts::CLEAR, at(now));
+    let completion = every("5m", AnchorName::Completion, Some(CatchUp::RunAll));
+    assert_eq!(plan_of(&completion, "02T12:21:00").cursor_at, Some(at("02T12:20:00")));
+    let once = schedule(When::At("2026-03-02T12:00:00Z".into()), Options::default());
+    assert_eq!(plan_of(&once, "05T00:00:00").cursor_at, Some(at("02T12:00:00")));
+    assert_eq!(plan_of(&cron("*/5 * * * *", CatchUp::Skip), "02T12:00:01").cursor_at, None);
+}
+
+/// Every tick of a plan with what became of it, counted on its own: run, or the reason of its range.
+fn results(schedule: &Schedule, plan: &Plan, ticks: &[Timestamp]) -> Vec<&'static str> {
+    let timing = schedule.timing.as_ref().unwrap();
+    let ranges: Vec<SkipRange> = plan.closed.iter().chain(&plan.open_skip).copied().collect();
+    for range in &ranges {
+        let inside = ticks.iter().filter(|tick| (range.from..=range.to).contains(tick)).count();
+        assert_eq!(range.count, inside as u64, "{range:?} of {}", timing.describe());
+        assert!(ticks.contains(&range.from) && ticks.contains(&range.to), "{range:?}");
+    }
+    let of = |tick: &Timestamp| {
+        let run = plan.runs.iter().find(|run| run.tick_at == *tick).map(|run| run.trigger.as_str());
+        let mut skips = ranges.iter().filter(|range| (range.from..=range.to).contains(tick));
+        let skip = skips.next().map(|range| range.reason.as_str());
+        assert!(skips.next().is_none() && run.is_some() != skip.is_some(), "{tick} {run:?} {skip:?}");
+        run.or(skip).unwrap()
+    };
+    ticks.iter().map(of).collect()
+}
+
+/// Results with how many ticks in a row have each.
+type Counts = &'static [(&'static str, usize)];
+
+#[test]
+fn one_plan_makes_a_thousand_runs_and_leaves_out_the_oldest_that_are_on_time() {
+    let second = |n: usize| at("02T12:00:00") + SignedDuration::from_secs(n as i64);
+    // Policy, `late_after` in seconds, jitter, minutes of downtime; how many of each result, in order.
+    let cases: [(CatchUp, u64, Option<&str>, usize, Counts); 8] = [
+        (CatchUp::RunOnce, 7200, None, 30, &[("queue_full", 801), ("schedule", 1000)]),
+        (CatchUp::RunAll, 7200, Some("900ms"), 30, &[("queue_full", 801), ("schedule", 1000)]),
+        (
+            CatchUp::RunAll,
+            999,
+            None,
+            30,
+            &[("missed_run_all", 701), ("catch_up", 100), ("queue_full", 100), ("schedule", 900)],
+        ),
+        (CatchUp::RunAll, 600, None, 30, &[("missed_run_all", 1100), ("catch_up", 100), ("schedule", 601)]),
+        (
+            CatchUp::RunOnce,
+            1500,
+            None,
+            30,
+            &[("missed_run_once", 299), ("catch_up", 1), ("queue_full", 502), ("schedule", 999)],
+        ),
+        (CatchUp::Skip, 1500, None, 30, &[("missed_skip", 300), ("queue_full", 501), ("schedule", 1000)]),
+        (CatchUp::Skip, 1, None, 30, &[("missed_skip", 1799), ("schedule", 2)]),
+        (CatchUp::Skip, 1500, None, 10, &[("schedule", 601)]),
+    ];
+    for (catch_up, late_after, jitter, minutes, expected) in cases {
+        let options = Options {
+            anchor: AnchorName::Slot,
+            catch_up: Some(catch_up),
+            late_after_ms: Some(late_after * 1000),
+            jitter: jitter.map(str::to_owned),
+            if_running: IfRunning::Allow,
+            ..Options::default()
+        };
+        let schedule = schedule(When::Every("1s".into()), options);
+        let ticks: Vec<_> = (0..=minutes * 60).map(second).collect();
+        let now =
+            ticks[ticks.len() - 1] + SignedDuration::from_millis(if jitter.is_some() { 999 } else { 0 });
+        let plan = plan(&schedule, &due("02T12:00:00"), &Facts::CLEAR, now);
+        assert!(plan.runs.len() <= 1000);
+        let results = results(&schedule, &plan, &ticks);
+        let expected: Vec<_> =
+            expected.iter().flat_map(|(words, count)| std::iter::repeat_n(*words, *count)).collect();
+        assert_eq!(results.len(), expected.len());
+        let differs = results.iter().zip(&expected).position(|(one, other)| one != other);
+        let differs = differs.map(|place| (place, results[place], expected[place]));
+        assert_eq!(differs, None, "{catch_up:?} late after {late_after}s, {jitter:?}");
+        assert_eq!(next_tick(&plan), second(minutes * 60 + 1));
+    }
+}
+
+#[test]
+fn jitter_decides_whether_the_last_of_many_is_late() {
+    let options = Options {
+        anchor: AnchorName::Slot,
+        catch_up: Some(CatchUp::Skip),
+        late_after_ms: Some(1_500_000),
+        jitter: Some("9s".into()),
+        if_running: IfRunning::Allow,
+        ..Options::default()
+    };
+    let schedule = schedule(When::Every("10s".into()), options);
+    let timing = schedule.timing.as_ref().unwrap();
+    let first = at("02T00:00:00");
+    let standing = Standing::of(timing.tick(first).into());
+    for ms in (0..20_000).step_by(500) {
+        let now = at("02T08:00:00") + SignedDuration::from_millis(ms);
+        let plan = plan(&schedule, &standing, &Facts::CLEAR, now);
+        let on_time = |tick: &belfry_time::Tick| {
+            tick.due_at <= now && now.duration_since(tick.due_at) <= SignedDuration::from_secs(1500)
+        };
+        let all = std::iter::once(timing.tick(first))
+            .chain(timing.ticks(first))
+            .take_while(|tick| tick.tick_at <= now);
+        let expected: Vec<_> = all.filter(on_time).map(|tick| tick.tick_at).collect();
+        assert_eq!(ticks(&plan), expected, "{now}");
+    }
+}
+
+#[test]
+fn a_tick_is_never_late_within_a_second() {
+    let tight = |jitter: Option<&str>, every: &str| {
+        let options = Options {
+            anchor: AnchorName::Slot,
+            jitter: jitter.map(str::to_owned),
+            catch_up: Some(CatchUp::Skip),
+            if_running: IfRunning::Allow,
+            ..Options::default()
+        };
+        schedule(When::Every(every.into()), options)
+    };
+    // Close to the next tick, or to many of them.
+    for (schedule, runs) in [(tight(Some("9.999s"), "10s"), 1), (tight(None, "100ms"), 10)] {
+        let timing = schedule.timing.as_ref().unwrap();
+        let tick = timing.tick(at("02T12:00:00"));
+        let standing = Standing::of(tick.into());
+        let now = tick.due_at + SignedDuration::from_millis(999);
+        let plan = plan(&schedule, &standing, &Facts::CLEAR, now);
+        assert!(plan.runs.len() >= runs && plan.closed.is_empty(), "{plan:?}");
+        assert!(plan.runs.iter().all(|run| run.trigger == Trigger::Schedule));
+    }
 }

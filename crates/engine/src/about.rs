@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct About {
-    /// What its runs do.
+    /// What its runs do. Below scope admin the program alone, without its arguments: they may hold secrets.
     pub does: String,
     /// What they are told, where they are told something.
     pub prompt: Option<String>,
@@ -24,10 +24,10 @@ pub struct About {
 }
 
 impl About {
-    /// A schedule of an agent.
-    pub fn of(record: &ScheduleRecord, agent: &AgentDefinition) -> About {
+    /// A schedule of an agent. Arguments and shell lines are for an admin alone.
+    pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, is_admin: bool) -> About {
         About {
-            does: does(record, agent),
+            does: does(&record.definition.options.command, agent, is_admin),
             prompt: record.definition.options.prompt.as_ref().or(agent.work.prompt.as_ref()).cloned(),
             policy: policy(record),
             limits: limits(record, agent),
@@ -36,12 +36,13 @@ impl About {
     }
 }
 
-fn does(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
-    let command = &record.definition.options.command;
+fn does(command: &str, agent: &AgentDefinition, is_admin: bool) -> String {
     let named = if command == "poll" { String::new() } else { format!(" (command {command})") };
     let what = match agent.work.action_of(command) {
-        Action::Run(words) => format!("run {}", words.join(" ")),
-        Action::Shell(line) => format!("shell {line}"),
+        Action::Run(words) if is_admin => format!("run {}", words.join(" ")),
+        Action::Run(words) => format!("run {}", words.first().map_or("", String::as_str)),
+        Action::Shell(line) if is_admin => format!("shell {line}"),
+        Action::Shell(_) => "a shell line".into(),
         Action::Handler => "a Rust handler".into(),
     };
     what + &named
@@ -106,4 +107,23 @@ fn limits(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
         parts.push(format!("needs {}", agent.needs.join(", ")));
     }
     parts.join(" · ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_for_an_admin_alone() {
+        let mut agent = AgentDefinition::default();
+        for (action, whole, part) in [
+            (Action::Run(vec!["curl".into(), "-u".into(), "me:zz".into()]), "run curl -u me:zz", "run curl"),
+            (Action::Shell("TOKEN=zz x".into()), "shell TOKEN=zz x", "a shell line"),
+            (Action::Handler, "a Rust handler", "a Rust handler"),
+        ] {
+            agent.work.action = action;
+            assert_eq!(does("poll", &agent, true), whole);
+            assert_eq!(does("poll", &agent, false), part);
+        }
+    }
 }

@@ -8,8 +8,9 @@ pub use crate::api_sessions::{Lane, Session};
 
 use belfry_core::check::Status;
 use belfry_core::definition::When;
+use belfry_core::plan::Standing;
 use belfry_core::work::Action;
-use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, Token, TokenKind, Trigger};
+use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, Token, Trigger};
 use belfry_store::{AgentRecord, BreakerEntry, BreakerRecord, Deferred, RunRecord, ScheduleRecord};
 use belfry_time::{SignedDuration, Tick, Timestamp, Timing};
 use serde::{Deserialize, Serialize};
@@ -51,12 +52,14 @@ pub struct Schedule {
     pub timezone: String,
     /// `active`, `paused`, `invalid`, `exhausted`.
     pub status: ScheduleStatus,
-    /// Why it is paused or invalid.
+    /// Why it is paused, invalid or exhausted, or waits.
     pub reason: Option<String>,
     /// Since when it stands so.
     pub status_since: Timestamp,
     /// When its pause ends by itself.
     pub paused_until: Option<Timestamp>,
+    /// When it goes on, where its last tick lies ahead of a clock that was set back.
+    pub clock_back: Option<Timestamp>,
     /// Its next tick; none while nothing arms it, or while it waits for its run to end.
     pub next: Option<NextTick>,
     /// The run that ended last.
@@ -172,12 +175,18 @@ impl Schedule {
     /// A schedule of an agent, at an instant.
     pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, now: Timestamp) -> Schedule {
         let definition = &record.definition;
+        let clock_back = crate::clock_back(record, now);
+        let expired = crate::is_expired(record).then(|| EXPIRED.to_owned());
         let (status, reason, paused_until) = match &record.status {
-            Status::Active => (ScheduleStatus::Active, record.deferred.as_ref().map(lane_full), None),
+            Status::Active => {
+                let reason = clock_back
+                    .map(|at| format!("waiting(clock_back): the clock was set back, it goes on at {at}"));
+                (ScheduleStatus::Active, reason.or(record.deferred.as_ref().map(lane_full)), None)
+            }
             Status::Paused { reason, until } => (ScheduleStatus::Paused, reason.clone(), *until),
             Status::Disabled => (ScheduleStatus::Paused, Some("enabled is false".into()), None),
             Status::Invalid { reason } => (ScheduleStatus::Invalid, Some(reason.clone()), None),
-            Status::Exhausted => (ScheduleStatus::Exhausted, None, None),
+            Status::Exhausted => (ScheduleStatus::Exhausted, expired, None),
         };
         let (kind, expression) = kind_of(definition);
         Schedule {
@@ -191,6 +200,7 @@ impl Schedule {
             reason,
             status_since: record.status_since,
             paused_until,
+            clock_back,
             next: upcoming(record, 1).first().copied().map(NextTick::from),
             last: record.last.map(|last| Last {
                 run_id: last.run,
@@ -219,6 +229,9 @@ impl Schedule {
     }
 }
 
+/// Why a one-shot never runs.
+pub(crate) const EXPIRED: &str = "its time had passed when it was first seen";
+
 /// Why a schedule does not run whose tick is due.
 fn lane_full(deferred: &Deferred) -> String {
     format!("the lane {} is full, deferred since {}", deferred.lane, deferred.since)
@@ -230,18 +243,15 @@ fn lane_full(deferred: &Deferred) -> String {
 pub fn upcoming(record: &ScheduleRecord, count: usize) -> Vec<Tick> {
     let deferred = record.deferred.as_ref().map(|it| Token::deferred(it.tick_at, it.since));
     let Some(token) = record.token.or(deferred) else { return Vec::new() };
-    let Some(timing) = timing_of(record) else { return Vec::new() };
-    let first = match token.kind {
-        TokenKind::Tick => Some(Tick { tick_at: token.tick_at, due_at: token.due_at }),
-        TokenKind::First => timing.first(token.tick_at),
-        TokenKind::Next => timing.next(token.tick_at),
-        TokenKind::Resume => timing.next(token.due_at),
-        // What comes after it depends on how long it waits.
-        TokenKind::Deferred => return vec![timing.tick(token.tick_at)].into_iter().take(count).collect(),
+    let Ok(Some(timing)) = record.definition.timing(&record.name) else { return Vec::new() };
+    let standing = Standing {
+        token,
+        origin: record.origin,
+        open_skip: None,
+        cursor_at: record.cursor_at,
+        waits: record.waits_for.is_some(),
     };
-    let Some(first) = first else { return Vec::new() };
-    let timing = if record.origin.is_none() { timing.with_origin(first.tick_at) } else { timing };
-    std::iter::once(first).chain(timing.ticks(first.tick_at)).take(count).collect()
+    belfry_core::plan::upcoming(&timing, &standing).take(count).collect()
 }
 
 /// A schedule's timing with its first tick, where that is known; none where it does not tick or cannot be read.

@@ -175,12 +175,12 @@ async fn make(
     Ok(())
 }
 
-/// The first instant whose ticks are still the planner's. It only moves forward, but for a pause, which resuming with its
-/// missed ticks may take up where it began.
+/// The first instant whose ticks are still the planner's. It only moves forward. In a pause it lies before the first tick
+/// that the pause has left out, because a resume may catch up from there.
 fn planned_until(record: &ScheduleRecord, now: Timestamp) -> Timestamp {
     let after = |at: Timestamp| at.checked_add(MICROSECOND).unwrap_or(at);
     let planned = match (&record.status, record.token) {
-        (Status::Paused { .. }, _) => after(record.status_since),
+        (Status::Paused { .. }, _) => after(record.cursor_at.unwrap_or(record.status_since)),
         // The first tick of an interval is the instant at which it was first seen.
         (_, Some(token))
             if matches!(token.kind, TokenKind::Tick | TokenKind::First | TokenKind::Deferred) =>

@@ -1,8 +1,11 @@
 //! Carries out what the driver asks of a store, and makes the input that answers it. The shell calls it with a real store;
 //! a simulator calls it with a store that is slow, fails, or loses answers.
 
+use std::time::Duration;
+
 use belfry_store::{Claim, Claimed, Definitions, Error, Store, Watch, commit_apart, finish_apart};
 use belfry_time::Timestamp;
+use tokio::time::timeout;
 
 use crate::clock::Time;
 use crate::driver::{Ask, Input};
@@ -54,7 +57,16 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
         Ask::UnreadableRows => Input::UnreadableRows(store.unreadable_rows().await),
         Ask::Finish(finishes) => Input::Finished(finish_apart(store, now.wall, &finishes).await),
         Ask::Renew { node, until } => {
-            Input::Renewed { asked: now.mono, renewed: store.renew(node, until).await }
+            let renewed = match store.is_held() {
+                // The keeper must hear of a store that takes long to write while its lease is still good.
+                true => {
+                    let lease = Duration::try_from(until.duration_since(now.wall)).unwrap_or_default();
+                    let late = |_| Error::Unavailable { detail: "no answer in time".into(), ambiguous: true };
+                    timeout(lease / 6, store.renew(node, until)).await.map_err(late).flatten()
+                }
+                false => store.renew(node, until).await,
+            };
+            Input::Renewed { asked: now.mono, renewed, is_held: store.is_held() }
         }
         Ask::Marks(node) => Input::Marks(store.marks(node).await),
         Ask::GiveBack(node, runs) => Input::GivenBack(store.give_back(now.wall, node, &runs).await),

@@ -26,7 +26,7 @@ use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
-use crate::node::host;
+use crate::node::{host, own_process};
 use crate::relay::{Relay, Teller};
 use crate::session::{UsageOf, to_known_lane};
 use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
@@ -214,6 +214,7 @@ impl Builder {
                 started: Mutex::new(None),
                 relay: Mutex::new(None),
                 teller: Teller::new(),
+                starting: tokio::sync::Mutex::new(()),
                 leaving: tokio::sync::Mutex::new(()),
             }),
         }
@@ -260,6 +261,7 @@ struct Inner {
     started: Mutex<Option<Started>>,
     relay: Mutex<Option<Relay>>,
     teller: Teller,
+    starting: tokio::sync::Mutex<()>,
     leaving: tokio::sync::Mutex<()>,
 }
 
@@ -278,6 +280,8 @@ impl Engine {
     /// Joins as a node, applies the agents, and begins to plan and run.
     pub async fn start(&self) -> Result<(), Error> {
         let inner = &self.inner;
+        // Of two who start it at once the second finds it running.
+        let _turn = inner.starting.lock().await;
         if self.status() != Status::Stopped {
             return Err(Error::Status { status: "running already" });
         }
@@ -376,6 +380,7 @@ impl Engine {
             fenced: false,
             draining: false,
             last_seen_at: now,
+            process: own_process(&self.inner.state_dir),
         };
         let asked_at = std::time::Instant::now();
         self.inner.store.join(&node).await?;
@@ -513,8 +518,27 @@ impl Engine {
         let detail =
             format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
         self.tell(Event { detail: Some(detail), ..event });
+        if applied.expired > 0 {
+            self.tell_expired(clock.now().wall, agents).await?;
+        }
         self.hint().await;
         Ok(applied)
+    }
+
+    /// Warns of one-shots whose time had passed when they were first seen.
+    async fn tell_expired(&self, now: Timestamp, agents: &[AgentSpec]) -> Result<(), Error> {
+        let named = agents.iter().flat_map(|agent| agent.schedules.iter().map(move |one| (agent, one)));
+        for (agent, (name, definition)) in named {
+            let name = format!("{}/{name}", agent.name);
+            let Some(detail) = crate::past_words(&name, definition, now) else { continue };
+            let record = self.inner.store.schedule(&name).await?;
+            if record.is_some_and(|record| crate::is_expired(&record)) {
+                let event = Event::new(now, Level::Warn, Name::TickSkipped).of(&name);
+                let reason = Some(belfry_core::SkipReason::Exhausted.as_str().to_owned());
+                self.tell(Event { reason, detail: Some(detail), ..event });
+            }
+        }
+        Ok(())
     }
 
     /// Makes an agent that no file owns what it is here, or makes it new, with its schedules; with `whole` those of it that are

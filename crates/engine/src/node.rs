@@ -1,9 +1,11 @@
 //! What people ask of nodes: to take no new work, and how their machines do.
 
+use std::path::Path;
 use std::time::Duration;
 
 use belfry_core::NodeId;
-use belfry_store::{AnyStore, Drained, Page, SnapshotFilter, SnapshotRow, Store, Watch};
+use belfry_runner::ProcessState;
+use belfry_store::{AnyStore, Drained, NodeProcess, Page, SnapshotFilter, SnapshotRow, Store, Watch};
 use belfry_time::Timestamp;
 
 use crate::driver::{Input, Phase};
@@ -31,6 +33,21 @@ pub fn host() -> String {
         .ok()
         .or_else(|| std::env::var("HOSTNAME").ok())
         .unwrap_or_else(|| "localhost".into())
+}
+
+/// This process, as its node's row names it.
+pub(crate) fn own_process(state_dir: &Path) -> NodeProcess {
+    let start_time = match ProcessState::of(std::process::id()) {
+        ProcessState::Found { start_time, .. } => start_time,
+        ProcessState::Unknown | ProcessState::Gone => 0,
+    };
+    let state_dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+    NodeProcess {
+        boot_id: belfry_runner::boot_id(),
+        pid_ns: belfry_runner::pid_ns(),
+        start_time,
+        state_dir: state_dir.to_string_lossy().into_owned(),
+    }
 }
 
 impl Engine {

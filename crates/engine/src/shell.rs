@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use belfry_core::retry::Outcome;
 use belfry_core::work::Action;
 use belfry_core::{Epoch, NodeId, Reason, RunId};
-use belfry_runner::{Attempt, CancelSender, Chunk, Report, Runner, cancellation};
-use belfry_store::{AnyStore, Node, OutputChunk, Snapshot, Store, Stream, Watch};
+use belfry_runner::{
+    Attempt, CancelReceiver, CancelSender, Chunk, ProcessState, Report, Runner, Stop, cancellation,
+};
+use belfry_store::{AnyStore, Node, Snapshot, Store, Stream, Watch};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -20,19 +22,20 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::carry::carry_out;
 use crate::clock::Clock;
-use crate::driver::{Beat, Driver, Effect, Input, Phase};
+use crate::driver::{Beat, Driver, Effect, Input, Phase, Sight};
 use crate::event::Event;
 use crate::handler::Handler;
 use crate::machine::{Machine, Ticks};
+use crate::output::Output;
 use crate::session::UsageOf;
 
 /// Answers and ends that wait to be taken in: one for each effect under way.
 pub(crate) const MESSAGES_MAX: usize = 4096;
 /// Chunks of one attempt that wait to be stored; a child that writes faster waits.
 const CHUNKS_MAX: usize = 16;
-/// What is collected of an attempt's output before it is stored.
-const CHUNK_BYTES: usize = 64 << 10;
-const FLUSH_EVERY: Duration = Duration::from_millis(500);
+/// For how long output is tried to be stored after the end of its attempt, and where the node stops meanwhile.
+const OUTPUT_AFTER_END: Duration = Duration::from_secs(60);
+const OUTPUT_AT_STOP: Duration = Duration::from_secs(2);
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 const TEND_EVERY: Duration = Duration::from_secs(3);
 
@@ -190,22 +193,30 @@ impl Shell {
                 }
             }
             Effect::ReadNodes => {
-                let (template, by_pid) = (self.template.clone(), matches!(*store, AnyStore::Sqlite(_)));
+                let (host, here) = (self.template.host.clone(), Arc::new(self.template.process.clone()));
                 self.answer(async move {
-                    let nodes = store.nodes().await.map(|nodes| {
-                        let gone = |node: &Node| by_pid && node.host == template.host && is_gone(node);
-                        nodes
-                            .into_iter()
-                            .map(|node| {
-                                let gone = gone(&node);
-                                (node, gone)
-                            })
-                            .collect()
-                    });
-                    Input::Nodes(nodes)
+                    let nodes = store.nodes().await;
+                    let serving = match &*store {
+                        AnyStore::Sqlite(file) if !file.is_held() => file.served_by(),
+                        _ => None,
+                    };
+                    let is_file = matches!(*store, AnyStore::Sqlite(_));
+                    let look = |node: Node| {
+                        let is_same_host = is_file && node.host == host;
+                        let sight = Sight {
+                            here: here.clone(),
+                            is_same_host,
+                            process: ProcessState::of(node.pid),
+                            serves_file: is_same_host && serving == Some(node.pid),
+                        };
+                        (node, sight)
+                    };
+                    Input::Nodes(nodes.map(|nodes| nodes.into_iter().map(look).collect()))
                 });
             }
-            Effect::Fence { node, lease } => self.fence(node, lease),
+            Effect::Fence { node, lease, state_dir, is_lapsed } => {
+                self.fence(node, lease, state_dir, is_lapsed);
+            }
             Effect::Beat(beat) => self.beat(beat),
             Effect::Note(event) => {
                 // Nobody may be listening.
@@ -241,7 +252,7 @@ impl Shell {
             Action::Run(_) | Action::Shell(_) => None,
         };
         self.answer(async move {
-            let keep = tokio::spawn(keep_output(store, run, epoch, number, output));
+            let keep = tokio::spawn(keep_output(store, run, epoch, number, output, cancelled.clone()));
             let mut report = match handler {
                 Some(Some(handler)) => handler.run(attempt, cancelled, chunks, started).await,
                 Some(None) => no_handler(&attempt),
@@ -254,7 +265,11 @@ impl Shell {
                 (known.tokens, known.context_window) = (Some(usage.tokens), Some(usage.context_window));
             }
             // What the attempt wrote is there before its end is.
-            let _ = keep.await;
+            if let Ok(unstored @ 1..) = keep.await {
+                let words = format!("{unstored} bytes of its output could not be stored");
+                let text = if report.error.is_some() { &mut report.error } else { &mut report.summary };
+                *text = Some(text.take().map_or(words.clone(), |text| format!("{text} ({words})")));
+            }
             Input::Ended { run, epoch, report }
         });
     }
@@ -284,15 +299,26 @@ impl Shell {
         });
     }
 
-    fn fence(&self, node: NodeId, lease: Timestamp) {
-        let (store, clock, state_dir) = (self.store.clone(), self.clock.clone(), self.state_dir.clone());
+    /// Ends what a node has left on this system, then fences it.
+    fn fence(&self, node: NodeId, lease: Timestamp, state_dir: Option<String>, is_lapsed: bool) {
+        let (store, clock) = (self.store.clone(), self.clock.clone());
+        let mut folders = vec![self.state_dir.clone()];
+        folders.extend(state_dir.filter(|folder| !folder.is_empty()).map(PathBuf::from));
+        folders.dedup();
         self.answer(async move {
             // Nothing of the old attempts may live when the new ones start.
             let left = tokio::task::spawn_blocking(move || {
-                belfry_runner::end_leftovers(&state_dir, node, LEFTOVER_GRACE)
+                folders
+                    .iter()
+                    .all(|folder| belfry_runner::end_leftovers(folder, node, LEFTOVER_GRACE).is_ok())
             });
-            let _ = left.await;
-            Input::Fenced { node, rescued: store.fence(clock.now().wall, node, lease).await }
+            let all_ended = left.await.unwrap_or(false);
+            // A folder that cannot be read may name children that live: its keeper ends them before the lease lapses.
+            let rescued = match all_ended || is_lapsed {
+                true => store.fence(clock.now().wall, node, lease).await,
+                false => Ok(None),
+            };
+            Input::Fenced { node, rescued }
         });
     }
 }
@@ -319,71 +345,73 @@ fn no_handler(attempt: &Attempt) -> Report {
     }
 }
 
-/// Stores an attempt's output while it runs: when there is enough of it, and twice a second.
+/// Stores an attempt's output while it runs, and again where that failed. After the end of the attempt it goes on for a
+/// while; gives how many bytes could not be stored.
 async fn keep_output(
     store: Arc<AnyStore>,
     run: RunId,
     epoch: Epoch,
     attempt: u32,
-    mut output: mpsc::Receiver<Chunk>,
-) {
-    let mut seq = OutputChunk::first_seq(epoch);
-    let mut waiting: Vec<OutputChunk> = Vec::new();
-    let mut flush = tokio::time::interval(FLUSH_EVERY);
-    flush.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    mut pieces: mpsc::Receiver<Chunk>,
+    mut stop: CancelReceiver,
+) -> u64 {
+    let mut output = Output::new(epoch, attempt);
+    let (mut is_open, mut is_ending) = (true, false);
+    let mut call = None;
+    let mut try_at = tokio::time::Instant::now();
+    let mut give_up_at = try_at;
     loop {
-        let more = tokio::select! {
-            chunk = output.recv() => match chunk {
-                Some(chunk) => {
-                    add(&mut waiting, &mut seq, attempt, chunk);
-                    true
-                }
-                None => false,
-            },
-            _ = flush.tick(), if !waiting.is_empty() => true,
-        };
-        let bytes: usize = waiting.iter().map(|chunk| chunk.bytes.len()).sum();
-        let due = !more || bytes >= CHUNK_BYTES || flush.period().is_zero() || output.is_empty() && bytes > 0;
-        if due && !waiting.is_empty() {
-            // Output is worth less than the work: what cannot be stored is let go of.
-            let _ = store.append_output(run, epoch, &waiting).await;
-            waiting.clear();
+        if call.is_none() && tokio::time::Instant::now() >= try_at && pieces.is_empty() {
+            call = output.batch().map(|batch| {
+                let store = store.clone();
+                Box::pin(async move { store.append_output(run, epoch, &batch).await })
+            });
         }
-        if !more {
-            return;
+        if !is_open && call.is_none() && !output.is_waiting() {
+            return 0;
+        }
+        let is_resting = call.is_none() && output.is_waiting();
+        let answer = async {
+            match &mut call {
+                Some(call) => call.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            piece = pieces.recv(), if is_open => match piece {
+                Some(piece) => output.push(stream_of(piece.stream), piece.bytes),
+                None => {
+                    is_open = false;
+                    give_up_at = tokio::time::Instant::now() + OUTPUT_AFTER_END;
+                }
+            },
+            answer = answer => {
+                call = None;
+                try_at = tokio::time::Instant::now() + output.answered(answer);
+            }
+            () = tokio::time::sleep_until(try_at), if is_resting => {}
+            () = tokio::time::sleep_until(give_up_at), if !is_open => return output.unstored(),
+            // A node that ends, or whose lease is over, does not wait as long.
+            () = until_ending(&mut stop), if !is_open && !is_ending => {
+                is_ending = true;
+                give_up_at = give_up_at.min(tokio::time::Instant::now() + OUTPUT_AT_STOP);
+            }
         }
     }
 }
 
-fn add(waiting: &mut Vec<OutputChunk>, seq: &mut u64, attempt: u32, chunk: Chunk) {
-    let stream = match chunk.stream {
+/// Waits until the attempt is ended because its node stops or its lease is over.
+async fn until_ending(stop: &mut CancelReceiver) {
+    let is_ending = |stop: &Option<Stop>| stop.is_some_and(|stop| !matches!(stop, Stop::Cancel(_)));
+    if stop.wait_for(is_ending).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+fn stream_of(stream: belfry_runner::Stream) -> Stream {
+    match stream {
         belfry_runner::Stream::Stdout => Stream::Out,
         belfry_runner::Stream::Stderr => Stream::Err,
-    };
-    match waiting.last_mut() {
-        Some(last) if last.stream == stream && last.bytes.len() + chunk.bytes.len() <= CHUNK_BYTES => {
-            last.bytes.extend(chunk.bytes);
-        }
-        _ => {
-            waiting.push(OutputChunk { seq: *seq, attempt, stream, bytes: chunk.bytes });
-            *seq += 1;
-        }
     }
-}
-
-/// Whether the process of a node on this host is surely gone: nobody has its number, or somebody younger has.
-fn is_gone(node: &Node) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", node.pid)) else {
-        return std::path::Path::new("/proc/self/stat").exists();
-    };
-    // The name may hold anything; what follows its last parenthesis is numbers. The 22nd is the start, in ticks since boot.
-    let started =
-        stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse::<i64>().ok());
-    let uptime = std::fs::read_to_string("/proc/uptime").ok();
-    let uptime = uptime.and_then(|text| text.split('.').next()?.parse::<i64>().ok());
-    let (Some(started), Some(uptime)) = (started, uptime) else { return false };
-    let age = uptime - started / 100;
-    let node_age = Timestamp::now().duration_since(node.started_at).as_secs();
-    // A process that is this much younger than its node is another one.
-    age + 60 < node_age
 }

@@ -2,8 +2,9 @@
 //! it.
 
 use belfry_core::check::Status;
-use belfry_core::plan::left_out;
-use belfry_core::{ScheduleDefinition, SkipRange, SkipReason};
+use belfry_core::edit;
+pub use belfry_core::edit::Resume;
+use belfry_core::{RunId, ScheduleDefinition};
 use belfry_store::{AnyStore, ScheduleRecord, Store};
 use belfry_time::{Kind, Timestamp};
 
@@ -11,8 +12,9 @@ use crate::error::Error;
 
 /// What became of a pause that was to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Resumed {
-    /// It has ended.
+    /// It has ended, or the schedule no longer waits for the clock.
     Now {
         /// Ticks that it left out, on record as skipped.
         skipped: u64,
@@ -21,35 +23,35 @@ pub enum Resumed {
     Before(Timestamp),
     /// There was none.
     NotPaused,
+    /// The schedule cannot tick from now on, because a run of a later tick lives.
+    Lives(RunId),
 }
 
-/// Ends a pause by hand. What it left out is recorded as skipped, or counts as missed with `catch_up`.
+/// Ends a pause by hand. What it left out is recorded as skipped, or planned by `catch_up`. With [`Resume::FromNow`] also
+/// a schedule goes on that waits for the clock, which was set back.
 pub async fn resume(
     store: &AnyStore,
     now: Timestamp,
     record: &ScheduleRecord,
-    catch_up: bool,
+    how: Resume,
 ) -> Result<Resumed, Error> {
     // A pause whose end has come is over, also where nobody has planned since: what was due after it is not left out.
     if let Status::Paused { until: Some(until), .. } = record.status
         && until <= now
+        && how != Resume::FromNow
     {
         return Ok(Resumed::Before(until));
     }
-    let skipped = skipped(record, now).filter(|_| !catch_up);
-    Ok(match store.resume(now, record.id, catch_up, skipped).await? {
-        true => Resumed::Now { skipped: skipped.map_or(0, |range| range.count) },
-        false => Resumed::NotPaused,
-    })
-}
-
-/// What the pause has left out; the same that the end of a pause by the clock records.
-fn skipped(record: &ScheduleRecord, now: Timestamp) -> Option<SkipRange> {
-    if !matches!(record.status, Status::Paused { .. }) {
-        return None;
+    if how == Resume::FromNow {
+        // The same tick again would be a second run of it beside the first.
+        let live = store.live_runs().await?;
+        let later = live.iter().find(|run| run.schedule == record.id && run.tick_at > Some(now));
+        if let Some(run) = later {
+            return Ok(Resumed::Lives(run.id));
+        }
     }
-    let timing = crate::api::timing_of(record)?;
-    left_out(&timing, SkipReason::Disabled, record.status_since, now)
+    let resumed = store.resume(now, record.id, how).await?;
+    Ok(resumed.map_or(Resumed::NotPaused, |skipped| Resumed::Now { skipped }))
 }
 
 /// Why a one-shot would never run, where its time has passed.
@@ -67,4 +69,16 @@ pub fn past_words(name: &str, definition: &ScheduleDefinition, now: Timestamp) -
         zone.rfc3339(at),
         zone.rfc3339(now)
     ))
+}
+
+/// Whether a schedule is a one-shot that never had a tick: its time had passed when it was first seen.
+pub fn is_expired(record: &ScheduleRecord) -> bool {
+    let schedule = record.definition.compile(&record.name);
+    schedule.is_ok_and(|schedule| edit::is_expired(&schedule, &record.status, record.origin))
+}
+
+/// When a schedule goes on whose ticks lie ahead of the clock, because that was set back. None if it does not wait for
+/// that.
+pub fn clock_back(record: &ScheduleRecord, now: Timestamp) -> Option<Timestamp> {
+    edit::clock_back(&record.found(), &record.definition.compile(&record.name).ok()?, now)
 }

@@ -7,7 +7,8 @@ mod lane;
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
-use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::definition::IfRunning;
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
@@ -51,6 +52,8 @@ impl Decision {
 const NO_TICK: &str = "no_tick";
 /// The reason for a run that no node here can start.
 const NO_NODE: &str = "no_node";
+/// The reason while the last tick lies ahead of a clock that was set back.
+const CLOCK_BACK: &str = "clock_back";
 /// The reason for a tick of which nothing is remembered.
 const FORGOTTEN: &str = "forgotten";
 /// Pages of runs that are looked through for the ticks around an instant, and runs on a page.
@@ -206,10 +209,21 @@ impl Known {
             token,
             origin: record.origin,
             open_skip: record.open_skip,
+            cursor_at: record.cursor_at,
+            waits: record.waits_for.is_some(),
         });
         let mut checks = check::checks(schedule, &record.status, standing.as_ref(), &self.facts, self.now);
         if let Some(not_due) = checks.iter_mut().find(|check| check.check == "not_due") {
             not_due.detail = self.due_words();
+        }
+        if let Some(exhausted) = checks.iter_mut().find(|check| check.check == SkipReason::Exhausted.as_str())
+            && crate::is_expired(record)
+        {
+            exhausted.detail = api::EXPIRED.into();
+        }
+        if let Some(at) = crate::clock_back(record, self.now) {
+            let place = checks.iter().position(|check| check.check == "not_due").unwrap_or(checks.len());
+            checks.insert(place, Check { check: CLOCK_BACK, ok: false, detail: self.clock_back_words(at) });
         }
         let waits = [("at_capacity", self.at_capacity()), (NO_NODE, self.no_node())];
         for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
@@ -220,6 +234,15 @@ impl Known {
             checks.push(Check { check, ok, detail });
         }
         checks
+    }
+
+    fn clock_back_words(&self, at: Timestamp) -> String {
+        format!(
+            "the clock was set back, and its last tick lies ahead: it goes on at {}, in {}; \
+             `belfry resume --from-now` lets it tick at once",
+            self.time(at),
+            length(self.now, at)
+        )
     }
 
     fn due_words(&self) -> String {
@@ -415,9 +438,10 @@ impl Known {
             return self.nothing(tick_at, reason, format!("The tick at {time} waits: {words}."));
         }
         if self.record.status == Status::Exhausted {
-            let words = format!(
-                "{time} had passed when the schedule was first seen, or is too long ago: nothing is known of it."
-            );
+            let words = match crate::is_expired(&self.record) {
+                true => format!("The tick at {time} made no run: {}.", api::EXPIRED),
+                false => format!("The tick at {time} is too long ago: what became of it is no longer kept."),
+            };
             return self.nothing(tick_at, SkipReason::Exhausted.as_str(), words);
         }
         let words = format!("The tick at {time} is too long ago: what became of it is no longer kept.");
@@ -472,7 +496,8 @@ impl Known {
 
     /// Whether a pause that lasts, or `enabled: false`, covers an instant that has passed.
     fn is_unarmed_at(&self, at: Timestamp) -> bool {
-        let is_covered = at > self.record.status_since && at <= self.now;
+        let since = self.record.cursor_at.unwrap_or(self.record.status_since);
+        let is_covered = at > since && at <= self.now && self.record.waits_for.is_none();
         match self.record.status {
             Status::Disabled => is_covered,
             Status::Paused { until, .. } => is_covered && until.is_none_or(|until| at <= until),
@@ -491,6 +516,7 @@ impl Known {
             }
             Status::Disabled => "enabled is false".into(),
             Status::Invalid { reason } => format!("its definition is wrong: {reason}"),
+            Status::Exhausted if crate::is_expired(&self.record) => api::EXPIRED.into(),
             Status::Exhausted => "it has fired for the last time".into(),
         }
     }
@@ -539,12 +565,8 @@ impl Known {
 
 /// Whether a run is one that a schedule's overlap policy looks at.
 fn in_scope(record: &ScheduleRecord, run: &RunRecord) -> bool {
-    let options = &record.definition.options;
-    match options.overlap {
-        Scope::Schedule => run.schedule == record.id,
-        Scope::Command => run.agent == record.agent && run.command == options.command,
-        Scope::Agent => run.agent == record.agent,
-    }
+    let overlap = Overlap::of(&record.definition.options, record.agent, record.id);
+    overlap.includes(run.agent, run.schedule, &run.command, run.trigger)
 }
 
 /// The ticks around an instant.
@@ -636,23 +658,13 @@ fn end_of(at: Timestamp) -> Timestamp {
 
 /// The checks of a tick that was planned: those before the one that failed have passed.
 fn passed(failed: Option<SkipReason>) -> Vec<Check> {
-    const PLANNED: [(SkipReason, &str); 8] = [
-        (SkipReason::Disabled, "it was enabled"),
-        (SkipReason::Invalid, "its definition was right"),
-        (SkipReason::OutsideDay, "the day was allowed"),
-        (SkipReason::OutsideWindow, "the time was allowed"),
-        (SkipReason::CircuitOpen, "the breaker let it through"),
-        (SkipReason::BudgetExhausted, "the failure budget had room"),
-        (SkipReason::AlreadyRunning, "no earlier run stood in its way"),
-        (SkipReason::QueueFull, "there was room to wait"),
-    ];
     let mut checks = Vec::new();
     if failed.is_none_or(|reason| !reason.is_missed()) {
-        let ok = PLANNED.iter().take_while(|(reason, _)| Some(*reason) != failed);
-        checks.extend(ok.map(|(reason, words)| Check {
+        let ok = check::CHECKS.into_iter().take_while(|reason| Some(*reason) != failed);
+        checks.extend(ok.map(|reason| Check {
             check: reason.as_str(),
             ok: true,
-            detail: (*words).into(),
+            detail: passed_words(reason).into(),
         }));
     }
     let failed =
@@ -661,24 +673,56 @@ fn passed(failed: Option<SkipReason>) -> Vec<Check> {
     checks
 }
 
+/// A check that a tick has passed, in words.
+fn passed_words(check: SkipReason) -> &'static str {
+    match check {
+        SkipReason::Disabled => "it was enabled",
+        SkipReason::Invalid => "its definition was right",
+        SkipReason::Exhausted => "it had not fired for the last time",
+        SkipReason::OutsideDay => "the day was allowed",
+        SkipReason::OutsideWindow => "the time was allowed",
+        SkipReason::CircuitOpen => "the breaker let it through",
+        SkipReason::BudgetExhausted => "the failure budget had room",
+        SkipReason::SpendExhausted => "the spend limit had room",
+        SkipReason::AlreadyRunning => "no earlier run stood in its way",
+        SkipReason::QueueFull => "there was room to wait",
+        SkipReason::NoWork => "there was work",
+        SkipReason::MissedSkip
+        | SkipReason::MissedRunOnce
+        | SkipReason::MissedRunAll
+        | SkipReason::Edited => "it was planned in time",
+    }
+}
+
 /// Why a tick made no run, in words.
 pub fn skip_words(reason: SkipReason) -> &'static str {
     match reason {
         SkipReason::Disabled => "it was paused, or enabled was false",
         SkipReason::Invalid => "its definition was wrong",
         SkipReason::Exhausted => "it had fired for the last time",
-        SkipReason::OutsideDay => "that day was not allowed",
-        SkipReason::OutsideWindow => "that time of day was not allowed",
+        // A tick that is planned in time lies inside its window: only the instant of a catch-up can be outside.
+        SkipReason::OutsideDay => {
+            "it was missed, and the day on which it would have been caught up was not allowed"
+        }
+        SkipReason::OutsideWindow => {
+            "it was missed, and the time at which it would have been caught up was not allowed"
+        }
         SkipReason::CircuitOpen => "the breaker was open",
         SkipReason::BudgetExhausted => "the failure budget was used up",
         SkipReason::SpendExhausted => "the spend limit was used up",
         SkipReason::AlreadyRunning => "an earlier run was still alive, and if_running is skip",
         SkipReason::QueueFull => {
-            "max_pending runs were waiting already, or an earlier tick was waiting for its lane"
+            "max_pending runs were waiting already, an earlier tick was waiting for its lane, or more ticks were due at \
+             once than one plan makes runs of (1,000)"
         }
         SkipReason::NoWork => "there was no work",
         SkipReason::MissedSkip => "no node planned it in time, and catch_up is skip",
-        SkipReason::MissedRunOnce => "no node planned it in time, and one run stood for all that were missed",
+        SkipReason::MissedRunOnce => {
+            "no node planned it in time, and catch_up is run_once: only the newest missed tick is caught up"
+        }
+        SkipReason::Edited => {
+            "it was overdue when an edit changed or removed the schedule; `backfill` makes up for it"
+        }
         SkipReason::MissedRunAll => "no node planned it in time, and more than catch_up_limit were missed",
     }
 }

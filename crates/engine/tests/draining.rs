@@ -115,6 +115,7 @@ async fn who_is_not_there_or_dead_cannot_be_drained() {
             fenced: false,
             draining: false,
             last_seen_at: start(),
+            process: Default::default(),
         };
         world.store.join(&dead).await.unwrap();
         let refused = engine.drain(nobody, true).await;
@@ -145,7 +146,8 @@ fn a_node_that_drains_asks_for_no_work_and_comes_back_as_one_that_drains() {
     driver.step(now, Input::Marks(Ok(old)));
     assert!(driver.is_draining());
     assert!(driver.wait(now) > Duration::ZERO, "it does not spin");
-    let effects = driver.step(now, Input::Renewed { asked: MINUTE, renewed: Ok(Renewed::Fenced) });
+    let effects =
+        driver.step(now, Input::Renewed { asked: MINUTE, renewed: Ok(Renewed::Fenced), is_held: false });
     let joins = |effect: &Effect| matches!(effect, Effect::Join { draining: true, .. });
     assert!(effects.iter().any(joins), "{effects:?}");
     // Nobody knows the new one yet: that says nothing.

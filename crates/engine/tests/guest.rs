@@ -46,3 +46,15 @@ async fn a_guest_runs_its_run_and_nothing_else() {
     assert!(guest.run(other).await.unwrap().unwrap().state.is_live(), "it is for others");
     assert!(guest.schedule_state("a/s").await.unwrap().last_fired_at.is_none(), "and so are the ticks");
 }
+
+#[tokio::test]
+async fn an_engine_that_is_started_twice_at_once_is_one_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}/belfry.db", folder.path().display());
+    let store = std::sync::Arc::new(belfry::AnyStore::open(&url, true).await.unwrap());
+    let engine = belfry::Engine::builder().store(store.clone()).build();
+    let (one, other) = tokio::join!(engine.start(), engine.start());
+    assert_eq!([one.is_ok(), other.is_ok()].iter().filter(|is_ok| **is_ok).count(), 1, "{one:?} {other:?}");
+    assert_eq!(belfry_store::Store::nodes(&*store).await.unwrap().len(), 1);
+    engine.stop(belfry::StopOptions::default()).await.unwrap();
+}

@@ -118,6 +118,7 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     let renewed = || Input::Renewed {
         asked: now.mono,
         renewed: Ok(Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) }),
+        is_held: false,
     };
     let due = || Input::Due { due: Ok(Vec::new()), next: None };
     let claimed = |claimed| Input::Claimed { claimed, next: None };
@@ -347,7 +348,7 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     let claimed = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
     let asked = now.mono;
     let renewed = belfry_store::Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) };
-    let renewed = driver.step(now, Input::Renewed { asked, renewed: Ok(renewed) });
+    let renewed = driver.step(now, Input::Renewed { asked, renewed: Ok(renewed), is_held: false });
     assert!(stops(&effects) || stops(&claimed) || stops(&renewed), "{:?}", driver.phase());
 }
 

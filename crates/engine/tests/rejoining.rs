@@ -51,7 +51,8 @@ fn a_fenced_node_claims_nothing_until_it_has_joined_and_its_keeper_knows_the_lea
     driver.step(at(10), Input::Woken);
     driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
     driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    let effects = driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced) });
+    let effects = driver
+        .step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced), is_held: false });
     let first = joins(&effects);
     assert_eq!(first.len(), 1, "{effects:?}");
     let claims = |effect: &Effect| matches!(effect, Effect::Ask(Ask::Claim(_)));
@@ -78,7 +79,7 @@ fn a_join_that_took_longer_than_the_lease_gives_no_right_to_claim() {
     driver.step(at(10), Input::Woken);
     driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
     driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced) });
+    driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced), is_held: false });
     let effects = driver.step(at(85), Input::Joined { asked: 50 * SECOND, joined: Ok(()) });
     assert!(place(&effects, |effect| matches!(effect, Effect::Ask(Ask::Claim(_)))).is_none(), "{effects:?}");
     assert!(
@@ -120,4 +121,43 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
     assert_ne!(driver.phase(), Phase::Stopped);
     driver.step(at(2), Input::GivenBack(Ok(1)));
     assert_eq!(driver.phase(), Phase::Stopped);
+}
+
+#[test]
+fn a_node_claims_nothing_that_its_keeper_would_refuse() {
+    let mut driver = driver();
+    let asks_to_claim =
+        |effects: &[Effect]| place(effects, |e| matches!(e, Effect::Ask(Ask::Claim(_)))).is_some();
+    driver.step(at(0), Input::Woken);
+    let nothing = || Input::Claimed { claimed: Ok(Vec::new()), next: None };
+    driver.step(at(1), nothing());
+    assert!(asks_to_claim(&driver.step(at(19), Input::Hint)));
+    driver.step(at(19), nothing());
+    // The renewal has not been answered, and the keeper is about to end what runs.
+    for second in [20, 22, 24, 29] {
+        assert!(!asks_to_claim(&driver.step(at(second), Input::Hint)), "after {second} s");
+    }
+    let held = Renewed::Held { cancels: Vec::new(), live: None };
+    assert!(asks_to_claim(
+        &driver.step(at(30), Input::Renewed { asked: 29 * SECOND, renewed: Ok(held), is_held: false })
+    ));
+}
+
+#[test]
+fn what_runs_goes_on_while_nobody_can_take_over() {
+    for is_held in [true, false] {
+        let mut driver = driver();
+        driver.step(at(0), Input::Woken);
+        driver.step(at(1), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+        for second in [10, 20, 30, 40] {
+            driver.step(at(second), Input::Woken);
+            let asked = second * SECOND;
+            let effects = driver.step(at(second), Input::Renewed { asked, renewed: unavailable(), is_held });
+            let told = place(
+                &effects,
+                |effect| matches!(effect, Effect::TellKeeper { asked: then } if *then == asked),
+            );
+            assert_eq!(told.is_some(), is_held, "{effects:?}");
+        }
+    }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use belfry::api::{Schedule, ScheduleStatus, Why};
 use belfry::{
     AgentBuilder, Decision, Engine, HandlerError, ManualClock, Options, RunRequest, ScheduleOptions,
-    ScheduleRecord, StopOptions, Timestamp, When,
+    ScheduleRecord, SendOptions, StopOptions, Timestamp, When,
 };
-use belfry_core::definition::{AnchorName, CatchUp};
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope};
 use belfry_store::Store;
 use tokio::sync::Semaphore;
 
@@ -278,5 +278,132 @@ async fn a_schedule_that_is_not_there_is_not_found() {
     let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
     let error = belfry::why(house.engine.store(), "plain/x", house.engine.now()).await.unwrap_err();
     assert!(matches!(error, belfry::Error::NotFound { name } if name == "plain/x"));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn of_more_ticks_on_time_than_one_plan_takes_each_says_what_became_of_it() {
+    let options = ScheduleOptions {
+        anchor: AnchorName::Slot,
+        late_after_ms: Some(7_200_000),
+        if_running: IfRunning::Allow,
+        ..ScheduleOptions::default()
+    };
+    let agent = AgentBuilder::new("plain").schedule_with("s", When::Every("1s".into()), options);
+    let house = House::new(vec![agent]).await;
+    house.pass(30 * 60).await;
+    for instant in ["2026-03-02T12:00:01Z", "2026-03-02T12:13:20Z"] {
+        let why = house.why_at("plain/s", instant).await;
+        assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("queue_full")), "{instant}");
+        assert!(why.words.contains("one of 800 in a row"), "{}", why.words);
+        assert!(
+            why.words.contains("from 2026-03-02 12:00:01 UTC to 2026-03-02 12:13:20 UTC"),
+            "{}",
+            why.words
+        );
+    }
+    for instant in ["2026-03-02T12:13:21Z", "2026-03-02T12:30:00Z"] {
+        let why = house.why_at("plain/s", instant).await;
+        assert_eq!((why.decision, reason(&why)), (Decision::Fired, None), "{instant}");
+    }
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_catch_up_that_its_window_forbids_names_the_instant_that_was_judged() {
+    let options = ScheduleOptions {
+        only_between: Some("12:00-12:10".into()),
+        catch_up: Some(CatchUp::RunOnce),
+        ..ScheduleOptions::default()
+    };
+    let house = House::new(vec![slot("plain", options)]).await;
+    house.pass(3600).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:09:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("outside_window")));
+    assert!(
+        why.words.contains("the time at which it would have been caught up was not allowed"),
+        "{}",
+        why.words
+    );
+    let why = house.why_at("plain/s", "2026-03-02T12:05:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Missed, Some("missed_run_once")));
+    assert!(why.words.contains("only the newest missed tick is caught up"), "{}", why.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn runs_of_sessions_stand_in_no_schedules_way() {
+    let options = ScheduleOptions { overlap: Scope::Agent, ..ScheduleOptions::default() };
+    let agent = AgentBuilder::new("gated")
+        .schedule_with("s", cron("0 0 1 1 *"), options)
+        .schedule("talk", When::Chat(serde_json::json!({"debounce": "0s"})));
+    let house = House::new(vec![agent]).await;
+    house.engine.send("gated/talk:ada", "hello", SendOptions::default()).await.unwrap();
+    let of_others = |why: &Why| why.checks.iter().find(|check| check.check == "already_running").unwrap().ok;
+    assert!(of_others(&house.why("gated/s").await));
+    house.engine.run_now("gated/s", RunRequest::default()).await.unwrap();
+    assert!(!of_others(&house.why("gated/s").await), "but a run by hand does");
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_one_shot_whose_time_had_passed_says_so() {
+    let once = AgentBuilder::new("plain").schedule("s", When::At("2020-01-01T00:00:00Z".into()));
+    let house = House::new(vec![once]).await;
+    let passed = "its time had passed when it was first seen";
+    let why = house.why("plain/s").await;
+    assert_eq!(reason(&why), Some("exhausted"));
+    assert!(why.words.contains(passed), "{}", why.words);
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    let shown = Schedule::of(&record, &Default::default(), house.engine.now());
+    assert_eq!((shown.status, shown.reason.as_deref()), (ScheduleStatus::Exhausted, Some(passed)));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_tick_that_was_overdue_at_a_pause_or_an_edit_says_so() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    // Nobody plans between the first tick and the pause.
+    let store = house.engine.store();
+    assert!(store.pause(at("2026-03-02T12:02:30Z"), record.id, None, None).await.unwrap());
+    house.pass(300).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:01:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("disabled")));
+    assert!(why.words.contains("paused"), "{}", why.words);
+    let resumed = belfry::resume(store, house.engine.now(), &record, belfry::Resume::Skip).await.unwrap();
+    assert_eq!(resumed, belfry::Resumed::Now { skipped: 5 });
+    house.pass(1).await;
+    let edited = AgentBuilder::new("plain").schedule("s", cron("0 * * * *")).build();
+    store.apply(at("2026-03-02T12:07:30Z"), "engine", "", &[edited]).await.unwrap();
+    house.pass(300).await;
+    let why = house.why_at("plain/s", "2026-03-02T12:06:00Z").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Missed, Some("edited")));
+    assert!(why.words.contains("one of 2 in a row"), "{}", why.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_schedule_that_waits_for_the_clock_says_until_when() {
+    let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
+    for _ in 0..5 {
+        house.pass(60).await;
+    }
+    let ran = house.engine.schedule_state("plain/s").await.unwrap().last_fired_at;
+    assert_eq!(ran, Some(at("2026-03-02T12:05:00Z")));
+    house.clock.step_to(at("2026-03-02T12:01:30Z"));
+    house.engine.quiet().await;
+    let why = house.why("plain/s").await;
+    assert_eq!((why.decision, reason(&why)), (Decision::Waiting, Some("clock_back")));
+    assert!(why.words.contains("it goes on at 2026-03-02 12:06:00 UTC"), "{}", why.words);
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    let shown = Schedule::of(&record, &Default::default(), house.engine.now());
+    assert_eq!(shown.clock_back, Some(at("2026-03-02T12:06:00Z")));
+    let resume = |how| belfry::resume(house.engine.store(), house.engine.now(), &record, how);
+    assert_eq!(resume(belfry::Resume::Skip).await.unwrap(), belfry::Resumed::NotPaused);
+    let resumed = resume(belfry::Resume::FromNow).await.unwrap();
+    assert_eq!(resumed, belfry::Resumed::Now { skipped: 0 });
+    house.pass(1).await;
+    assert_eq!(reason(&house.why("plain/s").await), Some("not_due"));
     house.end().await;
 }

@@ -114,8 +114,9 @@ fn expand(
 ) -> Result<(), Error> {
     let pieces = reference::pieces(text).map_err(|flaw| {
         Error::Environment(match flaw {
-            Flaw::Unclosed(_) => format!("env {key}: `${{` without a `}}` in {text:?}"),
-            Flaw::NoName(range) => format!("env {key}: {:?} names no variable", &text[range]),
+            Flaw::Unclosed(_) => format!("env {key}: a `${{` without a `}}`"),
+            Flaw::NoName(_) => format!("env {key}: a reference names no variable"),
+            Flaw::Nested(_) => format!("env {key}: a default holds a reference; it must be plain text"),
         })
     })?;
     for piece in pieces {
@@ -128,7 +129,7 @@ fn expand(
         };
         check_name(&format!("env {key}: ${{…}}"), name, is_of_belfry)?;
         // As in a shell, `:-` also stands in for an empty value.
-        match (node.get(OsStr::new(name)).filter(|value| default.is_none() || !value.is_empty()), default) {
+        match (node.get(OsStr::new(name)).filter(|value| default.is_none() || !value.is_empty()), &default) {
             (Some(value), _) => {
                 secrets.push(value.as_bytes().to_vec());
                 out.extend_from_slice(value.as_bytes());

@@ -32,7 +32,8 @@ pub enum Error {
         /// Whether it could work another time.
         retryable: bool,
     },
-    /// The system has no descriptor, process, memory or room on the disk left for now. Nothing was started.
+    /// The system has no descriptor, process, memory or room on the disk left for now, or the process ended before it had
+    /// a session of its own. Nothing was started.
     #[error("cannot start {program} for now")]
     Shortage {
         /// As configured.
@@ -51,6 +52,9 @@ pub enum Error {
     /// The keeper does not answer, so nothing may be started.
     #[error("the keeper {0}")]
     Keeper(String),
+    /// The keeper does not take a child, because too little of the lease is left to end it in time. Nothing was executed.
+    #[error("the keeper does not take new children: the lease is about to end")]
+    Refused,
 }
 
 impl Error {
@@ -59,7 +63,7 @@ impl Error {
         match self {
             Error::Action(_) | Error::Template { .. } | Error::Environment(_) => false,
             Error::Spawn { retryable, .. } => *retryable,
-            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) => true,
+            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) | Error::Refused => true,
         }
     }
 

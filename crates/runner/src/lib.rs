@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Attempt ─► plan.rs      templates, environment, private files: what exactly is started
-//!         ─► spawn.rs     a child in its own process group, registered with the keeper before it executes anything
+//!         ─► spawn.rs     a child in its own session, registered with the keeper before it executes anything
 //!         ─► output.rs    both pipes: masked, capped, in chunks
 //!         ─► ending.rs    TERM, grace, KILL, until the group is gone
 //!         ─► Report
@@ -34,5 +34,5 @@ pub use keeper::{KeeperHandle, KeeperOptions};
 pub use leftovers::{end_leftover, end_leftovers};
 pub use node_process::{Room, become_node, close_inherited_descriptors};
 pub use plan::build_prompt;
-pub use processes::ChildRecord;
+pub use processes::{ChildRecord, ProcessState, boot_id, pid_ns};
 pub use runner::{Runner, RunnerOptions};

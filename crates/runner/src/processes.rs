@@ -53,13 +53,42 @@ impl ChildRecord {
     }
 }
 
+/// What the system says of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessState {
+    /// Nothing: the system does not say, or not to this user.
+    Unknown,
+    /// Nobody has this pid.
+    Gone,
+    /// Somebody has it.
+    Found {
+        /// When it started, in clock ticks since boot.
+        start_time: u64,
+        /// Whether it still runs: a zombie does not.
+        lives: bool,
+    },
+}
+
+impl ProcessState {
+    /// Looks at a process of this pid namespace.
+    pub fn of(pid: u32) -> ProcessState {
+        let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 0) else { return ProcessState::Unknown };
+        match Process::read(pid) {
+            Some(process) => ProcessState::Found { start_time: process.start_time, lives: process.lives },
+            // Other users' processes may be hidden.
+            None if kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) => ProcessState::Gone,
+            None => ProcessState::Unknown,
+        }
+    }
+}
+
 /// The id of this boot; empty where there is none.
-pub(crate) fn boot_id() -> String {
+pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// Names the pid namespace we live in; empty where there is none.
-pub(crate) fn pid_ns() -> String {
+pub fn pid_ns() -> String {
     fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

@@ -40,7 +40,8 @@ const SHORTAGE_MAX: Duration = Duration::from_secs(300);
 /// How a node runs attempts.
 #[derive(Debug, Clone, Default)]
 pub struct RunnerOptions {
-    /// The process that ends children if this one no longer can. Without it a killed node leaves its children behind.
+    /// The process that ends children if this one no longer can. Without it a killed node leaves its children
+    /// behind, and children can reach the terminal of this process as `/dev/tty`.
     pub keeper: Option<KeeperHandle>,
     /// Where attempts have their private directories; made where it does not exist. Must be given.
     pub state_dir: PathBuf,
@@ -334,7 +335,10 @@ fn ended(outcome: Outcome) -> Report {
 }
 
 fn not_started(error: &Error) -> Report {
-    let outcome = Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() };
+    let outcome = match error {
+        Error::Refused => Outcome::NotStarted,
+        _ => Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() },
+    };
     Report { error: Some(one_line(&error.chain())), ..ended(outcome) }
 }
 

@@ -1,10 +1,15 @@
 //! Starts a plan: through the trampoline where there is a keeper, so that a child is registered before its program is
 //! executed; directly otherwise.
+//!
+//! A trampoline makes a session of its own, so the program has no controlling terminal. A child that is started directly
+//! has only a process group of its own: it can reach the terminal of this process as `/dev/tty`.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,7 +24,10 @@ use crate::plan::{Plan, show};
 use crate::processes::{CHILD_ID, ChildRecord};
 use crate::trampoline;
 
-/// A child in a process group of its own.
+/// How long a trampoline may take to make its session.
+const SESSION_WITHIN: Duration = Duration::from_secs(30);
+
+/// A child that leads a process group of its own.
 pub(crate) struct Started {
     pub child: Child,
     pub record: ChildRecord,
@@ -27,7 +35,7 @@ pub(crate) struct Started {
     pub control: Option<UnixStream>,
 }
 
-/// Starts a child. With a keeper it is a trampoline that waits for [`go`].
+/// Starts a child. With a keeper it is a trampoline that waits for [`go`]. Blocks until the child leads its group.
 pub(crate) fn start(
     plan: &Plan,
     keeper: Option<&KeeperHandle>,
@@ -49,7 +57,7 @@ fn start_directly(plan: &Plan) -> Result<Started, Error> {
     if let Some(cwd) = &plan.cwd {
         command.current_dir(cwd);
     }
-    let child = spawn(&mut command).map_err(|error| match is_shortage(&error) {
+    let child = spawn(command.process_group(0)).map_err(|error| match is_shortage(&error) {
         true => Error::Shortage { program: show(&plan.name), source: error },
         false => explain(plan, &error),
     })?;
@@ -65,13 +73,20 @@ fn start_trampoline(plan: &Plan, keeper: &KeeperHandle, parent: Option<&Path>) -
             false => Error::Spawn { program, message: error.to_string(), retryable: true },
         }
     };
-    let (control, theirs) = UnixStream::pair().map_err(cannot)?;
-    let theirs = theirs.into_std().map_err(cannot)?;
-    theirs.set_nonblocking(false).map_err(cannot)?;
+    let (mut control, theirs) = BlockingStream::pair().map_err(cannot)?;
     let mut command = keeper.trampoline();
     command.env_clear().env(CHILD_ID, &plan.child_id).stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)));
-    let child = spawn(&mut command).map_err(cannot)?;
+    // Not in a group of its own yet: the leader of a group cannot make a session.
+    let mut child = spawn(&mut command).map_err(cannot)?;
+    // With the command goes our copy of its end of the socket.
     drop(command);
+    if let Err(source) = wait_for_session(&mut control) {
+        // Until here it belongs to our group, and a Ctrl-C at the terminal ends it with others. It has done nothing.
+        let _ = child.start_kill();
+        return Err(Error::Shortage { program: show(&plan.name), source });
+    }
+    control.set_nonblocking(true).map_err(cannot)?;
+    let control = UnixStream::from_std(control).map_err(cannot)?;
     let pid = pid(&child);
     // A group that cannot be made is no reason not to run: the child id finds who leaves.
     let group =
@@ -81,7 +96,21 @@ fn start_trampoline(plan: &Plan, keeper: &KeeperHandle, parent: Option<&Path>) -
 }
 
 fn spawn(command: &mut Command) -> io::Result<Child> {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+}
+
+/// Returns when the trampoline leads a session, and so a group, of its own.
+fn wait_for_session(control: &mut BlockingStream) -> io::Result<()> {
+    control.set_read_timeout(Some(SESSION_WITHIN))?;
+    let mut said = [0];
+    match control.read_exact(&mut said) {
+        Ok(()) if said == [trampoline::SESSION] => Ok(()),
+        Ok(()) => Err(io::ErrorKind::InvalidData.into()),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(io::Error::other("the process ended before it had a session"))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn pid(child: &Child) -> i32 {

@@ -1,8 +1,9 @@
 //! What a child is before it is its program: this binary, which waits until it has been registered with the keeper, and
 //! then executes the program in its own place. If its node dies first, it ends without having done anything.
 //!
-//! Its standard input is a socket to the node. In: the plan, which is the word to go. Out: `READY` just before the program
-//! is executed; then either the end of the stream, because the socket closes on exec, or a message that says why not.
+//! Its standard input is a socket to the node. Out: `SESSION` when it has left the node's session and terminal. In: the
+//! plan, which is the word to go. Out: `READY` just before the program is executed; then either the end of the stream,
+//! because the socket closes on exec, or a message that says why not.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,6 +19,8 @@ use nix::sys::stat::Mode;
 use crate::node_process::{self, Inherited};
 use crate::plan::Plan;
 
+/// Said first: the process leads a session and a process group of its own, and has no controlling terminal.
+pub(crate) const SESSION: u8 = b'S';
 /// Said once, before the program is executed.
 pub(crate) const READY: u8 = b'R';
 /// The program could not be executed; an errno follows, in decimal.
@@ -39,6 +42,8 @@ fn run() -> io::Result<Never> {
     node_process::close_inherited_descriptors();
     // A copy that closes on exec; standard input itself is replaced by the program's.
     let mut node = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    nix::unistd::setsid()?;
+    node.write_all(&[SESSION])?;
     let mut length = [0; 8];
     node.read_exact(&mut length)?;
     let mut bytes = Vec::new();

@@ -19,6 +19,7 @@ use belfry_runner::{
 use nix::sys::signal::Signal;
 use nix::time::ClockId;
 use nix::unistd::{Pid, getsid};
+use serde_json::json;
 use support::{DEADLINE, Rig, argv, is_gone, lives, pid_in, shell, signal};
 
 fn main() -> ExitCode {
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         a_killed_node_leaves_no_child,
         a_node_killed_while_it_starts_children_leaves_none,
         a_frozen_node_has_no_child_when_its_lease_ends,
+        a_node_that_does_not_read_has_no_child_when_its_lease_ends,
         a_lease_that_is_renewed_keeps_children_alive,
         a_lease_that_has_lapsed_admits_no_child,
         a_keeper_that_dies_is_replaced_and_knows_the_children,
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         a_keeper_without_a_node_ends,
         a_binary_that_is_no_keeper_is_found_out,
         a_child_that_is_never_told_to_go_does_nothing,
+        a_child_leads_a_session_and_one_that_ends_before_is_started_again,
         leftovers_are_ended_only_if_everything_matches,
         leftovers_without_their_leader_are_found_by_child_id,
         a_control_group_holds_who_hides,
@@ -230,6 +233,65 @@ async fn a_frozen_node_has_no_child_when_its_lease_ends() {
     assert!(lives(node.keeper));
 }
 
+fn record_of(pid: i32, child_id: &str) -> ChildRecord {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let start_time =
+        stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap().parse().unwrap();
+    let (boot_id, pid_ns, child_id) = (String::new(), String::new(), child_id.to_owned());
+    ChildRecord { pid, pgid: pid, start_time, boot_id, pid_ns, child_id, cgroup: None }
+}
+
+/// A frozen node reads nothing: the keeper's answers fill the pipe long before the last child is ended.
+async fn a_node_that_does_not_read_has_no_child_when_its_lease_ends() {
+    let mut keeper = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["__belfry", "keep"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut to_keeper, unread) = (keeper.stdin.take().unwrap(), keeper.stdout.take().unwrap());
+    // The smallest pipe there is holds the answers for fewer children than we have.
+    #[cfg(target_os = "linux")]
+    nix::fcntl::fcntl(&unread, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    let mut children: Vec<_> = (0..200)
+        .map(|number| {
+            let child_id = format!("{number:0>64}");
+            let child = std::process::Command::new("sleep")
+                .arg("1000")
+                .env("BELFRY_CHILD_ID", &child_id)
+                .process_group(0)
+                .spawn()
+                .unwrap();
+            (child, child_id)
+        })
+        .collect();
+    let mut say =
+        |message: serde_json::Value| to_keeper.write_all(format!("{message}\n").as_bytes()).unwrap();
+    say(json!({"hello": {"term_before_ms": 200, "kill_before_ms": 100, "gone_grace_ms": 0}}));
+    for (number, (child, child_id)) in children.iter().enumerate() {
+        let record = record_of(child.id() as i32, child_id);
+        say(json!({"add": {"number": number, "record": record}}));
+    }
+    let until_ms = Duration::from(ClockId::CLOCK_BOOTTIME.now().unwrap()).as_millis() as u64 + 300;
+    say(json!({"lease": {"until_ms": until_ms}}));
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut left = children.len();
+    while left > 0 && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        left = children
+            .iter_mut()
+            .filter_map(|(child, _)| child.try_wait().unwrap().is_none().then_some(()))
+            .count();
+    }
+    for (child, _) in &mut children {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let _ = keeper.kill();
+    let _ = keeper.wait();
+    assert_eq!(left, 0, "children outlived the lease");
+}
+
 fn short(term_before_ms: u64, kill_before_ms: u64) -> KeeperOptions {
     KeeperOptions {
         term_before: Duration::from_millis(term_before_ms),
@@ -265,7 +327,7 @@ async fn a_lease_that_has_lapsed_admits_no_child() {
     keeper.renew(Instant::now(), Duration::from_secs(9));
     let mark = rig.path("mark");
     let report = rig.run(argv(&["touch", mark.to_str().unwrap()])).await.report;
-    assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: true });
+    assert_eq!(report.outcome, Outcome::NotStarted);
     assert_eq!(report.error.unwrap(), "the keeper does not take new children: the lease is about to end");
     assert!(!mark.exists());
     keeper.renew(Instant::now(), Duration::from_secs(30));
@@ -341,6 +403,27 @@ async fn a_child_that_is_never_told_to_go_does_nothing() {
         let output = child.wait_with_output().unwrap();
         assert_eq!((output.status.code(), output.stdout), (Some(127), Vec::new()), "{said:?}");
     }
+}
+
+async fn a_child_leads_a_session_and_one_that_ends_before_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (exe, once) = (dir.path().join("belfry"), dir.path().join("once"));
+    let own = std::env::current_exe().unwrap();
+    // As a Ctrl-C ends it that comes while it still belongs to the node's group.
+    let script = format!(
+        "#!/bin/sh\n[ $2 = execute ] && mkdir {} 2>/dev/null && kill -INT $$\nexec {} \"$@\"\n",
+        once.display(),
+        own.display()
+    );
+    std::fs::write(&exe, script).unwrap();
+    std::fs::set_permissions(&exe, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let keeper = KeeperHandle::spawn(KeeperOptions { exe, ..KeeperOptions::default() }).await.unwrap();
+    let rig = Rig::with_keeper(Some(keeper));
+    let done = rig.run(shell("echo $$; cut -d ' ' -f 5,6 /proc/$$/stat")).await;
+    assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
+    assert!(once.exists());
+    let (pid, ids) = done.stdout.trim().split_once('\n').unwrap();
+    assert_eq!(ids, format!("{pid} {pid}"), "group and session");
 }
 
 /// The node's id and the record of its one attempt, from its state directory. Without a keeper the record is written only

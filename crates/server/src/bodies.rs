@@ -1,19 +1,23 @@
 //! The memory that request bodies may take, over all requests. A body gives its share back when the request is
 //! answered.
 //!
-//! There are two pools. Requests with a token share one. A large body takes room there once, for all that may come:
-//! bodies that each hold a part and wait for more would wait for each other.
+//! There are three pools, so that nobody takes the room of a sender who is trusted more. Requests with the local token or
+//! one of scope admin share the first, requests with another token the second. A large body takes room there once, for all
+//! that may come: bodies that each hold a part and wait for more would wait for each other.
 //!
-//! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the other pool:
-//! a stranger who fills it takes nothing from requests with a token. A body takes room there as its bytes arrive,
-//! whatever length it announced. One that takes longer than [`DONE_WITHIN`] is ended when another needs its room.
+//! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the third. A body
+//! takes room there as its bytes arrive, whatever length it announced.
+//!
+//! A body that takes longer than its pool allows is ended when another needs its room. A large body with a token that waits
+//! for room does not keep smaller ones from what is free.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use belfry_store::Scope;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -25,26 +29,33 @@ use crate::problem::Problem;
 const FREE_BYTES: usize = 16 << 10;
 /// Permits count units of this size.
 const UNIT_BYTES: usize = 1 << 10;
-/// How long a body waits for others to be done. It is longer than [`DONE_WITHIN`]: a body that finds only young ones
-/// waits until one of them may be ended.
+/// How long a body waits for others to be done. It is longer than a sender keeps its room: a body that finds only young
+/// ones waits until one of them may be ended.
 const WAIT: Duration = Duration::from_secs(3);
 /// A sender who is still unknown keeps its room for so long, and then until another needs it.
-const DONE_WITHIN: Duration = Duration::from_secs(1);
+const UNKNOWN_DONE_WITHIN: Duration = Duration::from_secs(1);
+/// The same for a sender who is known.
+const KNOWN_DONE_WITHIN: Duration = Duration::from_secs(2);
 
-/// How often a body that waits looks for another that may be ended.
+/// How often a body that waits looks for room, and for another that may be ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The memory for bodies.
 pub struct Bodies {
-    proven: Pool,
-    unproven: Pool,
-    /// The bodies that hold a part of the unproven pool, the oldest first.
-    unread: Mutex<VecDeque<Weak<Held>>>,
+    owner: Pool,
+    known: Pool,
+    unknown: Pool,
 }
 
 struct Pool {
     units: usize,
     free: Arc<Semaphore>,
+    done_within: Duration,
+    /// Whether bodies take room in the order in which they came. Strangers must: those who come again and again would take
+    /// what others wait for. Elsewhere a large body at the head would keep smaller ones from what is free.
+    is_queue: bool,
+    /// The bodies that hold a part of the pool, the oldest first.
+    unread: Mutex<VecDeque<Weak<Held>>>,
 }
 
 /// The share of one request. Clones are the same share; it is given back when the last of them is dropped.
@@ -54,7 +65,8 @@ pub struct Share(Arc<Held>);
 #[derive(Default)]
 struct Held {
     permit: Mutex<Option<OwnedSemaphorePermit>>,
-    is_proven: AtomicBool,
+    /// What the sender's token may do; unset while the sender is unknown.
+    scope: OnceLock<Scope>,
     /// The body is read or ended: another cannot end it.
     is_done: AtomicBool,
     /// Since when the sender keeps its room, without the time in which it waited for more. None while it waits: then it
@@ -65,9 +77,9 @@ struct Held {
 }
 
 impl Share {
-    /// The sender is known before the body is read.
-    pub fn prove(&self) {
-        self.0.is_proven.store(true, Ordering::Relaxed);
+    /// The sender is known before the body is read, by a token with this scope.
+    pub fn prove(&self, scope: Scope) {
+        let _ = self.0.scope.set(scope);
     }
 
     /// Waits until the body must give its room to another.
@@ -94,45 +106,60 @@ impl Held {
     }
 }
 
-impl Pool {
-    fn new(bytes_max: usize) -> Pool {
-        let units = bytes_max.div_ceil(UNIT_BYTES);
-        Pool { units, free: Arc::new(Semaphore::new(units)) }
-    }
-}
-
 impl Bodies {
-    /// Two pools of so many bytes each.
+    /// Three pools of so many bytes each.
     pub fn new(bytes_max: usize) -> Bodies {
-        Bodies { proven: Pool::new(bytes_max), unproven: Pool::new(bytes_max), unread: Mutex::default() }
+        Bodies {
+            owner: Pool::new(bytes_max, KNOWN_DONE_WITHIN, false),
+            known: Pool::new(bytes_max, KNOWN_DONE_WITHIN, false),
+            unknown: Pool::new(bytes_max, UNKNOWN_DONE_WITHIN, true),
+        }
     }
 
     /// Enlarges a share to `bytes` of a body that has at most `bytes_max`. A body larger than the pool takes the whole
     /// pool.
     pub async fn grow(&self, share: &Share, bytes: usize, bytes_max: usize) -> Result<(), Problem> {
-        let is_proven = share.0.is_proven.load(Ordering::Relaxed);
-        let pool = if is_proven { &self.proven } else { &self.unproven };
-        let bytes = if is_proven && bytes > FREE_BYTES { bytes_max } else { bytes };
-        let units = bytes.saturating_sub(FREE_BYTES).div_ceil(UNIT_BYTES).min(pool.units);
+        match share.0.scope.get() {
+            None => self.unknown.grow(share, bytes).await,
+            Some(scope) => {
+                let pool = if *scope == Scope::Admin { &self.owner } else { &self.known };
+                pool.grow(share, if bytes > FREE_BYTES { bytes_max } else { bytes }).await
+            }
+        }
+    }
+}
+
+impl Pool {
+    fn new(bytes_max: usize, done_within: Duration, is_queue: bool) -> Pool {
+        let units = bytes_max.div_ceil(UNIT_BYTES);
+        Pool { units, free: Arc::new(Semaphore::new(units)), done_within, is_queue, unread: Mutex::default() }
+    }
+
+    async fn grow(&self, share: &Share, bytes: usize) -> Result<(), Problem> {
+        let units = bytes.saturating_sub(FREE_BYTES).div_ceil(UNIT_BYTES).min(self.units);
         let held = share.0.units();
         let Some(more) = units.checked_sub(held).filter(|more| *more > 0) else { return Ok(()) };
-        let taking = pool.free.clone().acquire_many_owned(u32::try_from(more).unwrap_or(u32::MAX));
-        let mut taking = std::pin::pin!(taking);
+        let permits = u32::try_from(more).unwrap_or(u32::MAX);
+        // It has a place in the queue only once it is polled.
+        let mut queued = std::pin::pin!(self.free.clone().acquire_many_owned(permits));
         let began = Instant::now();
         let since = share.0.since.lock().take();
         let permit = loop {
+            if !self.is_queue
+                && let Ok(permit) = self.free.clone().try_acquire_many_owned(permits)
+            {
+                break permit;
+            }
             tokio::select! {
                 biased;
                 // The semaphore is never closed.
-                taken = taking.as_mut() => break taken.map_err(|_| too_many())?,
+                taken = queued.as_mut(), if self.is_queue => break taken.map_err(|_| too_many())?,
                 () = sleep(LOOK_AGAIN) => {}
             }
             if began.elapsed() >= WAIT {
                 return Err(too_many());
             }
-            if !is_proven {
-                self.make_room(more);
-            }
+            self.make_room(more);
         };
         *share.0.since.lock() = Some(since.map_or_else(Instant::now, |since| since + began.elapsed()));
         let mut held = share.0.permit.lock();
@@ -140,11 +167,9 @@ impl Bodies {
             Some(held) => held.merge(permit),
             None => {
                 *held = Some(permit);
-                if !is_proven {
-                    let mut unread = self.unread.lock();
-                    unread.retain(|held| held.strong_count() > 0);
-                    unread.push_back(Arc::downgrade(&share.0));
-                }
+                let mut unread = self.unread.lock();
+                unread.retain(|held| held.strong_count() > 0);
+                unread.push_back(Arc::downgrade(&share.0));
             }
         }
         Ok(())
@@ -165,7 +190,7 @@ impl Bodies {
             if is_done {
                 return true;
             }
-            if ended < units && since.is_some_and(|since| since.elapsed() > DONE_WITHIN) {
+            if ended < units && since.is_some_and(|since| since.elapsed() > self.done_within) {
                 ended += held.units();
                 held.end();
                 return true;
@@ -200,17 +225,17 @@ mod tests {
         for bytes in [1, 1000, 20 << 10, 40 << 10, 60 << 10] {
             bodies.grow(&one, bytes, bytes).await.unwrap();
         }
-        assert_eq!(bodies.unproven.free.available_permits(), 64 - 44);
+        assert_eq!(bodies.unknown.free.available_permits(), 64 - 44);
         assert!(bodies.grow(&other, 60 << 10, 60 << 10).await.is_err(), "there is no room for both");
-        assert_eq!(bodies.unproven.free.available_permits(), 64 - 44, "what was not given is not taken");
+        assert_eq!(bodies.unknown.free.available_permits(), 64 - 44, "what was not given is not taken");
         bodies.grow(&small, FREE_BYTES, FREE_BYTES).await.unwrap();
         let clone = one.clone();
         drop(one);
-        assert_eq!(bodies.unproven.free.available_permits(), 64 - 44);
+        assert_eq!(bodies.unknown.free.available_permits(), 64 - 44);
         drop(clone);
         bodies.grow(&other, 60 << 10, 60 << 10).await.unwrap();
         drop(other);
-        assert_eq!(bodies.unproven.free.available_permits(), 64);
+        assert_eq!(bodies.unknown.free.available_permits(), 64);
     }
 
     #[tokio::test]
@@ -231,7 +256,7 @@ mod tests {
         let bodies = Bodies::new(64 << 10);
         let read = async || {
             let share = Share::default();
-            share.prove();
+            share.prove(Scope::Trigger);
             for bytes in [20 << 10, 40 << 10, 60 << 10] {
                 bodies.grow(&share, bytes, 60 << 10).await?;
                 tokio::task::yield_now().await;
@@ -244,11 +269,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unproven_body_that_takes_long_is_ended_for_another() {
+    async fn a_body_of_an_unknown_sender_that_takes_long_is_ended_for_another() {
         let bodies = Bodies::new(64 << 10);
         let (slow, other, proven) = (Share::default(), Share::default(), Share::default());
         bodies.grow(&slow, 80 << 10, 80 << 10).await.unwrap();
-        proven.prove();
+        proven.prove(Scope::Trigger);
         bodies.grow(&proven, 80 << 10, 80 << 10).await.unwrap();
         let end = async {
             slow.ended().await;
@@ -261,6 +286,50 @@ mod tests {
             bodies.grow(&Share::default(), 20 << 10, 20 << 10).await.is_err(),
             "what is read stays until it is answered"
         );
+    }
+
+    #[tokio::test]
+    async fn a_known_sender_that_stalls_gives_way_and_takes_nothing_from_the_owner() {
+        let bodies = Bodies::new(64 << 10);
+        let share = |scope| {
+            let share = Share::default();
+            share.prove(scope);
+            share
+        };
+        let stalled = share(Scope::Trigger);
+        bodies.grow(&stalled, 20 << 10, 80 << 10).await.unwrap();
+        let began = Instant::now();
+        bodies.grow(&share(Scope::Admin), 20 << 10, 80 << 10).await.unwrap();
+        assert!(began.elapsed() < KNOWN_DONE_WITHIN, "the owner has room of its own");
+        let end = async {
+            stalled.ended().await;
+            drop(stalled);
+        };
+        let other = share(Scope::Trigger);
+        let (grown, ()) = tokio::join!(bodies.grow(&other, 20 << 10, 80 << 10), end);
+        grown.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_large_body_that_waits_does_not_block_a_small_one() {
+        let bodies = Bodies::new(64 << 10);
+        let share = || {
+            let share = Share::default();
+            share.prove(Scope::Trigger);
+            share
+        };
+        let (holder, large, small) = (share(), share(), share());
+        bodies.grow(&holder, 40 << 10, 40 << 10).await.unwrap();
+        holder.read();
+        let later = async {
+            tokio::task::yield_now().await;
+            let began = Instant::now();
+            bodies.grow(&small, 20 << 10, 20 << 10).await.unwrap();
+            assert!(began.elapsed() < KNOWN_DONE_WITHIN, "it does not wait behind the large one");
+            drop(holder);
+        };
+        let (grown, ()) = tokio::join!(bodies.grow(&large, 76 << 10, 76 << 10), later);
+        grown.unwrap();
     }
 
     #[tokio::test]

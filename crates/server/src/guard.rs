@@ -1,5 +1,5 @@
-//! Every request passes here before any route. In order: the name it was sent to, how often this client asks, whether
-//! another site's page sent it, who it is from, and whether that actor may. The OpenAPI document says which scope a
+//! Every request passes here before any route. In order: the name it was sent to, who it is from, how often this client
+//! asks, whether another site's page sent it, and whether that actor may. The OpenAPI document says which scope a
 //! route takes; a route that says nothing is closed.
 
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 const PROBES: [&str; 2] = ["healthz", "readyz"];
 
 /// Cookies of one name that a request is tried with.
-const COOKIES_MAX: usize = 8;
+const COOKIES_MAX: usize = 64;
 
 /// What time it is for the store.
 const NOW: HeaderName = HeaderName::from_static("belfry-now");
@@ -147,11 +147,11 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     let mut response =
         match admit(&guard, &api, &parts, &client, matched.as_deref(), operation.as_ref()).await {
             Ok(actor) => {
-                let (id, peer) = (actor.id.clone(), client.address.to_string());
+                let (id, scope, peer) = (actor.id.clone(), actor.scope, client.address.to_string());
                 parts.extensions.insert(actor);
                 // A route that is open to everybody has not asked who sends the body.
                 if operation.as_ref().is_some_and(|operation| operation.scope.is_some()) {
-                    share.prove();
+                    share.prove(scope);
                 }
                 let request = Request::from_parts(parts, body);
                 let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;
@@ -221,21 +221,30 @@ async fn admit(
 ) -> Result<Actor, Problem> {
     let shared = &guard.shared;
     let host = shared.host(request, client, api)?;
-    // Requests with the local token are not counted: commands of one user would stand in the way of each other. Nor are
-    // those of a probe, which would end a server that is only busy.
-    let is_local = client.is_local && bearer(&request.headers).is_some_and(|token| shared.is_local(token));
+    // Those of a probe are not counted: that would end a server that is only busy.
     let is_probe = operation.is_some_and(|operation| PROBES.contains(&operation.id.as_str()));
-    if !is_local && !is_probe {
-        shared.limiter.take(client.address, api.rate)?;
+    let is_open = operation.is_some_and(|operation| operation.scope.is_none());
+    // A route that is open to everybody needs no store to know who asks, unless the request brings a token.
+    let actor = match is_probe || (is_open && bearer(&request.headers).is_none()) {
+        true => Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read }),
+        false => identify(shared, request).await,
+    };
+    match &actor {
+        _ if is_probe => {}
+        // Nor are these: commands of one user would stand in the way of each other.
+        Ok(actor) if actor.id == LOCAL => {}
+        // Strangers behind the same address take nothing from a token.
+        Ok(actor) if actor.id != ANONYMOUS => shared.limiter.take_by_token(&actor.id, api.rate)?,
+        _ => shared.limiter.take_by_address(client.address, api.rate)?,
     }
     if is_change(&request.method) {
         origin::check_origin(&request.headers, &host)?;
     }
     let is_open_metrics = |operation: &Operation| operation.id == "metrics" && api.open_metrics;
-    if operation.is_some_and(|operation| operation.scope.is_none() || is_open_metrics(operation)) {
+    if is_open || operation.is_some_and(is_open_metrics) {
         return Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read });
     }
-    let actor = identify(shared, request).await?;
+    let actor = actor?;
     let needed = match (operation, matched) {
         (Some(operation), _) => operation.scope.unwrap_or(Scope::Admin),
         (None, Some(path)) if !guard.table.describes(path) => {

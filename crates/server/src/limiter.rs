@@ -1,6 +1,7 @@
-//! How often one peer may ask: a bucket of permits for each, filled again as time passes.
+//! How often one client may ask: a bucket of permits for each, filled again as time passes.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -10,13 +11,14 @@ use parking_lot::Mutex;
 
 use crate::problem::Problem;
 
-/// Peers that are remembered; beyond it the full buckets go first, then all.
-const PEERS_MAX: usize = 16_384;
+/// Clients that are remembered; beyond it the full buckets go first, then all.
+const CLIENTS_MAX: usize = 16_384;
 
 /// The buckets.
 #[derive(Default)]
 pub struct Limiter {
-    buckets: Mutex<HashMap<IpAddr, Bucket>>,
+    by_token: Mutex<HashMap<String, Bucket>>,
+    by_network: Mutex<HashMap<IpAddr, Bucket>>,
 }
 
 #[derive(Clone, Copy)]
@@ -26,37 +28,46 @@ struct Bucket {
 }
 
 impl Limiter {
-    /// Takes a permit, or says when there is one again.
-    pub fn take(&self, peer: IpAddr, rate: Rate) -> Result<(), Problem> {
-        self.take_at(peer, rate, Instant::now())
+    /// Takes a permit of a token that is good, or says when there is one again.
+    pub fn take_by_token(&self, id: &str, rate: Rate) -> Result<(), Problem> {
+        take(&self.by_token, id.to_owned(), rate, Instant::now())
     }
 
-    fn take_at(&self, peer: IpAddr, rate: Rate, now: Instant) -> Result<(), Problem> {
-        let peer = network(peer);
-        let full = f64::from(rate.max).max(1.0);
-        let per_second = full * 1000.0 / (rate.per_ms as f64).max(1.0);
-        let filled = |bucket: &Bucket| {
-            let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
-            (bucket.permits + passed * per_second).min(full)
-        };
-        let mut buckets = self.buckets.lock();
-        if buckets.len() >= PEERS_MAX && !buckets.contains_key(&peer) {
-            buckets.retain(|_, bucket| filled(bucket) < full);
-            if buckets.len() >= PEERS_MAX {
-                buckets.clear();
-            }
-        }
-        let bucket = buckets.entry(peer).or_insert(Bucket { permits: full, at: now });
-        *bucket = Bucket { permits: filled(bucket), at: now };
-        if bucket.permits < 1.0 {
-            let seconds = ((1.0 - bucket.permits) / per_second).ceil().clamp(1.0, 3600.0);
-            let detail = format!("more than {} requests in {} ms", rate.max, rate.per_ms);
-            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", detail);
-            return Err(problem.retry_after(seconds as u64).way_out("wait, or raise `api.rate`"));
-        }
-        bucket.permits -= 1.0;
-        Ok(())
+    /// Takes a permit of an address, or says when there is one again.
+    pub fn take_by_address(&self, peer: IpAddr, rate: Rate) -> Result<(), Problem> {
+        take(&self.by_network, network(peer), rate, Instant::now())
     }
+}
+
+fn take<K: Eq + Hash>(
+    buckets: &Mutex<HashMap<K, Bucket>>,
+    client: K,
+    rate: Rate,
+    now: Instant,
+) -> Result<(), Problem> {
+    let full = f64::from(rate.max).max(1.0);
+    let per_second = full * 1000.0 / (rate.per_ms as f64).max(1.0);
+    let filled = |bucket: &Bucket| {
+        let passed = now.saturating_duration_since(bucket.at).as_secs_f64();
+        (bucket.permits + passed * per_second).min(full)
+    };
+    let mut buckets = buckets.lock();
+    if buckets.len() >= CLIENTS_MAX && !buckets.contains_key(&client) {
+        buckets.retain(|_, bucket| filled(bucket) < full);
+        if buckets.len() >= CLIENTS_MAX {
+            buckets.clear();
+        }
+    }
+    let bucket = buckets.entry(client).or_insert(Bucket { permits: full, at: now });
+    *bucket = Bucket { permits: filled(bucket), at: now };
+    if bucket.permits < 1.0 {
+        let seconds = ((1.0 - bucket.permits) / per_second).ceil().clamp(1.0, 3600.0);
+        let detail = format!("more than {} requests in {} ms", rate.max, rate.per_ms);
+        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", detail);
+        return Err(problem.retry_after(seconds as u64).way_out("wait, or raise `api.rate`"));
+    }
+    bucket.permits -= 1.0;
+    Ok(())
 }
 
 /// One household has many addresses of version 6.
@@ -81,7 +92,8 @@ mod tests {
         let (limiter, now) = (Limiter::default(), Instant::now());
         let rate = Rate { max: 10, per_ms: 1000 };
         let (one, other): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let count = |peer, at| (0..50).filter(|_| limiter.take_at(peer, rate, at).is_ok()).count();
+        let count =
+            |peer, at| (0..50).filter(|_| take(&limiter.by_network, network(peer), rate, at).is_ok()).count();
         assert_eq!(count(one, now), 10);
         assert_eq!(count(other, now), 10, "each has its own");
         assert_eq!(count(one, now + Duration::from_millis(500)), 5);
@@ -91,10 +103,10 @@ mod tests {
     #[test]
     fn peers_do_not_pile_up() {
         let (limiter, now) = (Limiter::default(), Instant::now());
-        for n in 0..3 * PEERS_MAX as u32 {
-            let _ =
-                limiter.take_at(std::net::Ipv4Addr::from_bits(n).into(), Rate { max: 1, per_ms: 1000 }, now);
+        for n in 0..3 * CLIENTS_MAX as u32 {
+            let peer = std::net::Ipv4Addr::from_bits(n).into();
+            let _ = take(&limiter.by_network, peer, Rate { max: 1, per_ms: 1000 }, now);
         }
-        assert!(limiter.buckets.lock().len() <= PEERS_MAX);
+        assert!(limiter.by_network.lock().len() <= CLIENTS_MAX);
     }
 }

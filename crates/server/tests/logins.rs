@@ -69,7 +69,9 @@ fn a_cookie_of_the_same_name_from_another_server_locks_nobody_out() {
     let other = format!("belfry_{}=other", site.address.port());
     let pair = cookie.trim_start_matches("cookie: ").trim_end();
     let many = vec![other.as_str(); 1000].join("; ");
+    let forty = vec![other.as_str(); 40].join("; ");
     for (headers, status) in [
+        (format!("cookie: {forty}; {pair}\r\n"), 200),
         (format!("cookie: {other}; {pair}\r\n"), 200),
         (format!("cookie: {pair}; {other}\r\n"), 200),
         (format!("cookie: {other}\r\n{cookie}"), 200),
@@ -79,6 +81,18 @@ fn a_cookie_of_the_same_name_from_another_server_locks_nobody_out() {
         let answer = ask(&site, "GET", "/api/v1/me", &headers, "");
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{headers}: {answer}");
     }
+}
+
+#[test]
+fn strangers_behind_an_address_take_nothing_from_a_token_behind_it() {
+    let site = Site::start(Engine::builder().build(), "api: {rate: 5/h}", Limits::default());
+    let [_, secret] = logged_in(&site);
+    let status = |header: &str| ask(&site, "GET", "/api/v1/agents", header, "")[9..12].to_owned();
+    let strangers: Vec<String> = (0..5).map(|_| status("")).collect();
+    assert_eq!(strangers, ["401", "401", "401", "401", "429"], "the login was the first request");
+    let known: Vec<String> = (0..6).map(|_| status(&secret)).collect();
+    assert_eq!(known, ["200", "200", "200", "200", "200", "429"]);
+    assert_eq!(status("authorization: Bearer bf_0_0\r\n"), "429", "a wrong token counts for its address");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use belfry::{AgentSpec, RunState, ScheduleDefinition, Timestamp, When};
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, IfRunning, Scope};
-use belfry_core::{SkipRange, Trigger};
+use belfry_core::{Reason, SkipRange, Trigger};
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 
 use crate::node::Process;
@@ -29,6 +29,8 @@ pub(crate) struct Ledger {
     pub applied: u64,
     /// Definitions of each schedule, in order.
     spans: BTreeMap<String, Vec<Span>>,
+    /// What was taken out of the files.
+    removed: Vec<(String, ScheduleDefinition)>,
     /// When the limits or policies of an agent were edited last, in true time.
     edits: BTreeMap<String, Micros>,
     /// Ticks whose result was checked.
@@ -50,7 +52,14 @@ impl Results {
 
 impl Ledger {
     pub(crate) fn new(agents: Vec<AgentSpec>) -> Ledger {
-        Ledger { agents, applied: 0, spans: BTreeMap::new(), edits: BTreeMap::new(), ticks: 0 }
+        Ledger {
+            agents,
+            applied: 0,
+            spans: BTreeMap::new(),
+            removed: Vec::new(),
+            edits: BTreeMap::new(),
+            ticks: 0,
+        }
     }
 
     /// Names of all schedules in the files.
@@ -67,6 +76,41 @@ impl Ledger {
         let (agent, schedule) = name.split_once('/')?;
         let agent = self.agents.iter_mut().find(|each| each.name == agent)?;
         agent.schedules.iter_mut().find(|(name, _)| name == schedule).map(|(_, definition)| definition)
+    }
+
+    /// Names of schedules that were taken out of the files.
+    pub(crate) fn removed(&self) -> impl Iterator<Item = &str> {
+        self.removed.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// What makes a schedule tick, also of one that was taken out.
+    pub(crate) fn when(&self, name: &str) -> Option<&When> {
+        let removed = self.removed.iter().find(|(each, _)| each == name).map(|(_, definition)| definition);
+        let (agent, schedule) = name.split_once('/')?;
+        let agent = self.agents.iter().find(|each| each.name == agent)?;
+        let known =
+            agent.schedules.iter().find(|(each, _)| each == schedule).map(|(_, definition)| definition);
+        known.or(removed).map(|definition| &definition.when)
+    }
+
+    /// Takes a schedule out of the files.
+    pub(crate) fn remove(&mut self, name: &str) {
+        let Some((agent, schedule)) = name.split_once('/') else { return };
+        let Some(spec) = self.agents.iter_mut().find(|spec| spec.name == agent) else { return };
+        if let Some(place) = spec.schedules.iter().position(|(each, _)| each == schedule) {
+            let (_, definition) = spec.schedules.remove(place);
+            self.removed.push((name.to_owned(), definition));
+        }
+    }
+
+    /// Puts a schedule back that was taken out.
+    pub(crate) fn add_again(&mut self, name: &str) -> bool {
+        let Some(place) = self.removed.iter().position(|(each, _)| each == name) else { return false };
+        let (name, definition) = self.removed.remove(place);
+        let Some((agent, schedule)) = name.split_once('/') else { return false };
+        let Some(spec) = self.agents.iter_mut().find(|spec| spec.name == agent) else { return false };
+        spec.schedules.push((schedule.to_owned(), definition));
+        true
     }
 
     /// The limits or policies of the agent of a schedule were edited.
@@ -147,6 +191,7 @@ impl Sim {
             return self.breaks(words);
         }
         self.check_turn(process);
+        self.check_order(process);
         self.check_limit(process);
     }
 
@@ -171,6 +216,29 @@ impl Sim {
             let words = format!(
                 "{} {} starts beside {} {}, which is of its scope ({:?}, {:?})",
                 process.name, process.run, other.name, other.run, options.if_running, options.overlap
+            );
+            self.breaks(words);
+        }
+    }
+
+    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule.
+    fn check_order(&mut self, process: &Process) {
+        let Some(record) = self.record(&process.name) else { return };
+        let queues = matches!(record.definition.options.if_running, IfRunning::Queue | IfRunning::Cancel);
+        if process.is_session || !queues || self.ledger.edits.contains_key(&process.agent) {
+            return;
+        }
+        let live = self.now(self.store.live_runs());
+        let Some(own) = live.iter().find(|run| run.id == process.run) else { return };
+        let is_earlier = |run: &&RunRecord| {
+            run.schedule == own.schedule
+                && run.state == RunState::Pending
+                && (run.due_at, run.id) < (own.due_at, own.id)
+        };
+        if let Some(earlier) = live.iter().find(is_earlier) {
+            let words = format!(
+                "{} {} (due {}) starts before {} (due {}, attempt {})",
+                process.name, own.id, own.due_at, earlier.id, earlier.due_at, earlier.attempt
             );
             self.breaks(words);
         }
@@ -312,6 +380,13 @@ impl Sim {
         }
         if let Some(process) = self.processes.values().next() {
             return self.breaks(format!("a process is left: {process:?}"));
+        }
+        for record in self.ledger.names().iter().filter_map(|name| self.record(name)).collect::<Vec<_>>() {
+            let runs = self.now(self.store.ended_runs(record.id, u32::MAX));
+            // Every simulated program can be executed: only a keeper refuses.
+            if let Some(run) = runs.iter().find(|run| run.reason == Some(Reason::SpawnFailed)) {
+                return self.breaks(format!("{} {} failed although it was never started", run.name, run.id));
+            }
         }
         let wrong = self.now(self.store.integrity());
         if !wrong.is_empty() {

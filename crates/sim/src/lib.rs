@@ -6,6 +6,7 @@
 //! everything heals, and what can run must run: every tick has exactly one result, and nothing waits for ever.
 
 mod account;
+mod all;
 mod draw;
 mod node;
 mod people;
@@ -14,5 +15,7 @@ mod sim;
 mod slow;
 mod world;
 
+pub use all::{Summary, live_all};
 pub use draw::Params;
+pub use people::{states, verbs};
 pub use sim::{Report, Sim};

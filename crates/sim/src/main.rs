@@ -1,20 +1,27 @@
-//! `belfry-sim [--seed N] [--seeds N] [--from N] [--trace N]`: lives seeds and stops at the first that breaks something.
+//! `belfry-sim [--seed N] [--seeds N] [--from N] [--trace N]`: lives seeds and says what they broke.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a tool for developers")]
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use belfry_sim::{Report, Sim};
+use belfry_sim::{Sim, live_all, states, verbs};
 
-const USAGE: &str = "usage: belfry-sim [--seed N | --seeds N [--from N]] [--trace LINES] [--keep-going]";
+const USAGE: &str = "\
+usage: cargo xtask sim [--seed N | --seeds N [--from N]] [--trace LINES] [--keep-going] [--met]
+
+  --seed N       one life
+  --seeds N      so many lives (100), from seed 1 or --from on
+  --trace LINES  of the first life that breaks something, so many of the last lines of what happened (60)
+  --keep-going   go on after a life that breaks something
+  --met          how often each verb met a schedule in each state";
 
 struct Arguments {
     from: u64,
     count: u64,
     lines: usize,
     keeps_going: bool,
+    shows_met: bool,
 }
 
 fn main() -> ExitCode {
@@ -22,57 +29,54 @@ fn main() -> ExitCode {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     };
+    let seeds = arguments.from..arguments.from.saturating_add(arguments.count);
+    println!("seeds {} to {}", seeds.start, seeds.end.saturating_sub(1));
     let began = Instant::now();
-    let (mut ticks, mut attempts, mut events, mut broken) = (0, 0, 0, 0);
-    let mut met: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-    for seed in arguments.from..arguments.from + arguments.count {
-        let report = Sim::run(seed, 0);
-        let twice = seed.is_multiple_of(10).then(|| Sim::run(seed, 0).trace);
-        if twice.is_some_and(|trace| trace != report.trace) {
-            println!("seed {seed}: two lives of one seed differ");
-            return ExitCode::FAILURE;
-        }
-        if let Some(what) = &report.broken {
-            broken += 1;
-            println!("seed {seed}: {what}");
-            if !arguments.keeps_going {
-                show(&report, arguments.lines);
-                return ExitCode::FAILURE;
+    let summary = live_all(seeds, arguments.keeps_going);
+    let took = began.elapsed().as_secs_f64();
+    for (seed, what) in &summary.broken {
+        println!("seed {seed}: {what}");
+    }
+    println!(
+        "{} lives, {} broken; {} ticks checked, {} attempts, {} events; {took:.1} s, {:.3} s each",
+        summary.lives,
+        summary.broken.len(),
+        summary.ticks,
+        summary.attempts,
+        summary.events,
+        took / summary.lives.max(1) as f64
+    );
+    if arguments.shows_met {
+        for verb in verbs() {
+            for state in states() {
+                let count = summary.met.get(&(verb, state)).copied().unwrap_or(0);
+                println!("{verb:24} {state:24} {count:8}");
             }
         }
-        ticks += report.ticks;
-        attempts += report.attempts;
-        events += report.events;
-        for (pair, count) in report.met {
-            *met.entry(pair).or_default() += count;
+    }
+    match summary.broken.keys().next() {
+        Some(seed) => {
+            if !arguments.keeps_going {
+                show(*seed, arguments.lines);
+            }
+            ExitCode::FAILURE
         }
+        None => ExitCode::SUCCESS,
     }
-    let took = began.elapsed();
-    println!(
-        "{} seeds, {broken} broken, {ticks} ticks checked, {attempts} attempts, {events} events, {:.1} s, {:.3} s each",
-        arguments.count,
-        took.as_secs_f64(),
-        took.as_secs_f64() / arguments.count as f64
-    );
-    for ((verb, state), count) in met {
-        println!("{verb:24} {state:24} {count}");
-    }
-    if broken > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Lives a broken seed again, and shows how it came to that.
-fn show(report: &Report, lines: usize) {
-    let params = &report.params;
-    println!("{params:?}");
-    println!("again: cargo xtask sim --seed {} --trace {}", params.seed, lines.max(200));
-    for line in Sim::run(params.seed, lines.max(60)).lines {
+/// Lives a seed again, and shows how it came to break something.
+fn show(seed: u64, lines: usize) {
+    let report = Sim::run(seed, lines);
+    println!("{:?}", report.params);
+    println!("again: cargo xtask sim --seed {seed} --trace {}", 5 * lines);
+    for line in report.lines {
         println!("  {line}");
     }
 }
 
-fn parse(arguments: impl Iterator<Item = String>) -> Option<Arguments> {
-    let mut parsed = Arguments { from: 1, count: 100, lines: 0, keeps_going: false };
-    let mut arguments = arguments;
+fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Arguments> {
+    let mut parsed = Arguments { from: 1, count: 100, lines: 60, keeps_going: false, shows_met: false };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next()?.parse::<u64>().ok();
         match argument.as_str() {
@@ -81,6 +85,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Option<Arguments> {
             "--from" => parsed.from = number()?,
             "--trace" => parsed.lines = number()? as usize,
             "--keep-going" => parsed.keeps_going = true,
+            "--met" => parsed.shows_met = true,
             _ => return None,
         }
     }

@@ -1,77 +1,168 @@
 //! What people and programs do to schedules and runs, and what goes wrong around them.
 
 use belfry::driver::{Input, Options};
-use belfry::{LaneSettings, RunId, ScheduleOptions, SessionVerb, When};
-use belfry_core::Reason;
+use belfry::{LaneSettings, Resume, RunId, ScheduleOptions, SessionVerb, Timestamp, When};
+use belfry_core::breaker::State;
 use belfry_core::check::Status;
-use belfry_store::{Enqueue, RunRecord, ScheduleRecord, Store};
+use belfry_core::session::{Message, Policy};
+use belfry_core::{Reason, Trigger};
+use belfry_store::{Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord, Store};
 
 use crate::draw::{self, Habit};
 use crate::node::Life;
 use crate::sim::{Sim, What, signed};
 use crate::world::{DAY, HOUR, MINUTE, Micros, SECOND};
 
+/// What somebody may do, with how often.
+const VERBS: [(&str, u64); 24] = [
+    ("edit of timing", 4),
+    ("edit of policies", 2),
+    ("edit of limits", 2),
+    ("edit to nonsense", 1),
+    ("pause", 3),
+    ("pause for a time", 3),
+    ("resume", 3),
+    ("resume with catch-up", 3),
+    ("disable", 2),
+    ("enable", 3),
+    ("remove", 1),
+    ("add", 1),
+    ("add again", 2),
+    ("trigger", 3),
+    ("cancel", 3),
+    ("backfill", 2),
+    ("webhook", 2),
+    ("message", 3),
+    ("session", 1),
+    ("breaker reset", 1),
+    ("budget reset", 1),
+    ("lane change", 2),
+    ("lane clear", 1),
+    ("drain", 2),
+];
+
+/// States in which a verb may meet a schedule.
+pub(crate) const STATES: [&str; 13] = [
+    "idle",
+    "overdue",
+    "deferred",
+    "parked",
+    "waits for its retry",
+    "running",
+    "being cancelled",
+    "half open",
+    "exhausted",
+    "invalid",
+    "retired",
+    "paused",
+    "disabled",
+];
+
+/// Names of all verbs.
+pub fn verbs() -> impl Iterator<Item = &'static str> {
+    VERBS.iter().map(|(verb, _)| *verb)
+}
+
+/// Names of all states of a schedule.
+pub fn states() -> impl Iterator<Item = &'static str> {
+    STATES.into_iter()
+}
+
 impl Sim {
     /// One thing that somebody does to a schedule in whatever state it is.
     pub(crate) fn do_something(&mut self) {
-        let names = self.ledger.names();
-        if names.is_empty() {
-            return;
+        if self.random.permille(50) {
+            for habit in self.habits.values_mut() {
+                *habit = Habit::draw(&mut self.random);
+            }
         }
-        let name = self.random.one_of(&names).clone();
-        let record = self.record(&name);
-        let state = record.as_ref().map_or("retired", |record| self.state_of(record));
-        let verb = self.random.below(24);
-        let now = self.world.wall();
-        let verb = match (verb, record) {
-            (0 | 1, Some(record)) => {
-                let hours = self.random.between(1, 72);
-                let until = self.random.permille(500).then(|| now + signed(hours * HOUR));
-                self.now(self.store.pause(now, record.id, Some("simulated"), until));
-                "pause"
-            }
-            (2..=4, Some(record)) => {
-                let catch_up = self.random.permille(500);
-                let store = self.store.clone();
-                let resumed = belfry::resume(&store, now, &record, catch_up);
-                self.done(resumed);
-                if catch_up { "resume with catch-up" } else { "resume" }
-            }
-            (5 | 6, Some(_)) => self.edit_timing(&name),
-            (7, Some(_)) => self.edit_policies(&name),
-            (8, Some(_)) => self.edit_agent(&name),
-            (9, Some(_)) => self.switch(&name, false),
-            (10 | 11, _) => self.switch(&name, true),
-            (12 | 13, Some(_)) => self.trigger(&name),
-            (14 | 15, _) => self.cancel_one(),
-            (16, Some(record)) => {
-                self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
-                "breaker reset"
-            }
-            (17, Some(record)) => {
-                self.now(self.store.reset_budget(record.agent));
-                "budget reset"
-            }
-            (18, _) => self.change_lane(),
-            (19, _) => {
-                let lane = *self.random.one_of(&["cron", "main", "nightly"]);
-                self.now(self.store.clear_lane(now, lane));
-                "lane clear"
-            }
-            (20, _) => self.drain_one(),
-            (21, _) => self.remove_or_add(&name),
-            (22, Some(record)) if matches!(record.definition.when, When::Chat(_)) => self.session(&record),
-            (23, _) => {
-                for habit in self.habits.values_mut() {
-                    *habit = Habit::draw(&mut self.random);
-                }
-                return;
-            }
-            _ => return,
-        };
+        let verb = self.draw_verb();
+        let Some((name, state)) = self.draw_target(verb) else { return };
         self.say(|| format!("{verb}: {name}, {state}"));
         *self.met.entry((verb, state)).or_default() += 1;
+        let record = self.record(&name);
+        let now = self.world.wall();
+        match (verb, record) {
+            ("edit of timing", _) => self.edit_timing(&name),
+            ("edit of policies", _) => self.edit_policies(&name),
+            ("edit of limits", _) => self.edit_agent(&name),
+            ("edit to nonsense", _) => self.edit_to_nonsense(&name),
+            ("disable", _) => self.switch(&name, false),
+            ("enable", _) => self.switch(&name, true),
+            ("remove", _) => self.remove(&name),
+            ("add", _) => self.add(&name),
+            ("add again", _) => self.add_again(&name),
+            ("pause", Some(record)) => {
+                self.now(self.store.pause(now, record.id, Some("simulated"), None));
+            }
+            ("pause for a time", Some(record)) => {
+                let until = now + signed(self.random.between(MINUTE, 3 * DAY));
+                self.now(self.store.pause(now, record.id, None, Some(until)));
+            }
+            ("resume", Some(record)) => self.resume(&record, now, Resume::Skip),
+            ("resume with catch-up", Some(record)) => self.resume(&record, now, Resume::CatchUp),
+            ("trigger", _) => self.trigger(&name),
+            ("cancel", _) => self.cancel_one(&name),
+            ("backfill", Some(record)) => self.backfill(&record),
+            ("webhook", Some(record)) => self.webhook(&record),
+            ("message", Some(record)) => self.message(&record),
+            ("session", Some(record)) => self.session(&record),
+            ("breaker reset", Some(record)) => {
+                self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
+            }
+            ("budget reset", Some(record)) => {
+                self.now(self.store.reset_budget(record.agent));
+            }
+            ("lane change", _) => self.change_lane(),
+            ("lane clear", _) => {
+                let lane = *self.random.one_of(&["cron", "main", "nightly"]);
+                self.now(self.store.clear_lane(now, lane));
+            }
+            ("drain", _) => self.drain_one(),
+            _ => {}
+        }
         self.hint();
+    }
+
+    fn draw_verb(&mut self) -> &'static str {
+        let total = VERBS.iter().map(|(_, weight)| weight).sum();
+        let mut left = self.random.below(total);
+        for (verb, weight) in VERBS {
+            if left < weight {
+                return verb;
+            }
+            left -= weight;
+        }
+        VERBS[0].0
+    }
+
+    /// A schedule: of some that are drawn, the one in the state that this verb has met least.
+    fn draw_target(&mut self, verb: &str) -> Option<(String, &'static str)> {
+        let mut names = self.ledger.names();
+        names.extend(self.ledger.removed().map(str::to_owned));
+        if names.is_empty() {
+            return None;
+        }
+        let drawn: Vec<String> = (0..4).map(|_| self.random.one_of(&names).clone()).collect();
+        let wanted = drawn.into_iter().filter(|name| self.suits(verb, name));
+        let states = wanted.map(|name| {
+            let state = self.record(&name).map_or("retired", |record| self.state_of(&record));
+            (self.met.get(&(verb, state)).copied().unwrap_or(0), name, state)
+        });
+        states.min_by_key(|(met, _, _)| *met).map(|(_, name, state)| (name, state))
+    }
+
+    /// Whether a verb means anything to the kind of a schedule.
+    fn suits(&self, verb: &str, name: &str) -> bool {
+        let when = self.ledger.when(name);
+        match verb {
+            "message" | "session" => matches!(when, Some(When::Chat(_))),
+            "webhook" => matches!(when, Some(When::Webhook(_))),
+            "edit of timing" | "edit to nonsense" | "backfill" => {
+                matches!(when, Some(When::Cron(_) | When::Every(_)))
+            }
+            _ => true,
+        }
     }
 
     /// The state of a schedule, as far as a verb may meet it.
@@ -84,25 +175,24 @@ impl Sim {
             Status::Active => {}
         }
         let own: Vec<_> = self.processes.values().filter(|process| process.name == record.name).collect();
-        if own.iter().any(|process| process.is_stopping) {
-            return "being cancelled";
-        }
-        if record.deferred.is_some() {
-            return "deferred";
-        }
-        if !own.is_empty() {
-            return "running";
-        }
-        if record.next_retry_at.is_some() {
-            return "waits for its retry";
-        }
-        if record.pending > 0 {
-            return "parked";
-        }
+        let breaker = self.now(self.store.breaker(record.agent, &record.definition.options.command)).breaker;
         let overdue = |due_at| due_at + signed(MINUTE) < self.world.wall();
-        match record.token {
-            Some(token) if overdue(token.due_at) => "overdue",
-            _ => "idle",
+        if own.iter().any(|process| process.is_stopping) {
+            "being cancelled"
+        } else if record.deferred.is_some() {
+            "deferred"
+        } else if breaker.state == State::HalfOpen {
+            "half open"
+        } else if !own.is_empty() {
+            "running"
+        } else if record.next_retry_at.is_some() {
+            "waits for its retry"
+        } else if record.pending > 0 {
+            "parked"
+        } else if record.token.is_some_and(|token| overdue(token.due_at)) {
+            "overdue"
+        } else {
+            "idle"
         }
     }
 
@@ -111,28 +201,40 @@ impl Sim {
         let _ = self.now(async { Ok(call.await.ok()) });
     }
 
-    fn edit_timing(&mut self, name: &str) -> &'static str {
+    fn resume(&mut self, record: &ScheduleRecord, now: Timestamp, how: Resume) {
+        let store = self.store.clone();
+        self.done(belfry::resume(&store, now, record, how));
+    }
+
+    fn edit_timing(&mut self, name: &str) {
         let drawn = draw::schedule(&mut self.random).0;
-        let Some(definition) = self.ledger.definition(name) else { return "edit of timing" };
-        if matches!(definition.when, When::Cron(_) | When::Every(_))
-            && matches!(drawn.when, When::Cron(_) | When::Every(_))
-        {
-            let (enabled, old) = (definition.options.enabled, definition.options.clone());
+        if !matches!(drawn.when, When::Cron(_) | When::Every(_)) {
+            return;
+        }
+        if let Some(definition) = self.ledger.definition(name) {
+            let old = definition.options.clone();
             *definition = drawn;
+            let new = definition.options.clone();
             definition.options = ScheduleOptions {
-                enabled,
+                enabled: old.enabled,
                 catch_up: old.catch_up,
                 if_running: old.if_running,
                 overlap: old.overlap,
                 command: old.command,
-                ..definition.options.clone()
+                ..new
             };
         }
         self.apply_files();
-        "edit of timing"
     }
 
-    fn edit_policies(&mut self, name: &str) -> &'static str {
+    fn edit_to_nonsense(&mut self, name: &str) {
+        if let Some(definition) = self.ledger.definition(name) {
+            definition.when = When::Cron("0 0 30 2 *".into());
+        }
+        self.apply_files();
+    }
+
+    fn edit_policies(&mut self, name: &str) {
         let drawn = draw::policies(&mut self.random);
         let at = self.world.now();
         if let Some(definition) = self.ledger.definition(name) {
@@ -150,10 +252,9 @@ impl Sim {
         }
         self.ledger.edited(name, at);
         self.apply_files();
-        "edit of policies"
     }
 
-    fn edit_agent(&mut self, name: &str) -> &'static str {
+    fn edit_agent(&mut self, name: &str) {
         let drawn = draw::agent(&mut self.random);
         let at = self.world.now();
         let agent = name.split('/').next().unwrap_or_default();
@@ -162,40 +263,115 @@ impl Sim {
         }
         self.ledger.edited(name, at);
         self.apply_files();
-        "edit of limits"
     }
 
-    fn switch(&mut self, name: &str, enabled: bool) -> &'static str {
+    fn switch(&mut self, name: &str, enabled: bool) {
         if let Some(definition) = self.ledger.definition(name) {
             definition.options.enabled = enabled;
         }
         self.apply_files();
-        if enabled { "enable" } else { "disable" }
     }
 
-    fn trigger(&mut self, name: &str) -> &'static str {
+    fn remove(&mut self, name: &str) {
+        self.ledger.remove(name);
+        self.apply_files();
+    }
+
+    fn add(&mut self, name: &str) {
+        let added = draw::schedule(&mut self.random).0;
+        let agent = name.split('/').next().unwrap_or_default();
+        let name = format!("n{}", self.ledger.applied);
+        if let Some(spec) = self.ledger.agents.iter_mut().find(|spec| spec.name == agent) {
+            spec.schedules.push((name, added));
+        }
+        self.apply_files();
+    }
+
+    fn add_again(&mut self, name: &str) {
+        if self.ledger.add_again(name) {
+            self.apply_files();
+        }
+    }
+
+    fn trigger(&mut self, name: &str) {
         let now = self.world.wall();
         let id = RunId(self.new_id());
         let store = self.store.clone();
-        let options = Options::default();
         self.done(async {
-            let run = belfry::prepare(&store, &options, now, name).await?;
-            let run = belfry_store::NewRun { id, ..run };
+            let run = NewRun { id, ..belfry::prepare(&store, &Options::default(), now, name).await? };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
-        "trigger"
     }
 
-    fn cancel_one(&mut self) -> &'static str {
-        let live: Vec<RunRecord> = self.now(self.store.live_runs());
-        if !live.is_empty() {
-            let run = self.random.one_of(&live).id;
-            self.now(self.store.cancel(self.world.wall(), run, Reason::Requested));
+    /// Makes up for some past ticks.
+    fn backfill(&mut self, record: &ScheduleRecord) {
+        let now = self.world.wall();
+        let Ok(schedule) = record.definition.compile(&record.name) else { return };
+        let Some(timing) = schedule.timing.as_ref() else { return };
+        let timing = record.origin.map_or(timing.clone(), |origin| timing.clone().with_origin(origin));
+        let from = now - signed(self.random.below(5 * DAY));
+        let count = self.random.between(1, 6) as usize;
+        let ticks: Vec<Timestamp> = timing.ticks_between(from, now, count).map(|tick| tick.tick_at).collect();
+        let store = self.store.clone();
+        for tick in ticks {
+            let id = RunId(self.new_id());
+            self.done(async {
+                let run = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+                let run = NewRun { id, trigger: Trigger::Backfill, tick_at: Some(tick), ..run };
+                Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
+            });
         }
-        "cancel"
     }
 
-    fn change_lane(&mut self) -> &'static str {
+    fn webhook(&mut self, record: &ScheduleRecord) {
+        let now = self.world.wall();
+        let id = RunId(self.new_id());
+        let store = self.store.clone();
+        self.done(async {
+            let run = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+            let run = NewRun { id, trigger: Trigger::Webhook, ..run };
+            let options = record.definition.options.clone();
+            Ok(store.knock(now, &Knock { run, signed: None, keys: Vec::new(), options }).await?)
+        });
+    }
+
+    fn message(&mut self, record: &ScheduleRecord) {
+        let now = self.world.wall();
+        let Ok(schedule) = record.definition.compile(&record.name) else { return };
+        let Some(definitions) = self.now(self.store.definitions(&[record.id])).into_iter().flatten().next()
+        else {
+            return;
+        };
+        let id = RunId(self.new_id());
+        let ids = (record.agent, record.id);
+        let run = NewRun::of_message(id, ids, &schedule, &definitions.agent_definition, now);
+        let message = NewMessage {
+            run,
+            session: (*self.random.one_of(&["ada", "bob"])).into(),
+            text: "hello".into(),
+            message: Message::default(),
+            policy: Policy::default(),
+            key: None,
+        };
+        self.now(self.store.send(now, &message));
+    }
+
+    fn session(&mut self, record: &ScheduleRecord) {
+        let key = *self.random.one_of(&["ada", "bob"]);
+        let verb = *self.random.one_of(&[SessionVerb::Stop, SessionVerb::StopAll, SessionVerb::Reset]);
+        self.now(self.store.session(self.world.wall(), record.id, key, verb));
+    }
+
+    fn cancel_one(&mut self, name: &str) {
+        let live: Vec<RunRecord> = self.now(self.store.live_runs());
+        let own = live.iter().find(|run| run.name == name).map(|run| run.id);
+        let Some(run) = own.or_else(|| (!live.is_empty()).then(|| self.random.one_of(&live).id)) else {
+            return;
+        };
+        self.now(self.store.cancel(self.world.wall(), run, Reason::Requested));
+    }
+
+    fn change_lane(&mut self) {
         let lane = *self.random.one_of(&["cron", "main", "nightly"]);
         let settings = self.random.permille(700).then(|| LaneSettings {
             slots: self.random.between(1, 10) as u32,
@@ -203,45 +379,14 @@ impl Sim {
             queue_limit: self.random.permille(500).then(|| self.random.between(1, 10) as u32),
         });
         self.now(self.store.set_lane(self.world.wall(), lane, settings));
-        "lane change"
     }
 
-    fn drain_one(&mut self) -> &'static str {
+    fn drain_one(&mut self) {
         let place = self.random.below(self.nodes.len() as u64) as usize;
         let draining = self.random.permille(500);
         if let Some(node) = self.nodes[place].driver.as_ref().map(|driver| driver.node()) {
             self.now(self.store.drain(self.world.wall(), node, draining));
         }
-        "drain"
-    }
-
-    /// Takes a schedule out of the files for good, or puts a new one in.
-    fn remove_or_add(&mut self, name: &str) -> &'static str {
-        let (agent, schedule) = name.split_once('/').unwrap_or_default();
-        let number = self.ledger.applied;
-        let added = draw::schedule(&mut self.random).0;
-        let adds = self.random.permille(500);
-        if let Some(spec) = self.ledger.agents.iter_mut().find(|spec| spec.name == agent) {
-            if adds {
-                spec.schedules.push((format!("n{number}"), added));
-            } else if spec.schedules.len() > 1 {
-                spec.schedules.retain(|(name, _)| name != schedule);
-            }
-        }
-        self.apply_files();
-        if adds { "add" } else { "remove" }
-    }
-
-    fn session(&mut self, record: &ScheduleRecord) -> &'static str {
-        let now = self.world.wall();
-        let key = *self.random.one_of(&["ada", "bob"]);
-        let verb = match self.random.below(5) {
-            0 => SessionVerb::Stop,
-            1 => SessionVerb::Reset,
-            _ => return "message",
-        };
-        self.now(self.store.session(now, record.id, key, verb));
-        "session"
     }
 
     /// Something goes wrong.
@@ -353,7 +498,7 @@ impl Sim {
             self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
             self.now(self.store.reset_budget(record.agent));
             let store = self.store.clone();
-            self.done(belfry::resume(&store, now, &record, false));
+            self.done(belfry::resume(&store, now, &record, Resume::Skip));
         }
         self.hint();
     }

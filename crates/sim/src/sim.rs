@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use belfry::driver::{Driver, Effect, Input, Phase};
+use belfry::driver::{Driver, Effect, Input, Phase, Sight};
 use belfry::{AnyStore, NodeId, RunId, SignedDuration, Time, Timestamp, carry_out};
 use belfry_core::retry::Outcome;
 use belfry_core::{Epoch, Reason};
-use belfry_runner::{Attempt, Report as Ended, Stop};
+use belfry_runner::{Attempt, ProcessState, Report as Ended, Stop};
 use belfry_store::memory::Memory;
-use belfry_store::{Node, Snapshot, Store, Watch};
+use belfry_store::{Node, NodeProcess, Snapshot, Store, Watch};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -106,7 +106,7 @@ pub struct Sim {
     pub(crate) nodes: Vec<SimNode>,
     alive: Arc<Mutex<Alive>>,
     pub(crate) processes: BTreeMap<u64, Process>,
-    pub(crate) habits: HashMap<String, Habit>,
+    pub(crate) habits: BTreeMap<String, Habit>,
     pub(crate) ledger: Ledger,
     pub(crate) is_healed: bool,
     ids: Arc<AtomicU64>,
@@ -359,7 +359,7 @@ impl Sim {
         let clock = Arc::new(NodeClock::new(&self.world, self.params.is_shared));
         let now = clock.now();
         let id = NodeId(self.new_id());
-        let node = self.node_row(id, now.wall, now.wall + signed(self.params.lease()), false);
+        let node = self.node_row(place, id, now.wall, now.wall + signed(self.params.lease()), false);
         let lease_until = node.lease_until;
         self.now(self.store.clone().join(&node));
         let ids = self.ids.clone();
@@ -385,7 +385,25 @@ impl Sim {
         self.give(place, Input::Woken);
     }
 
-    fn node_row(&self, id: NodeId, now: Timestamp, lease_until: Timestamp, draining: bool) -> Node {
+    /// The process of a node. Nodes of a shared store have a host each.
+    fn process_of(&self, place: usize) -> NodeProcess {
+        let host = if self.params.is_shared { place } else { 0 };
+        NodeProcess {
+            boot_id: format!("boot of host {host}"),
+            pid_ns: "pid:[1]".into(),
+            start_time: self.nodes[place].lives,
+            state_dir: "/state".into(),
+        }
+    }
+
+    fn node_row(
+        &self,
+        place: usize,
+        id: NodeId,
+        now: Timestamp,
+        lease_until: Timestamp,
+        draining: bool,
+    ) -> Node {
         Node {
             id,
             host: "host".into(),
@@ -396,6 +414,7 @@ impl Sim {
             fenced: false,
             draining,
             last_seen_at: now,
+            process: self.process_of(place),
         }
     }
 
@@ -478,27 +497,39 @@ impl Sim {
             Effect::Join { node, until, draining } => {
                 self.say(|| format!("node {place} joins again as {node}"));
                 self.alive.lock().of.insert(node, (place, lives));
-                let node = self.node_row(node, now.wall, until, draining);
+                let node = self.node_row(place, node, now.wall, until, draining);
                 self.ask(
                     place,
                     async move { Input::Joined { asked: now.mono, joined: store.join(&node).await } },
                 );
             }
             Effect::ReadNodes => {
-                let (alive, by_process) = (self.alive.clone(), !self.params.is_shared);
+                let (alive, is_shared) = (self.alive.clone(), self.params.is_shared);
+                let here = Arc::new(self.process_of(place));
                 self.ask(place, async move {
                     let nodes = store.nodes().await.map(|nodes| {
                         let alive = alive.lock();
-                        let with_gone = |node: Node| {
-                            let is_gone = by_process && alive.is_gone(node.id);
-                            (node, is_gone)
+                        let look = |node: Node| {
+                            let process = match alive.is_gone(node.id) {
+                                true => ProcessState::Gone,
+                                false => {
+                                    ProcessState::Found { start_time: node.process.start_time, lives: true }
+                                }
+                            };
+                            let sight = Sight {
+                                here: here.clone(),
+                                is_same_host: !is_shared,
+                                process,
+                                serves_file: false,
+                            };
+                            (node, sight)
                         };
-                        nodes.into_iter().map(with_gone).collect()
+                        nodes.into_iter().map(look).collect()
                     });
                     Input::Nodes(nodes)
                 });
             }
-            Effect::Fence { node, lease } => {
+            Effect::Fence { node, lease, .. } => {
                 self.say(|| format!("node {place} fences {node}"));
                 // Nothing of the old attempts may live when the new ones start.
                 let left: Vec<u64> = self
@@ -633,7 +664,10 @@ impl Sim {
     fn start_process(&mut self, place: usize, attempt: &Attempt, tell: bool) {
         self.attempts += 1;
         let lives = self.nodes[place].lives;
-        let is_allowed = self.world.now() + self.params.lease() / 12 < self.nodes[place].keeper_until;
+        // A child that took long to start may find that too little of the lease is left.
+        let is_slow = !self.is_healed && self.random.permille(10);
+        let is_allowed =
+            !is_slow && self.world.now() + self.params.lease() / 3 < self.nodes[place].keeper_until;
         let habit = match self.is_healed {
             true => Habit::HEALED,
             false => self.habits.get(&*attempt.agent).cloned().unwrap_or(Habit::HEALED),
@@ -663,7 +697,7 @@ impl Sim {
         self.number += 1;
         let pid = self.number;
         self.processes.insert(pid, process);
-        if tell {
+        if tell && is_allowed {
             let (run, epoch) = (attempt.run, attempt.epoch);
             self.soon(
                 SECOND / 10,
@@ -675,8 +709,7 @@ impl Sim {
             self.at(at, What::Exit { pid, ending: 0 });
         } else {
             // The keeper refuses the child: it never runs.
-            let refused = Outcome::Failed { reason: Reason::SpawnFailed, retryable: true };
-            self.end_process(pid, refused, SECOND / 100);
+            self.end_process(pid, Outcome::NotStarted, SECOND / 100);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use belfry::{AgentDefinition, AgentSpec, NodeId, RunId, ScheduleDefinition};
+use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition};
 use belfry_core::{AgentId, Epoch, Reason, ScheduleId, SkipRange};
 use belfry_store::*;
 use belfry_time::Timestamp;
@@ -84,7 +84,7 @@ impl Store for Slow {
         Read unreadable_rows() -> Vec<String>;
         Read unreadable() -> Vec<UnreadableSchedule>;
         Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
-        Write resume(now: Timestamp, schedule: ScheduleId, catch_up: bool, skipped: Option<SkipRange>) -> bool;
+        Write resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>;
         Read due(now: Timestamp, after: Option<Mark>, limit: u32) -> Vec<Due>;
         Read next_due() -> Option<Timestamp>;
         Write commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use belfry_core::edit::Resume;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
 };
@@ -197,14 +198,8 @@ impl Store for AnyStore {
         each!(self, store => store.pause(now, schedule, reason, until).await)
     }
 
-    async fn resume(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Answer<bool> {
-        each!(self, store => store.resume(now, schedule, catch_up, skipped).await)
+    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
+        each!(self, store => store.resume(now, schedule, how).await)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -292,6 +287,10 @@ impl Store for AnyStore {
 
     async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
         each!(self, store => store.output(run, after, limit_bytes).await)
+    }
+
+    fn is_held(&self) -> bool {
+        each!(self, store => store.is_held())
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {

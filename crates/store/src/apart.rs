@@ -128,9 +128,10 @@ impl Part for Commit {
 
     async fn lesser<S: Store>(&self, store: &S, error: &Error) -> Vec<Commit> {
         let mut lesser: Vec<Commit> = self.without_live_ticks(store).await.into_iter().collect();
-        lesser.push(
-            self.made_invalid(&format!("its tick could not be stored: {}", bounded(&error.to_string(), 500))),
-        );
+        let error = error.to_string();
+        let error = bounded(&error, 500);
+        lesser
+            .push(self.made_invalid(&format!("its tick could not be stored: {error}. `resume` tries again")));
         lesser
     }
 

@@ -16,6 +16,9 @@ use crate::error::Error;
 /// The folder that is Belfry's by its name: everything in it is private.
 pub const STATE_FOLDER: &str = ".belfry";
 
+/// As many links as a path may lead through.
+const LINKS_MAX: usize = 40;
+
 /// Makes a folder where there is none, for its owner alone; checks one that is there. A folder named `.belfry` and what lies
 /// directly in it are made private; any other folder stays as it is. Gives a sentence for each thing that others could reach
 /// before. Refuses what another user owns or could replace.
@@ -88,6 +91,25 @@ fn refuse_open_folders_above(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Follows the links of a path, and refuses one that another user owns: that user decides where it leads. Links of root
+/// are part of the system.
+pub(crate) fn refuse_links_of_others(path: &Path) -> Result<(), Error> {
+    let mut path = std::path::absolute(path).map_err(|error| unavailable(path, &error))?;
+    for _ in 0..LINKS_MAX {
+        let above: Vec<&Path> = path.ancestors().collect();
+        let Some(link) = above.into_iter().rev().find(|part| part.is_symlink()) else { return Ok(()) };
+        let metadata = link.symlink_metadata().map_err(|error| unavailable(link, &error))?;
+        if metadata.uid() != 0 {
+            own(link, &metadata)?;
+        }
+        let mut next = link.parent().unwrap_or(Path::new("/")).to_owned();
+        next.push(link.read_link().map_err(|error| unavailable(link, &error))?);
+        next.extend(path.strip_prefix(link).unwrap_or(Path::new("")));
+        path = next;
+    }
+    Err(refused(&path, "its links lead in a circle", "name the file itself"))
+}
+
 /// Where everybody may write, and there is no sticky bit, everybody may replace what lies there.
 fn refuse_open_folder(folder: &Path) -> Result<(), Error> {
     let metadata = folder.metadata().map_err(|error| unavailable(folder, &error))?;
@@ -131,6 +153,34 @@ mod tests {
     use std::fs::{create_dir, create_dir_all, set_permissions};
 
     use super::*;
+
+    #[test]
+    fn a_link_of_another_user_is_not_followed() {
+        let top = tempfile::tempdir().unwrap();
+        let path = |name: &str| top.path().join(name);
+        create_dir(path("folder")).unwrap();
+        File::create(path("folder/b.db")).unwrap();
+        std::os::unix::fs::symlink("folder/b.db", path("file")).unwrap();
+        std::os::unix::fs::symlink("folder", path("way")).unwrap();
+        std::os::unix::fs::symlink(path("file"), path("chain")).unwrap();
+        std::os::unix::fs::symlink("circle", path("circle")).unwrap();
+        for name in ["folder/b.db", "file", "way/b.db", "chain", "way/none"] {
+            refuse_links_of_others(&path(name)).unwrap();
+        }
+        assert!(refuse_links_of_others(&path("circle")).is_err());
+        // Only root can give a link away.
+        if !geteuid().is_root() {
+            return;
+        }
+        for (name, link) in [("file", "file"), ("way/b.db", "way"), ("chain", "file")] {
+            std::os::unix::fs::lchown(path(link), Some(12_345), None).unwrap();
+            let error = refuse_links_of_others(&path(name)).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 12345"), "{name}: {error}");
+            let error = crate::sqlite::Sqlite::serve(&path(name)).err().unwrap().to_string();
+            assert!(error.contains("belongs to user 12345"), "{name}: {error}");
+            std::os::unix::fs::lchown(path(link), Some(0), None).unwrap();
+        }
+    }
 
     #[test]
     fn no_folder_above_may_be_open_to_all() {

@@ -6,8 +6,10 @@ use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
+use belfry_core::edit;
 pub use belfry_core::gate::Gates;
 use belfry_core::gate::Place;
+use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
 use belfry_core::session::Usage;
@@ -15,11 +17,13 @@ use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
     ScheduleDefinition, ScheduleId, SkipRange, Token, TokenKind, Trigger,
 };
-use belfry_time::Timestamp;
+use belfry_time::{Timestamp, Timing};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 pub use belfry_core::AgentSpec;
+
+use crate::views::Put;
 
 /// What applying a source changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -34,6 +38,20 @@ pub struct Applied {
     pub cancelled: u32,
     /// Schedules that were left alone, because one of that name was made through the API.
     pub foreign: u32,
+    /// Schedules, new or changed, that never run: their one instant had passed.
+    pub expired: u32,
+}
+
+impl Applied {
+    /// Counts a schedule that was put.
+    pub(crate) fn count(&mut self, put: &Put) {
+        match put {
+            Put::Added(_) => self.added += 1,
+            Put::Changed(_) => self.changed += 1,
+            Put::OwnedBy(_) => self.foreign += 1,
+            Put::Unchanged(_) | Put::Spent | Put::NoAgent | Put::Differs => {}
+        }
+    }
 }
 
 /// A schedule whose token is due, with all that deciding about it needs.
@@ -61,6 +79,9 @@ pub struct Due {
     pub breaker: Breaker,
     /// What is used of its agent's failure budget.
     pub budget: Option<Budget>,
+    /// When the last of its runs that have ended was started, or ended where it never started. Only told where schedules
+    /// share an overlap scope.
+    pub last_start: Option<Timestamp>,
 }
 
 /// A place in the order in which schedules are due.
@@ -70,6 +91,27 @@ impl Due {
     /// Its place in the order.
     pub fn mark(&self) -> Mark {
         (self.standing.token.due_at, self.schedule)
+    }
+
+    /// The live runs that its overlap policy looks at.
+    pub fn overlap(&self) -> Option<Overlap<'_>> {
+        let options = self.compiled.as_ref().ok()?.options();
+        Some(Overlap::of(options, self.agent, self.schedule))
+    }
+
+    /// Puts schedules that are due in one pass into the order in which they are offered.
+    pub fn take_turns(due: Vec<Due>) -> Vec<Due> {
+        let unread = |due: &Due| Overlap {
+            scope: Scope::Schedule,
+            agent: due.agent,
+            schedule: due.schedule,
+            command: "",
+        };
+        let keys: Vec<_> =
+            due.iter().map(|due| (due.overlap().unwrap_or(unread(due)), due.last_start)).collect();
+        let order = turns(&keys);
+        let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
+        order.into_iter().filter_map(|place| due[place].take()).collect()
     }
 
     /// The facts as the planner takes them.
@@ -108,9 +150,21 @@ impl Due {
             open_skip: plan.open_skip,
             open_skip_before: self.standing.open_skip,
             origin: plan.origin,
+            cursor_at: plan.cursor_at,
+            planned_to: self.planned_to(schedule.timing.as_ref()),
+            waits: self.standing.waits,
             runs,
             next,
             invalid: None,
+        }
+    }
+
+    /// The instant before the tick of its token, where that stands for one.
+    fn planned_to(&self, timing: Option<&Timing>) -> Option<Timestamp> {
+        let token = self.standing.token;
+        match token.kind {
+            TokenKind::Tick | TokenKind::Deferred => Some(edit::before(timing, token.tick_at)),
+            TokenKind::First | TokenKind::Next | TokenKind::Resume => self.standing.cursor_at,
         }
     }
 
@@ -129,6 +183,9 @@ impl Due {
             open_skip: self.standing.open_skip,
             open_skip_before: self.standing.open_skip,
             origin: None,
+            cursor_at: self.planned_to(None),
+            planned_to: None,
+            waits: self.standing.waits,
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
@@ -173,6 +230,12 @@ pub struct Commit {
     pub open_skip_before: Option<SkipRange>,
     /// The first tick, if it was found.
     pub origin: Option<Timestamp>,
+    /// The last tick that is planned, where no token remembers it.
+    pub cursor_at: Option<Timestamp>,
+    /// The instant before the first tick of the plan: the last that is planned where the plan cannot be stored.
+    pub planned_to: Option<Timestamp>,
+    /// Whether the schedule waited for the end of a run.
+    pub waits: bool,
     /// Runs to make.
     pub runs: Vec<NewRun>,
     /// What arms the schedule next.
@@ -182,6 +245,11 @@ pub struct Commit {
 }
 
 impl Commit {
+    /// The live runs that the decision looked at.
+    pub(crate) fn overlap(&self) -> Overlap<'_> {
+        Overlap { scope: self.scope, agent: self.agent, schedule: self.schedule, command: &self.command }
+    }
+
     /// The lane that its runs wait in, where it makes some.
     pub(crate) fn lane(&self) -> Option<&str> {
         self.runs.first().map(|run| run.lane.as_str())
@@ -195,6 +263,7 @@ impl Commit {
             closed: Vec::new(),
             open_skip: self.open_skip_before,
             origin: None,
+            cursor_at: self.planned_to,
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
@@ -476,6 +545,29 @@ pub struct Node {
     pub draining: bool,
     /// When it was heard of last.
     pub last_seen_at: Timestamp,
+    /// By which its process is found.
+    pub process: NodeProcess,
+}
+
+/// The process of a node: enough to tell on the same system whether it still runs, and where it keeps what its children left.
+/// Empty and zero where the system does not say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeProcess {
+    /// Which boot of the system it belongs to.
+    pub boot_id: String,
+    /// In which pid namespace its pid means something.
+    pub pid_ns: String,
+    /// When it started, in clock ticks since boot.
+    pub start_time: u64,
+    /// The folder with the records of its children.
+    pub state_dir: String,
+}
+
+impl NodeProcess {
+    /// Whether two processes see each other's pids: the same boot and the same pid namespace.
+    pub fn is_beside(&self, other: &NodeProcess) -> bool {
+        !self.boot_id.is_empty() && self.boot_id == other.boot_id && self.pid_ns == other.pid_ns
+    }
 }
 
 impl Node {
@@ -638,6 +730,8 @@ pub struct ScheduleRecord {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
+    /// No tick at or before this instant is armed: see [`belfry_core::edit::Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
     /// How its last run ended.
     pub last: Option<LastRun>,
     /// When a run of it succeeded last, and which.
@@ -659,6 +753,20 @@ pub struct ScheduleRecord {
 }
 
 impl ScheduleRecord {
+    /// The schedule as an edit finds it.
+    pub fn found(&self) -> edit::Found {
+        edit::Found {
+            status: self.status.clone(),
+            since: self.status_since,
+            timer: self.token,
+            deferred: self.deferred.as_ref().map(|deferred| deferred.tick_at),
+            waits: self.waits_for.is_some(),
+            origin: self.origin,
+            open_skip: self.open_skip,
+            cursor_at: self.cursor_at,
+        }
+    }
+
     /// As this version shows a schedule that it cannot read: invalid, with the reason. What is stored stays as it is.
     pub(crate) fn unreadable(self, why: &belfry_core::definition::Unreadable) -> ScheduleRecord {
         let status = Status::Invalid { reason: why.to_string() };

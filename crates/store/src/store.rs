@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use belfry_core::edit::Resume;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
 };
@@ -100,15 +101,15 @@ pub trait Store: Send + Sync + 'static {
         until: Option<Timestamp>,
     ) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Ends a pause. The planner arms the schedule from `now`, or with `catch_up` from where the pause began; `skipped`
-    /// is what the pause left out, for the record. Crash: resumed and recorded, or neither.
+    /// Ends a pause, and says how many ticks it has recorded as skipped; `None` where there was none. With
+    /// [`Resume::FromNow`] also a schedule that waits for the clock goes on. After a crash it is resumed and recorded, or
+    /// neither.
     fn resume(
         &self,
         now: Timestamp,
         schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> impl Future<Output = Answer<bool>> + Send;
+        how: Resume,
+    ) -> impl Future<Output = Answer<Option<u64>>> + Send;
 
     /// Schedules whose token is due, the earliest first, without locking them; behind a mark where there is one, so that
     /// a batch can be read while the one before it is committed. Reads only.
@@ -365,6 +366,12 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store::unreadable`] is asked next. Only this process knows.
     fn leave_alone(&self, schedule: ScheduleId) {
         let _ = schedule;
+    }
+
+    /// Whether no other process can take over what runs here, for as long as this one lives: it alone serves the store, by a
+    /// lock of the file, and the file is the one that was opened.
+    fn is_held(&self) -> bool {
+        false
     }
 
     /// Looks for damage and for broken promises among the rows; empty where all is well.

@@ -7,12 +7,12 @@ use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, RunId, RunState, Schedule, ScheduleDefinition, ScheduleId, SkipRange,
-    SkipReason,
+    SkipReason, edit,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
-use crate::memory::{left_out, unarmed_until};
+use crate::memory::Compiled;
 use crate::shapes::{RunRecord, ScheduleRecord};
 
 /// The source of what was made through the API or the command line. Files never touch it, nor it what files own.
@@ -39,6 +39,8 @@ pub struct Definitions {
     pub uncompiled: Option<Arc<ScheduleDefinition>>,
     /// Its first tick.
     pub origin: Option<Timestamp>,
+    /// No tick at or before this instant is armed.
+    pub cursor_at: Option<Timestamp>,
     /// The run whose end arms it.
     pub waits_for: Option<RunId>,
     /// When its last run that completed ended.
@@ -77,6 +79,8 @@ pub enum Put {
     Changed(ScheduleId),
     /// It was so already.
     Unchanged(ScheduleId),
+    /// It was removed after its run, as its definition asks, and that definition is the same.
+    Spent,
     /// There is no such agent.
     NoAgent,
     /// It belongs to this source, which alone may change it.
@@ -466,25 +470,17 @@ pub(crate) const RANGES_MAX: i64 = 16;
 impl TickFate {
     /// What a schedule's own state says of a tick that made no run: is it among those that are still being counted, or in a
     /// span without planning that lasts?
-    pub(crate) fn of_state(
-        status: &Status,
-        since: Timestamp,
-        open_skip: Option<SkipRange>,
-        compiled: &Result<Arc<Schedule>, Arc<str>>,
-        tick_at: Timestamp,
-    ) -> TickFate {
-        if let Some(open) = open_skip.filter(|open| open.from <= tick_at && tick_at <= open.to) {
+    pub(crate) fn of_state(found: &edit::Found, compiled: &Compiled, tick_at: Timestamp) -> TickFate {
+        if let Some(open) = found.open_skip.filter(|open| open.from <= tick_at && tick_at <= open.to) {
             return TickFate::Open(open);
         }
-        let span = match status {
-            _ if tick_at <= since => None,
-            Status::Invalid { .. } => {
-                Some(SkipRange { from: since, to: tick_at, ..SkipRange::one(SkipReason::Invalid, tick_at) })
+        let span = match (&found.status, compiled) {
+            // Ticks of a definition that cannot be used are not known.
+            (Status::Invalid { .. }, Err(_)) if found.cursor_at.unwrap_or(found.since) < tick_at => {
+                Some(SkipRange { from: found.since, ..SkipRange::one(SkipReason::Invalid, tick_at) })
             }
-            _ => unarmed_until(status, tick_at)
-                .filter(|end| *end == tick_at)
-                .and_then(|end| left_out(compiled, SkipReason::Disabled, since, end)),
+            _ => edit::unarmed(found, crate::memory::compiled(compiled), tick_at),
         };
-        span.map_or(TickFate::Unknown, TickFate::Open)
+        span.filter(|span| tick_at <= span.to).map_or(TickFate::Unknown, TickFate::Open)
     }
 }

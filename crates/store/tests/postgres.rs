@@ -277,3 +277,60 @@ fn the_suite_notices_what_is_broken_on_purpose() {
         assert!(noticed, "{sabotage:?} was not noticed");
     }
 }
+
+#[tokio::test]
+async fn each_statement_has_a_new_snapshot_whatever_the_database_says() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // A node can join only in a transaction of this level.
+    let sql = "do $$ begin execute format('alter database %I set default_transaction_isolation = ''serializable''', \
+                   current_database()); end $$; \
+               create function belfry.only_read_committed() returns trigger language plpgsql as $$ begin \
+                   if current_setting('transaction_isolation') <> 'read committed' then \
+                       raise exception 'transaction of level %', current_setting('transaction_isolation'); end if; \
+                   return new; end $$; \
+               create trigger level before insert on belfry.nodes \
+                   for each row execute function belfry.only_read_committed()";
+    client.batch_execute(sql).await.unwrap();
+    drop(store);
+    let store = Postgres::open(&url).await.unwrap();
+    suite::world::World::new(&store).join(1).await;
+}
+
+/// A plan that did not know of a run is not committed, also if its timer was set while the run was asked for.
+#[tokio::test]
+async fn a_run_that_is_asked_for_changes_a_timer_that_is_being_set() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = suite::world::World::new(&store);
+    let every = suite::world::every("1h");
+    world.apply(&[suite::world::agent("a", belfry_core::AgentDefinition::default(), &[("s", every)])]).await;
+    let id = world.schedule("a/s").await.id;
+    let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let version = async || -> i64 {
+        let sql = "select version from belfry.timers where schedule_id = $1";
+        client.query_one(sql, &[&id]).await.unwrap().get(0)
+    };
+    let before = version().await;
+    let sql = format!(
+        "create temp table kept as select * from belfry.timers where schedule_id = {id}; \
+         delete from belfry.timers where schedule_id = {id}; begin; \
+         update belfry.schedule_state set edition = edition where schedule_id = {id}; \
+         insert into belfry.timers select * from kept"
+    );
+    client.batch_execute(&sql).await.unwrap();
+    let set = async {
+        let waits = "select count(*) from pg_stat_activity where datname = current_database() \
+                     and wait_event_type = 'Lock'";
+        while client.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        client.batch_execute("commit").await.unwrap();
+    };
+    let ((_, made), ()) = tokio::join!(world.enqueue("a/s", None), set);
+    assert_eq!(made, belfry_store::Enqueued::Made);
+    assert_ne!(version().await, before, "whoever read the timer before must plan again");
+}

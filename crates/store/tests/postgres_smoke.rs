@@ -43,6 +43,7 @@ async fn joined(store: &Postgres) -> NodeId {
         fenced: false,
         draining: false,
         last_seen_at: at(0),
+        process: Default::default(),
     };
     store.join(&node).await.unwrap();
     id

@@ -259,6 +259,25 @@ async fn a_file_that_was_taken_away_takes_and_gives_nothing() {
 }
 
 #[tokio::test]
+async fn a_log_without_its_file_is_left_untouched() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, log) = (folder.path().join("belfry.db"), folder.path().join("belfry.db-wal"));
+    let store = Sqlite::serve(&path).unwrap();
+    World::new(&store).apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    // What a killed server leaves, without its file.
+    let left = std::fs::read(&log).unwrap();
+    drop(store);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&log, &left).unwrap();
+    let error = Sqlite::open(&path).err().unwrap();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    assert!(error.to_string().contains("Put the file back"), "{error}");
+    assert!(!path.exists() && std::fs::read(&log).unwrap() == left, "nothing was touched");
+    std::fs::remove_file(&log).unwrap();
+    Sqlite::open(&path).unwrap();
+}
+
+#[tokio::test]
 async fn the_log_of_a_small_disk_stays_small() {
     let Some(disk) = std::env::var_os("BELFRY_SMALL_DISK") else {
         let words = "\nSKIPPED: BELFRY_SMALL_DISK names no small disk to fill\n";

@@ -284,6 +284,14 @@ impl Timing {
         self.window.verdict(self.zone.local_second(floor_second(at)))
     }
 
+    /// The end of the allowed stretch of time that an instant lies in, which is the first instant that is no longer allowed;
+    /// none where it never ends.
+    pub fn window_end(&self, at: Timestamp) -> Option<Timestamp> {
+        self.window
+            .end_of_stretch(floor_second(at), &self.zone)
+            .and_then(|end| Timestamp::from_second(end).ok())
+    }
+
     /// Plain English: "at 09:00, Monday to Friday".
     pub fn describe(&self) -> String {
         let mut words = self.describe_kind();

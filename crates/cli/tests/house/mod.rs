@@ -179,6 +179,7 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
         fenced: false,
         draining: false,
         last_seen_at: now,
+        process: Default::default(),
     };
     store.join(&node).await.unwrap();
     let record = store.schedule("hello/often").await.unwrap().unwrap();

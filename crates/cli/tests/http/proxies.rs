@@ -45,11 +45,15 @@ fn a_trusted_proxy_says_for_whom_it_asks() {
         api.send("POST", pause, &[&auth, ELSEWHERE], b"").is(200);
         let row = api.get("/api/v1/audit?limit=1").is(200)["items"][0].clone();
         assert_eq!((&row["action"], &row["peer"]), (&json!("pause_schedule"), &json!(peer)));
-        // The rate counts for the client of a trusted proxy, and for the proxy of any other.
+        // A token has its own rate, from wherever it comes.
         let agents = |from: &str| api.send("GET", "/api/v1/agents", &[&auth, from], b"").status;
         let first: Vec<u16> = (0..5).map(|_| agents(ELSEWHERE)).collect();
         assert_eq!(first, [200, 200, 200, 200, 429]);
-        assert_eq!(agents("x-forwarded-for: 203.0.113.10"), if is_trusted { 200 } else { 429 });
+        assert_eq!(agents("x-forwarded-for: 203.0.113.10"), 429);
+        // Without one the rate counts for the client of a trusted proxy, and for the proxy of any other.
+        let stranger = |from: &str| api.bare("GET", "/api/v1/agents", &[from], b"").status;
+        assert!((0..10).any(|_| stranger(ELSEWHERE) == 429));
+        assert_eq!(stranger("x-forwarded-for: 203.0.113.10"), if is_trusted { 401 } else { 429 });
         // A login behind TLS has a cookie for TLS alone, and a link to the name that the browser knows.
         let link = site.json(&["open"]);
         let code = link["url"].as_str().unwrap().split_once('#').unwrap().1.to_owned();

@@ -144,7 +144,7 @@ fn root_takes_no_commands_from_a_folder_that_is_open_to_all() {
     site.config(BEATS);
     set_mode(&site.path(""), 0o777);
     let checked = site.belfry(&["check"]);
-    assert!(said(&checked).contains("every user of this host can replace this file"), "{checked:?}");
+    assert!(said(&checked).contains("every user of this host can replace"), "{checked:?}");
     let wanted = if Uid::effective().is_root() { 2 } else { 0 };
     assert_eq!(checked.status.code(), Some(wanted), "{checked:?}");
     set_mode(&site.path(""), 0o1777);

@@ -34,7 +34,7 @@ agents:
     again.event("node_fenced");
     again.signal(Signal::SIGSTOP);
     let stopped_at = Instant::now();
-    eventually("ticks to be missed", || (stopped_at.elapsed() > Duration::from_secs(1)).then_some(()));
+    eventually("ticks to be missed", || (stopped_at.elapsed() > Duration::from_secs(3)).then_some(()));
     again.signal(Signal::SIGCONT);
     again.event("tick_missed");
     site.raw_config("agents: [");

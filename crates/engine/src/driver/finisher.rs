@@ -25,7 +25,8 @@ impl Driver {
             arm: task.arm(now.wall),
         };
         let took = now.mono.saturating_sub(task.started);
-        self.endings.push_back(Ending { finish, took });
+        let returned = if report.outcome == Outcome::NotStarted { "not_started" } else { "shutdown" };
+        self.endings.push_back(Ending { finish, took, returned });
     }
 
     pub(super) fn finish_maybe(&mut self, now: Now) {
@@ -153,7 +154,7 @@ impl Driver {
         let reason = match (finished, ending.finish.verdict) {
             (Finished::Stale, _) => Some("stale"),
             (_, Verdict::End { reason, .. }) => reason.map(Reason::as_str),
-            (_, Verdict::Return) => Some("shutdown"),
+            (_, Verdict::Return) => Some(ending.returned),
             (_, Verdict::Retry { .. }) => Some("failed"),
         };
         let event = Event::new(now.wall, level, name).of(&task.definitions.name);
@@ -190,7 +191,7 @@ impl Ending {
             usage: None,
             arm: None,
         };
-        Ending { finish, took: Duration::ZERO }
+        Ending { finish, took: Duration::ZERO, returned: "not_started" }
     }
 }
 
@@ -206,7 +207,12 @@ impl Task {
         if !schedule.waits_for_runs() {
             return None;
         }
-        let standing = Standing { token: Token::next(now), origin: self.definitions.origin, open_skip: None };
+        let origin = self.definitions.origin;
+        // A clock that is behind what is planned: the planner finds the next tick.
+        if self.definitions.cursor_at.is_some_and(|cursor| now <= cursor) {
+            return None;
+        }
+        let standing = Standing { origin, ..Standing::of(Token::next(now)) };
         match plan(schedule, &standing, &Facts::CLEAR, now).next {
             Next::Token(token) => Some(token),
             Next::Wait | Next::Exhausted | Next::Expired => None,

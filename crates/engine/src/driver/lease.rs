@@ -28,8 +28,24 @@ impl Driver {
         now.mono + self.options.lease / 6 < self.lease_good
     }
 
-    pub(super) fn renewed(&mut self, now: Now, asked: Duration, renewed: Result<Renewed, Error>) {
+    /// Whether enough of the lease is left for the keeper to take a child. It asks children to end a third of the lease
+    /// before its end at the earliest; what it would refuse is not claimed.
+    pub(super) fn may_start(&self, now: Now) -> bool {
+        now.mono + self.options.lease / 3 < self.lease_good
+    }
+
+    pub(super) fn renewed(
+        &mut self,
+        now: Now,
+        asked: Duration,
+        renewed: Result<Renewed, Error>,
+        is_held: bool,
+    ) {
         self.renewer.rest(now, asked + self.options.lease / 3);
+        // Nobody can take over: what runs goes on although the lease could not be stored.
+        if is_held && renewed.is_err() && self.is_joined {
+            self.hold(asked);
+        }
         let Some(renewed) = self.written(now, Write::Lease, renewed) else {
             self.renewer.at = now.mono + self.backoff(Write::Lease);
             return;

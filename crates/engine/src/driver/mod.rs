@@ -36,6 +36,7 @@ mod stopping;
 pub use beater::Beat;
 use health::{Health, Write};
 pub use options::{GUEST, Keep, Options, default_lanes};
+pub use others::Sight;
 
 /// What time it is, twice: decisions look at the wall, waiting at the watch that only goes forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +108,8 @@ pub enum Input {
         asked: Duration,
         /// The answer.
         renewed: Result<Renewed, Error>,
+        /// Whether the store is held by this process alone, see [`belfry_store::Store::is_held`].
+        is_held: bool,
     },
     /// Answer to [`Effect::Join`].
     Joined {
@@ -121,8 +124,8 @@ pub enum Input {
     Marks(Result<Marks, Error>),
     /// It is marked in the store to take no new work, or to take it again.
     Drain(bool),
-    /// Answer to [`Effect::ReadNodes`]. A node is `gone` where its process surely is.
-    Nodes(Result<Vec<(Node, bool)>, Error>),
+    /// Answer to [`Effect::ReadNodes`]: each node with what is seen of its process from here.
+    Nodes(Result<Vec<(Node, Sight)>, Error>),
     /// Answer to [`Effect::Fence`].
     Fenced {
         /// Who.
@@ -239,7 +242,7 @@ pub enum Effect {
         /// Whether it takes no new work.
         draining: bool,
     },
-    /// Read the nodes, and whether their processes are gone where that can be known.
+    /// Read the nodes, and look at their processes.
     ReadNodes,
     /// End what a gone node has left on this host, then fence it.
     Fence {
@@ -247,6 +250,10 @@ pub enum Effect {
         node: NodeId,
         /// The lease it was seen with.
         lease: Timestamp,
+        /// Where the records of its children are, if it ran on this system.
+        state_dir: Option<String>,
+        /// Whether its lease has lapsed. Otherwise it is fenced only if all that it left has ended.
+        is_lapsed: bool,
     },
     /// Say that this node lives, and what it and its machine do.
     Beat(Beat),
@@ -330,6 +337,8 @@ struct Task {
 struct Ending {
     finish: Finish,
     took: Duration,
+    /// Why the run goes back uncounted, where it does.
+    returned: &'static str,
 }
 
 /// Plans that are being committed, with the names of their schedules.
@@ -379,11 +388,13 @@ pub struct Driver {
     planner: Loop,
     next_due: Option<Timestamp>,
     committing: Option<Committing>,
-    /// Batches in a row that were read while the one before was committed.
+    /// Batches of this pass of which something was written.
     ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
-    lane_turn: usize,
+    /// How many claims were answered, and which of them was the last with a run of a lane.
+    claims: u64,
+    last_claims: HashMap<String, u64>,
     lanes: Loop,
     /// Slots by lane: what the options say, and what was said since.
     slots: BTreeMap<String, u32>,
@@ -426,8 +437,8 @@ pub struct Driver {
 
 /// More instants than this are not remembered; the poll finds the rest.
 const LATER_MAX: usize = 4096;
-/// So many batches of due schedules are read each behind the one before; then from the front again, where something may have
-/// come up.
+/// So many batches of due schedules are planned in one pass, each read behind the one before; then from the front again,
+/// where something may have come up. Batches of which nothing could be written do not count.
 const AHEAD_MAX: u32 = 20;
 /// Ends that are stored at once.
 const FINISH_MAX: usize = 1000;
@@ -466,7 +477,8 @@ impl Driver {
             ahead: 0,
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
-            lane_turn: 0,
+            claims: 0,
+            last_claims: HashMap::new(),
             lanes: Loop::from(now.mono),
             slots: options
                 .lanes
@@ -655,7 +667,7 @@ impl Driver {
             Input::Started { run, epoch } => self.started(now, run, epoch),
             Input::Ended { run, epoch, report } => self.ended(now, run, epoch, report),
             Input::Finished(written) => self.finished(now, written),
-            Input::Renewed { asked, renewed } => self.renewed(now, asked, renewed),
+            Input::Renewed { asked, renewed, is_held } => self.renewed(now, asked, renewed, is_held),
             Input::Joined { asked, joined } => self.joined(now, asked, joined),
             Input::GivenBack(given_back) => self.given_back(now, given_back),
             Input::Marks(marks) => self.marks(now, marks),

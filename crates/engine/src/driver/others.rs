@@ -1,6 +1,43 @@
 //! Looking after others: nodes that are gone, and what is too old.
 
+use belfry_runner::ProcessState;
+use belfry_store::NodeProcess;
+
 use super::*;
+
+/// What a node sees of another node's process.
+#[derive(Debug, Clone)]
+pub struct Sight {
+    /// The process that looks.
+    pub here: Arc<NodeProcess>,
+    /// Whether the store is a file of the other node's host, and that host is this one by its name.
+    pub is_same_host: bool,
+    /// The process with the other node's pid, as this system shows it.
+    pub process: ProcessState,
+    /// Whether the other node's process holds the lock of the store's file.
+    pub serves_file: bool,
+}
+
+impl Sight {
+    /// Whether the process of a node is surely gone: by boot, pid namespace, pid and start time, never by a clock that
+    /// somebody can set.
+    fn is_gone(&self, node: &Node) -> bool {
+        let there = &node.process;
+        if self.here.boot_id.is_empty() || there.boot_id.is_empty() {
+            return false;
+        }
+        if self.here.boot_id != there.boot_id {
+            // The host was booted since. Only a file says that both are of one host: names of hosts are not unique.
+            return self.is_same_host;
+        }
+        self.here.is_beside(there)
+            && match self.process {
+                ProcessState::Unknown => false,
+                ProcessState::Gone => true,
+                ProcessState::Found { start_time, lives } => !lives || start_time != there.start_time,
+            }
+    }
+}
 
 impl Driver {
     pub(super) fn reap_maybe(&mut self, now: Now) {
@@ -10,19 +47,27 @@ impl Driver {
         }
     }
 
-    pub(super) fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, bool)>, Error>) {
+    pub(super) fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, Sight)>, Error>) {
         self.reaper = Loop::from(now.mono + self.options.orphan_check.min(self.options.lease / 3));
         let Some(nodes) = self.read(now, nodes) else { return };
         self.observed.retain(|id, _| nodes.iter().any(|(node, _)| node.id == *id));
-        for (node, gone) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
+        for (node, sight) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
             let seen = self.observed.entry(node.id).or_insert((node.lease_until, now.mono));
             if seen.0 != node.lease_until {
                 *seen = (node.lease_until, now.mono);
             }
-            // By the store's clock it lapsed, and by our watch nobody renewed it for as long.
-            let lapsed = node.lease_until < now.wall && now.mono >= seen.1 + self.options.lease;
-            if gone || lapsed {
-                self.effects.push(Effect::Fence { node: node.id, lease: node.lease_until });
+            // By the store's clock it lapsed, and nobody renewed it for as long in monotonic time. While the server of a
+            // file holds the file's lock nobody takes over from it.
+            let is_lapsed =
+                node.lease_until < now.wall && now.mono >= seen.1 + self.options.lease && !sight.serves_file;
+            if is_lapsed || sight.is_gone(&node) {
+                let is_beside = sight.here.is_beside(&node.process);
+                self.effects.push(Effect::Fence {
+                    node: node.id,
+                    lease: node.lease_until,
+                    state_dir: is_beside.then_some(node.process.state_dir),
+                    is_lapsed,
+                });
             }
         }
     }
@@ -94,5 +139,64 @@ impl Driver {
         } else if pruned.next.is_some() {
             self.pruner.at = now.mono + Duration::from_millis(500);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(boot_id: &str, pid_ns: &str, start_time: u64) -> NodeProcess {
+        NodeProcess { boot_id: boot_id.into(), pid_ns: pid_ns.into(), start_time, state_dir: "/state".into() }
+    }
+
+    #[test]
+    fn a_process_is_gone_only_where_the_system_says_so() {
+        let found = |start_time, lives| ProcessState::Found { start_time, lives };
+        let (here, file, lives) = (process("b1", "ns1", 7), true, found(100, true));
+        // The node's process, whether the store is a file of this host, what has its pid here: whether it is gone.
+        for (there, is_same_host, state, wanted) in [
+            (process("b1", "ns1", 100), file, lives, false),
+            (process("b1", "ns1", 100), false, lives, false),
+            // A zombie, another process with its pid, nobody with its pid.
+            (process("b1", "ns1", 100), false, found(100, false), true),
+            (process("b1", "ns1", 100), false, found(101, true), true),
+            (process("b1", "ns1", 100), false, ProcessState::Gone, true),
+            (process("b1", "ns1", 100), file, ProcessState::Unknown, false),
+            // Its pid means nothing here.
+            (process("b1", "ns2", 100), file, ProcessState::Gone, false),
+            // Another host, or this one before it was booted.
+            (process("b2", "ns1", 100), false, ProcessState::Gone, false),
+            (process("b2", "ns1", 100), file, lives, true),
+            // A system that does not say.
+            (process("", "", 0), file, ProcessState::Gone, false),
+        ] {
+            let sight =
+                Sight { here: Arc::new(here.clone()), is_same_host, process: state, serves_file: false };
+            let at = Timestamp::UNIX_EPOCH;
+            let node = Node {
+                id: NodeId(Uuid::nil()),
+                host: "host".into(),
+                pid: 1,
+                labels: Vec::new(),
+                started_at: at,
+                lease_until: at,
+                fenced: false,
+                draining: false,
+                last_seen_at: at,
+                process: there,
+            };
+            assert_eq!(sight.is_gone(&node), wanted, "{:?} {state:?} {is_same_host}", node.process);
+        }
+        let nowhere = Sight {
+            here: Arc::default(),
+            is_same_host: true,
+            process: ProcessState::Gone,
+            serves_file: false,
+        };
+        assert!(
+            !nowhere.here.is_beside(&NodeProcess::default()),
+            "two systems that do not say are not the same"
+        );
     }
 }

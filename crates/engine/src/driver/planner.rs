@@ -33,12 +33,11 @@ impl Driver {
         if due.is_empty() {
             return;
         }
-        let commits = self.decide(now.wall, &due);
-        let commits = Arc::new(commits);
         // A full batch: there is more.
         let last = due.last().filter(|_| due.len() >= self.options.batch as usize && self.ahead < AHEAD_MAX);
         let ahead = last.map(|last| (last.mark(), self.options.batch));
-        self.ahead += 1;
+        let due = Due::take_turns(due);
+        let commits = Arc::new(self.decide(now.wall, &due));
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
         self.ask(Ask::Commit { commits, ahead });
@@ -55,9 +54,9 @@ impl Driver {
         let mut named: Vec<_> = due
             .iter()
             .zip(&mut plans)
-            .filter_map(|(due, plan)| Some((&*due.name, plan.as_mut().ok()?)))
+            .filter_map(|(due, plan)| Some((&*due.name, &**due.compiled.as_ref().ok()?, plan.as_mut().ok()?)))
             .collect();
-        spread_catch_up(&mut named, self.options.spread);
+        spread_catch_up(&mut named, self.options.spread, now);
         let new_id = &mut self.new_id;
         let mut commits: Vec<Commit> = due
             .iter()
@@ -86,17 +85,21 @@ impl Driver {
         let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
         let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
         let is_whole = self.written(now, Write::Plans, answer).is_some();
+        let is_lost = written.answers.iter().all(|answer| *answer == Some(Committed::Lost));
+        // Timers that somebody else holds are passed by, however many they are.
+        self.ahead += u32::from(!is_lost);
         if !is_whole {
             // What was not written is read again.
             self.planner.at = now.mono + self.backoff(Write::Plans);
-        } else if written.answers.iter().all(|answer| *answer == Some(Committed::Lost)) {
-            // Others plan the same: let them.
-            self.planner.at = now.mono + Duration::from_millis(5);
         } else if let Some(Ok(due)) = ahead
+            && !due.is_empty()
             && self.phase == Phase::Running
             && !self.draining
         {
             self.plan_batch(now, due);
+        } else if is_lost {
+            // Others plan the same: let them.
+            self.planner.at = now.mono + Duration::from_millis(5);
         }
         if !written.changed.is_empty() {
             let commits = Arc::make_mut(&mut commits);

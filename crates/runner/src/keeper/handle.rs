@@ -158,9 +158,7 @@ impl KeeperHandle {
         }
         match known {
             Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => {
-                Err(Error::Keeper("does not take new children: the lease is about to end".into()))
-            }
+            Ok(Ok(false)) => Err(Error::Refused),
             _ => Err(Error::Keeper("does not answer".into())),
         }
     }

@@ -1,9 +1,11 @@
-//! The keeper itself: one thread that reads what the node says, and one that acts when it is time.
+//! The keeper itself: one thread reads what the node says, one acts when it is time, one writes answers to the node.
+//!
+//! The thread that acts never waits for the node: a frozen node does not read, and its pipe may be full.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -42,7 +44,7 @@ pub(super) fn main() -> ExitCode {
             }
         }
     });
-    let mut keeper = Keeper::default();
+    let mut keeper = Keeper::new(answering());
     keeper.watch(&messages);
     keeper.end_all();
     ExitCode::SUCCESS
@@ -52,13 +54,9 @@ struct Keeper {
     margins: Margins,
     children: HashMap<String, Child>,
     lease_until_ms: Option<u64>,
-}
-
-impl Default for Keeper {
-    fn default() -> Keeper {
-        let margins = Margins { term_before_ms: 0, kill_before_ms: 0, gone_grace_ms: 0 };
-        Keeper { margins, children: HashMap::new(), lease_until_ms: None }
-    }
+    /// Answers that the node has not read yet: at most one for each message from the node, and
+    /// one for each child that is ended.
+    answers: Sender<FromKeeper>,
 }
 
 struct Child {
@@ -76,6 +74,17 @@ enum Lease {
 }
 
 impl Keeper {
+    fn new(answers: Sender<FromKeeper>) -> Keeper {
+        let margins = Margins { term_before_ms: 0, kill_before_ms: 0, gone_grace_ms: 0 };
+        Keeper { margins, children: HashMap::new(), lease_until_ms: None, answers }
+    }
+
+    /// Tells the node, without waiting until it reads.
+    fn say(&self, answer: FromKeeper) {
+        // The writer ends only when the node's end of the pipe is closed: then nobody reads.
+        let _ = self.answers.send(answer);
+    }
+
     /// Returns when the node's end of the pipe is closed: it is gone, or no longer needs us.
     fn watch(&mut self, messages: &Receiver<ToKeeper>) {
         loop {
@@ -91,7 +100,7 @@ impl Keeper {
         match message {
             ToKeeper::Hello(margins) => {
                 self.margins = margins;
-                say(FromKeeper::Ready);
+                self.say(FromKeeper::Ready);
             }
             ToKeeper::Lease { until_ms } => {
                 self.lease_until_ms = Some(until_ms);
@@ -102,12 +111,12 @@ impl Keeper {
                 let good = matches!(self.lease(), Lease::Good { .. });
                 let child = Child { family: Family::new(record.clone()), asked: false, empty_looks: 0 };
                 self.children.insert(record.child_id, child);
-                say(if good { FromKeeper::Added { number } } else { FromKeeper::Refused { number } });
+                self.say(if good { FromKeeper::Added { number } } else { FromKeeper::Refused { number } });
             }
             ToKeeper::Remove { child_id } => {
                 self.children.remove(&child_id);
             }
-            ToKeeper::Ping { number } => say(FromKeeper::Added { number }),
+            ToKeeper::Ping { number } => self.say(FromKeeper::Added { number }),
         }
     }
 
@@ -136,12 +145,13 @@ impl Keeper {
         }
     }
 
-    /// TERM, once each.
+    /// TERM, once each. The node is told before the signal is sent, so that it knows why a child has ended.
     fn ask_all(&mut self) {
         let mut snapshot = None;
+        let answers = &self.answers;
         for (child_id, child) in self.children.iter_mut().filter(|(_, child)| !child.asked) {
             child.asked = true;
-            say(FromKeeper::Ending { child_id: child_id.clone() });
+            let _ = answers.send(FromKeeper::Ending { child_id: child_id.clone() });
             let snapshot = snapshot.get_or_insert_with(Snapshot::take);
             child.family.signal_in(snapshot, Signal::SIGTERM, Scope::Everyone);
         }
@@ -207,11 +217,18 @@ impl Child {
     }
 }
 
-/// A node that does not listen is about to be noticed elsewhere.
-fn say(message: FromKeeper) {
-    if let Ok(mut line) = serde_json::to_vec(&message) {
-        line.push(b'\n');
-        let mut out = io::stdout().lock();
-        let _ = out.write_all(&line).and_then(|()| out.flush());
-    }
+/// Starts the thread that writes answers to the node. It alone waits for a node that does not read.
+fn answering() -> Sender<FromKeeper> {
+    let (sender, answers) = channel::<FromKeeper>();
+    std::thread::spawn(move || {
+        for answer in answers {
+            let Ok(mut line) = serde_json::to_vec(&answer) else { continue };
+            line.push(b'\n');
+            let mut out = io::stdout().lock();
+            if out.write_all(&line).and_then(|()| out.flush()).is_err() {
+                return;
+            }
+        }
+    });
+    sender
 }

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::Run;
 use belfry::event::Name;
-use belfry::{Backfill, Resumed, RunRequest};
+use belfry::{Backfill, Resume, Resumed, RunRequest};
 use belfry_core::RunId;
 use belfry_core::check::Status;
 use belfry_store::{RunRecord, ScheduleRecord, Store};
@@ -22,6 +22,7 @@ use super::schedules::{ScheduleDetail, tagged};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
+use crate::guard::Actor;
 use crate::problem::{Problem, ProblemBody};
 use crate::readers::Place;
 use crate::state::Shared;
@@ -72,13 +73,14 @@ struct RunBody {
     ))]
 async fn run(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     Extension(trace): Extension<Trace>,
     named: Named,
     Key(key): Key,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: RunBody = body.read()?;
-    let wait = wait_of(&shared, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, body.wait_ms)?;
     shared.refuse_draining()?;
     let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
@@ -107,10 +109,10 @@ impl Wait {
 
 /// How long a request wants to wait. It takes its place before anything is changed: who is told that there are too many
 /// sends the request again.
-pub fn wait_of(shared: &Shared, wait_ms: Option<u64>) -> Result<Wait, Problem> {
+pub fn wait_of(shared: &Shared, actor: &Actor, wait_ms: Option<u64>) -> Result<Wait, Problem> {
     match Duration::from_millis(wait_ms.unwrap_or(0)) {
         time if time.is_zero() => Ok(Wait::default()),
-        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait()?) }),
+        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait(actor)?) }),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
 }
@@ -209,7 +211,7 @@ fn why_not_paused(record: &ScheduleRecord) -> Option<&'static str> {
         Status::Active => Some("it has changed meanwhile"),
         Status::Disabled => Some("it is disabled, `enabled: false`"),
         Status::Invalid { .. } => Some("it is invalid and does not tick"),
-        Status::Exhausted => Some("it has fired for the last time"),
+        Status::Exhausted => Some("it has no tick to come"),
     }
 }
 
@@ -217,8 +219,10 @@ fn why_not_paused(record: &ScheduleRecord) -> Option<&'static str> {
 #[derive(Deserialize, Default, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct ResumeBody {
-    /// Go on from where the pause began, as after downtime.
+    /// Plan what the pause left out, as after downtime.
     catch_up: bool,
+    /// Tick from now on, also where the clock was set back: ticks may come a second time.
+    from_now: bool,
 }
 
 /// A schedule that is not paused.
@@ -236,20 +240,37 @@ struct ResumeAnswer {
 
 /// Resume a schedule that was paused: it ticks from now on
 ///
-/// What the pause left out is recorded as skipped; with `catch_up` it counts as missed. One that is not paused is left as it
-/// is.
+/// What the pause left out is recorded as skipped; with `catch_up` it is planned as after downtime. One that is not paused
+/// is left as it is. With `from_now` also a schedule goes on that waits for a clock that was set back.
 #[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/resume", operation_id = "resume_schedule", tag = "schedules",
     params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
     request_body(content = Option<ResumeBody>), security(("token" = ["manage"])),
-    responses((status = 200, description = "It is not paused", body = ResumeAnswer)))]
+    responses(
+        (status = 200, description = "It is not paused", body = ResumeAnswer),
+        (status = 409, description = "A run of a later tick lives", body = ProblemBody, content_type = "application/problem+json"),
+    ))]
 async fn resume(
     State(shared): State<Arc<Shared>>,
     named: Named,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: ResumeBody = body.read()?;
+    let how = match (body.catch_up, body.from_now) {
+        (true, true) => {
+            let detail = "catch_up and from_now exclude each other";
+            return Err(Problem::bad("bad_field", detail).field("from_now"));
+        }
+        (true, false) => Resume::CatchUp,
+        (false, true) => Resume::FromNow,
+        (false, false) => Resume::Skip,
+    };
     let record = shared.schedule(&named.full()).await?;
-    let came = belfry::resume(shared.store(), shared.now(), &record, body.catch_up).await?;
+    let came = belfry::resume(shared.store(), shared.now(), &record, how).await?;
+    if let Resumed::Lives(run) = came {
+        let detail = format!("{} has a live run of a later tick, {run}", record.name);
+        let way_out = "wait for its end, or cancel it";
+        return Err(Problem::conflict("run_lives", detail).way_out(way_out));
+    }
     audit::made(matches!(came, Resumed::Now { .. }));
     if let Resumed::Now { .. } = came {
         shared.tell(Name::ScheduleResumed, &named);
@@ -260,7 +281,7 @@ async fn resume(
     let (resumed, skipped, ended_at) = match came {
         Resumed::Now { skipped } => (true, skipped, None),
         Resumed::Before(until) => (false, 0, Some(until)),
-        Resumed::NotPaused => (false, 0, None),
+        _ => (false, 0, None),
     };
     let detail = ScheduleDetail::of(&record, &agent, shared.now());
     Ok(tagged(StatusCode::OK, &record, &ResumeAnswer { detail, resumed, skipped, ended_at }))

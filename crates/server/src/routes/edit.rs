@@ -459,7 +459,7 @@ pub async fn store(
             shared.tell(Name::ScheduleUpdated, named);
             Ok(Some(PutResult::Changed))
         }
-        Put::Unchanged(_) => {
+        Put::Unchanged(_) | Put::Spent => {
             audit::made(false);
             Ok(Some(PutResult::Unchanged))
         }

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
 
 use super::Routes;
 use crate::extract::Params;
+use crate::guard::Actor;
 use crate::problem::Problem;
+use crate::readers::Seat;
 use crate::ring::About;
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
@@ -67,10 +68,11 @@ impl EventParams {
     responses((status = 200, description = "Events, until somebody leaves", body = ServerEvent, content_type = "text/event-stream")))]
 async fn events(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     headers: HeaderMap,
     Params(params): Params<EventParams>,
 ) -> Result<Response, Problem> {
-    let (permit, place) = shared.readers.listen()?;
+    let (seat, place) = shared.readers.listen(&actor)?;
     shared.came.notify_one();
     let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
     let from = match last {
@@ -80,7 +82,7 @@ async fn events(
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(async move {
         // Whoever leaves has left.
-        let _ = pass_on(shared, from, params, sink, permit).await;
+        let _ = pass_on(shared, from, params, sink, seat).await;
     });
     Ok(response)
 }
@@ -98,7 +100,7 @@ async fn pass_on(
     from: From,
     params: EventParams,
     sink: Sink,
-    permit: OwnedSemaphorePermit,
+    seat: Seat,
 ) -> Result<(), Left> {
     let (mut news, mut ending) = (shared.ring.watch(), shared.ending.subscribe());
     let (mut at, unknown) = match from {
@@ -143,7 +145,7 @@ async fn pass_on(
             () = ended(&mut ending) => break,
         }
     }
-    drop(permit);
+    drop(seat);
     Ok(())
 }
 

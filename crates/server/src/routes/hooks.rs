@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
 use axum::response::Response;
 use belfry::event::Name;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_core::{Reason, RunId, SkipReason, Trigger};
+use belfry_core::{RunId, SkipReason, Trigger};
 use belfry_store::{Hooks, Key, Knock, Knocked, NewRun, ScheduleRecord, Scope, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -83,19 +83,19 @@ async fn hook(
     let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
     let asked = asked(&shared, &record.name, settings, &parts, now).await?;
     shared.refuse_draining()?;
-    if let (Asked::Token, Some(share)) = (&asked, parts.extensions.get::<Share>()) {
-        share.prove();
+    if let (Asked::Token(scope), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
+        share.prove(*scope);
     }
     // No more is read, and hashed, than is allowed.
     let body = extract::body(&shared, &parts, stream).await?;
     let content = match &asked {
         Asked::Signature { claim, secrets } => Some(claim.verify(secrets, &body)?),
-        Asked::Token => None,
+        Asked::Token(_) => None,
     };
     let payload = payload(&body)?;
     let id = match asked {
         Asked::Signature { claim, .. } => claim.id,
-        Asked::Token => None,
+        Asked::Token(_) => None,
     };
     let knock = knock(&shared, &record, payload, now, trace).await?;
     let remembered = |key: String, body_hash: Vec<u8>| {
@@ -116,8 +116,12 @@ async fn hook(
 
 /// What a request needs, and brings.
 enum Asked {
-    Signature { claim: Claim, secrets: Vec<Secret> },
-    Token,
+    Signature {
+        claim: Claim,
+        secrets: Vec<Secret>,
+    },
+    /// With this scope.
+    Token(Scope),
 }
 
 /// Judges the headers of a request. A webhook whose secrets cannot be read takes no request at all.
@@ -131,9 +135,9 @@ async fn asked(
     let references = match hook::proof(settings) {
         Ok(Proof::Secrets(references)) => references,
         Ok(Proof::Token) => {
-            return match identify(shared, parts).await?.scope >= Scope::Trigger {
-                true => Ok(Asked::Token),
-                false => Err(Problem::forbidden(
+            return match identify(shared, parts).await?.scope {
+                scope if scope >= Scope::Trigger => Ok(Asked::Token(scope)),
+                _ => Err(Problem::forbidden(
                     "scope_too_small",
                     "a webhook without a secret takes a token with scope trigger",
                 )),
@@ -145,9 +149,19 @@ async fn asked(
                 .way_out("correct the webhook's `secret`: a reference such as ${HOOK_SECRET}, or `none`"));
         }
     };
-    let secrets = resolved(&references, shared.env).map_err(|(code, detail)| {
-        Problem::unavailable(code, format!("{name} cannot check signatures: {detail}"))
-    })?;
+    let secrets = match resolved(&references, shared.env) {
+        Ok(secrets) => secrets,
+        Err((code, detail)) => {
+            // The detail may name a variable of this host: that is no business of a stranger's.
+            let is_known = parts.headers.contains_key(header::AUTHORIZATION)
+                && identify(shared, parts).await.is_ok_and(|actor| actor.scope >= Scope::Read);
+            return Err(match is_known {
+                true => Problem::unavailable(code, format!("{name} cannot check signatures: {detail}")),
+                false => Problem::unavailable(code, format!("{name} cannot check signatures"))
+                    .way_out("the same request with a token is told why"),
+            });
+        }
+    };
     let github = settings.get("github").is_some_and(|flag| flag == true || flag == "true");
     Ok(Asked::Signature { claim: Claim::of(&parts.headers, github, now)?, secrets })
 }
@@ -220,10 +234,7 @@ async fn answer(
     let knocked = shared.store().knock(now, &knock).await?;
     audit::made(matches!(knocked, Knocked::Made { .. }));
     match knocked {
-        Knocked::Made { cancel } => {
-            for run in cancel {
-                shared.store().cancel(now, run, Reason::Overlap).await?;
-            }
+        Knocked::Made { .. } => {
             let run_id = knock.run.id;
             shared.tell_run(Name::RunCreated, named, run_id, trace);
             shared.engine.hint().await;

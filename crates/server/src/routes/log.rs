@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use belfry::api::{List, Run};
 use belfry_core::RunId;
 use belfry_store::{OutputChunk, Store, Stream};
 use serde::{Deserialize, Serialize};
-use tokio::sync::OwnedSemaphorePermit;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
 
 use super::{Routes, json};
 use crate::extract::{Params, RunPath};
+use crate::guard::Actor;
 use crate::page::hex;
 use crate::problem::Problem;
-use crate::readers::Place;
+use crate::readers::{Place, Seat};
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
@@ -95,6 +95,7 @@ impl LogPiece {
         (List<LogPiece> = "application/json"), (ServerEvent = "text/event-stream")))))]
 async fn log(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     RunPath(id): RunPath,
     headers: HeaderMap,
     Params(params): Params<LogParams>,
@@ -108,9 +109,9 @@ async fn log(
         let next = chunks.last().map(|chunk| chunk.seq.to_string());
         return Ok(json(StatusCode::OK, &List { items: chunks.iter().map(LogPiece::of).collect(), next }));
     }
-    let (permit, place) = shared.readers.follow()?;
+    let (seat, place) = shared.readers.follow(&actor)?;
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
-    tokio::spawn(follow(shared, id, after, sink, permit));
+    tokio::spawn(follow(shared, id, after, sink, seat));
     Ok(response)
 }
 
@@ -119,13 +120,13 @@ pub fn stream_run(
     shared: Arc<Shared>,
     id: RunId,
     first: &impl Serialize,
-    (permit, place): (OwnedSemaphorePermit, Place),
+    (seat, place): (Seat, Place),
 ) -> Response {
     let text = serde_json::to_string(first).unwrap_or_default();
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(async move {
         if sink.send(None, "taken", &text).await.is_ok() {
-            follow(shared, id, None, sink, permit).await;
+            follow(shared, id, None, sink, seat).await;
         }
     });
     response
@@ -140,13 +141,7 @@ fn place(text: Option<&str>) -> Result<Option<u64>, Problem> {
 }
 
 /// Sends what a run writes until it ends or the reader leaves.
-async fn follow(
-    shared: Arc<Shared>,
-    id: RunId,
-    mut after: Option<u64>,
-    sink: Sink,
-    permit: OwnedSemaphorePermit,
-) {
+async fn follow(shared: Arc<Shared>, id: RunId, mut after: Option<u64>, sink: Sink, seat: Seat) {
     let mut ending = shared.ending.subscribe();
     let mut quiet = tokio::time::Instant::now();
     loop {
@@ -174,7 +169,7 @@ async fn follow(
             () = ended(&mut ending) => break,
         }
     }
-    drop(permit);
+    drop(seat);
 }
 
 /// Sends all that is there behind a place; says whether there was something.

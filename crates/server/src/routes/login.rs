@@ -144,7 +144,10 @@ async fn login(
     let code = code_of(&shared, request).await?;
     let now = shared.now();
     if !shared.codes.take(&code, now) {
-        shared.wrong_codes.take(client.address, WRONG_CODES).map_err(|problem| problem.way_out("wait"))?;
+        shared
+            .wrong_codes
+            .take_by_address(client.address, WRONG_CODES)
+            .map_err(|problem| problem.way_out("wait"))?;
         let problem =
             Problem::new(StatusCode::UNAUTHORIZED, "code_wrong", "this code is wrong, used or too old");
         return Err(problem.way_out("`belfry open` prints a new link"));

@@ -18,6 +18,7 @@ use super::actions::{Wait, answer_run, wait_of};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{Key, MaybeObject, Named, Params, RunPath, is_name};
+use crate::guard::Actor;
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -137,11 +138,12 @@ struct CancelBody {
     ))]
 async fn cancel(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     RunPath(id): RunPath,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: CancelBody = body.read()?;
-    let wait = wait_of(&shared, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, body.wait_ms)?;
     let cancelled = shared.store().cancel(shared.now(), id, Reason::Requested).await?;
     audit::made(matches!(cancelled, Cancelled::Ended | Cancelled::Told(_)));
     match cancelled {

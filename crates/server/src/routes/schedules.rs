@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{About, List, Schedule, ScheduleStatus};
 use belfry::{AgentDefinition, Timestamp};
-use belfry_store::{ScheduleFilter, ScheduleRecord, StatusKind, Store};
+use belfry_store::{ScheduleFilter, ScheduleRecord, Scope, StatusKind, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use super::ticks::TickResult;
 use super::{Routes, json};
 use crate::extract::{Named, Params};
+use crate::guard::Actor;
 use crate::page::{self, Cursor, hex};
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -141,13 +142,18 @@ struct ScheduleShown {
 #[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}", operation_id = "show_schedule", tag = "schedules",
     security(("token" = ["read"])), params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
     responses((status = 200, description = "As it stands", body = ScheduleShown, headers(("ETag" = String, description = "For If-Match")))))]
-pub async fn show(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
+pub async fn show(
+    State(shared): State<Arc<Shared>>,
+    actor: Option<Extension<Actor>>,
+    named: Named,
+) -> Result<Response, Problem> {
+    let is_admin = actor.is_none_or(|Extension(actor)| actor.scope >= Scope::Admin);
     let record = shared.schedule(&named.full()).await?;
     let agent = shared.agent_of(&record).await?;
     let skips = shared.store().skips(record.id, None, SKIPS_READ).await?.into_iter();
     let skips: Vec<_> = skips.chain(record.open_skip).map(TickResult::skipped).collect();
     let shown = ScheduleShown {
-        about: About::of(&record, &agent),
+        about: About::of(&record, &agent, is_admin),
         detail: ScheduleDetail::of(&record, &agent, shared.now()),
         skips: skips.into_iter().rev().take(SKIPS_SHOWN).collect(),
     };

@@ -19,6 +19,7 @@ use super::log::stream_run;
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
+use crate::guard::Actor;
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
@@ -185,13 +186,14 @@ impl Answer {
     ))]
 async fn send(
     State(shared): State<Arc<Shared>>,
+    Extension(actor): Extension<Actor>,
     Extension(trace): Extension<Trace>,
     path: SessionPath,
     Key(key): Key,
     Object(body): Object,
 ) -> Result<Response, Problem> {
     let body: MessageBody = extract::read(body)?;
-    let wait = wait_of(&shared, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, body.wait_ms)?;
     if body.max_concurrent == Some(0) {
         let detail = format!("max_concurrent must be 1-{}, got 0", u32::MAX);
         return Err(Problem::bad("bad_field", detail).field("max_concurrent"));
@@ -208,7 +210,7 @@ async fn send(
     };
     shared.refuse_draining()?;
     // Before the message is in: who is told that there are too many sends it again.
-    let follower = if body.stream { Some(shared.readers.follow()?) } else { None };
+    let follower = if body.stream { Some(shared.readers.follow(&actor)?) } else { None };
     let sent = shared.engine.send(&path.address(), &body.text, with).await?;
     audit::made(match &sent.reply {
         // A repeat has no number of its own.

@@ -145,7 +145,10 @@ fn nothing(record: &ScheduleRecord) -> String {
         (Status::Paused { .. }, _) => "is paused until it is resumed".into(),
         (Status::Disabled, _) => "is not enabled".into(),
         (Status::Invalid { reason }, _) => format!("is invalid: {reason}"),
-        (Status::Exhausted, _) => "has fired for the last time".into(),
+        (Status::Exhausted, _) => match belfry::is_expired(record) {
+            true => "never runs: its time had passed when it was first seen".into(),
+            false => "has fired for the last time".into(),
+        },
     };
     format!("{} {why}", record.name)
 }

@@ -108,6 +108,7 @@ impl State {
             compiled: row.compiled.clone(),
             uncompiled: row.compiled.is_err().then(|| Arc::new(row.record.definition.clone())),
             origin: row.record.origin,
+            cursor_at: row.record.cursor_at,
             waits_for: row.record.waits_for,
             last_success_at: row.record.last_success.map(|(at, _)| at),
             unreadable: None,

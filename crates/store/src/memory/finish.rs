@@ -8,6 +8,7 @@ use belfry_time::Timestamp;
 use super::State;
 use crate::sabotage::{Sabotage, Switch};
 use crate::shapes::*;
+use crate::views::API;
 
 impl State {
     pub(super) fn finish(&mut self, now: Timestamp, finish: &Finish, sabotage: &Switch) -> Finished {
@@ -124,13 +125,20 @@ impl State {
             record.waits_for = None;
             if record.status == Status::Active && !row.retired {
                 self.set_token(run.schedule, Some(arm.unwrap_or(Token::next(now))));
+            } else {
+                // Its clock starts here, in a pause that lasts.
+                record.cursor_at = record.cursor_at.max(Some(now));
             }
             return;
         }
         // A one-shot that asked for it goes with the run of its tick.
-        let fired = record.status == Status::Exhausted && run.tick_at.is_some();
+        let fired = record.status == Status::Exhausted && run.tick_at.is_some() && !row.retired;
         if fired && record.definition.options.delete_after_run {
             row.retired = true;
+            if record.source != API {
+                let place = (record.source.clone(), record.name.clone());
+                self.spent.insert(place, record.definition.clone());
+            }
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Requests from outside.
 
-use belfry_core::RunId;
 use belfry_core::breaker::Admits;
-use belfry_core::definition::IfRunning;
-use belfry_core::{Facts, budget, hook};
+use belfry_core::check::Admitted;
+use belfry_core::{Facts, Reason, RunId, budget};
 use belfry_time::Timestamp;
 
 use super::{Memory, State};
@@ -14,14 +13,14 @@ use crate::store::Answer;
 
 impl Hooks for Memory {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
-        let knocked = self.state.lock().knock(now, &storable(knock));
+        let knocked = self.change(|state| state.knock(now, &storable(knock)));
         self.hint.after(Ok(knocked), made)
     }
 }
 
 impl State {
     fn knock(&mut self, now: Timestamp, knock: &Knock) -> Knocked {
-        let (run, options) = (&knock.run, &knock.options);
+        let run = &knock.run;
         let Some(row) = self.schedules.get(&run.schedule).filter(|row| !row.retired) else {
             return Knocked::NotFound;
         };
@@ -29,10 +28,8 @@ impl State {
         if let Some(answer) = self.repeat(now, knock) {
             return answer;
         }
-        let scope: Vec<(RunId, bool)> = self
-            .in_scope(options.overlap, run.agent, run.schedule, &options.command)
-            .map(|(run, live)| (run, live.running.is_some()))
-            .collect();
+        let scope: Vec<(RunId, bool)> =
+            self.in_scope(knock.overlap()).map(|(run, live)| (run, live.running.is_some())).collect();
         let definition =
             self.agents.get(&run.agent).map(|agent| agent.definition.clone()).unwrap_or_default();
         let place = (run.agent, run.command.clone());
@@ -47,10 +44,14 @@ impl State {
                 .as_ref()
                 .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
         };
-        if let Some(reason) = hook::refusal(options, &status, &facts) {
-            return Knocked::Refused(reason);
+        let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
+            Ok(admitted) => admitted,
+            Err(reason) => return Knocked::Refused(reason),
+        };
+        let cancelled: Vec<RunId> = scope.into_iter().filter(|_| cancel_live).map(|(run, _)| run).collect();
+        for run in &cancelled {
+            self.cancel(now, *run, Reason::Overlap);
         }
-        let probe = facts.breaker == Admits::Probe;
         let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
         match self.enqueue(now, &request) {
             Enqueued::Made => {
@@ -67,9 +68,9 @@ impl State {
             record.breaker = next;
             record.history.extend(transition);
         }
-        let cancels = options.if_running == IfRunning::Cancel;
-        Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() }
+        Knocked::Made { cancelled }
     }
+
     /// The answer to a request whose signed content or key is known.
     fn repeat(&mut self, now: Timestamp, knock: &Knock) -> Option<Knocked> {
         let schedule = knock.run.schedule;

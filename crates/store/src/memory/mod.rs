@@ -19,14 +19,12 @@ mod token;
 mod watch;
 mod why;
 
-pub(crate) use pause::resumed;
-pub(crate) use source::{heals, standing_of, unarmed_until};
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
+use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -57,6 +55,8 @@ pub struct Memory {
 #[derive(Default)]
 struct State {
     sources: BTreeMap<String, String>,
+    /// Schedules of files that went with their run, as their definitions ask, by source and name.
+    spent: BTreeMap<(String, String), ScheduleDefinition>,
     agents: BTreeMap<AgentId, Agent>,
     schedules: BTreeMap<ScheduleId, ScheduleRow>,
     live: BTreeMap<RunId, Live>,
@@ -92,7 +92,7 @@ struct Agent {
 
 struct ScheduleRow {
     record: ScheduleRecord,
-    compiled: Result<Arc<Schedule>, Arc<str>>,
+    compiled: Compiled,
     version: i64,
     /// The last tick whose run has ended.
     fired_at: Option<Timestamp>,
@@ -176,19 +176,6 @@ impl State {
             row.record.status_since = now;
         }
     }
-
-    /// Records the skips that are still being counted, and a tick that was deferred and will not be planned.
-    fn close_open_skip(
-        &mut self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        compiled: &Result<Arc<Schedule>, Arc<str>>,
-    ) {
-        let Some(row) = self.schedules.get_mut(&schedule) else { return };
-        let open = row.record.open_skip.take();
-        let given_up = given_up(compiled, row.record.origin, self.deferred.remove(&schedule), now);
-        self.skips.entry(schedule).or_default().extend(open.into_iter().chain(given_up));
-    }
 }
 
 impl Store for Memory {
@@ -271,15 +258,9 @@ impl Store for Memory {
         self.hint.after(Ok(paused), |paused| *paused)
     }
 
-    async fn resume(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Answer<bool> {
-        let resumed = self.state.lock().resume(now, schedule, catch_up, skipped);
-        self.hint.after(Ok(resumed), |resumed| *resumed)
+    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
+        let resumed = self.change(|state| state.resume(now, schedule, how));
+        self.hint.after(Ok(resumed), Option::is_some)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -514,27 +495,15 @@ impl Store for Memory {
     }
 }
 
-/// What an unarmed span left out: the ticks of a schedule between two instants, as one range.
-pub(crate) fn left_out(
-    compiled: &Result<Arc<Schedule>, Arc<str>>,
-    reason: belfry_core::SkipReason,
-    since: Timestamp,
-    now: Timestamp,
-) -> Option<SkipRange> {
-    belfry_core::plan::left_out(compiled.as_ref().ok()?.timing.as_ref()?, reason, since, now)
-}
-
-/// What a schedule leaves out that was deferred and will not be planned.
-pub(crate) fn given_up(
-    compiled: &Result<Arc<Schedule>, Arc<str>>,
-    origin: Option<Timestamp>,
-    deferred: Option<Deferred>,
-    now: Timestamp,
-) -> Option<SkipRange> {
-    Some(belfry_core::plan::given_up(compiled.as_ref().ok()?, origin, deferred?.tick_at, now))
-}
-
 /// Reads a schedule's definition, keeping why it cannot be read.
-pub(crate) fn compile(definition: &ScheduleDefinition, name: &str) -> Result<Arc<Schedule>, Arc<str>> {
+pub(crate) fn compile(definition: &ScheduleDefinition, name: &str) -> Compiled {
     definition.compile(name).map(Arc::new).map_err(Arc::from)
+}
+
+/// A schedule's definition that can be used, or why it cannot.
+pub(crate) type Compiled = Result<Arc<Schedule>, Arc<str>>;
+
+/// The same, as decisions take it.
+pub(crate) fn compiled(compiled: &Compiled) -> belfry_core::edit::Compiled<'_> {
+    compiled.as_deref().map_err(|why| &**why)
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, TokenKind};
+use belfry_core::{Reason, RunId, RunState, ScheduleId, TokenKind};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -33,10 +34,8 @@ impl State {
         let record = &row.record;
         let agent = self.agents.get(&record.agent)?;
         let options = &record.definition.options;
-        let in_scope: Vec<&Live> = self
-            .in_scope(options.overlap, record.agent, id, &options.command)
-            .map(|(_, live)| live)
-            .collect();
+        let overlap = Overlap::of(options, record.agent, id);
+        let in_scope: Vec<&Live> = self.in_scope(overlap).map(|(_, live)| live).collect();
         Some(Due {
             schedule: id,
             agent: record.agent,
@@ -44,7 +43,13 @@ impl State {
             compiled: row.compiled.clone(),
             agent_definition: agent.definition.clone(),
             version: row.version,
-            standing: Standing { token: record.token?, origin: record.origin, open_skip: record.open_skip },
+            standing: Standing {
+                token: record.token?,
+                origin: record.origin,
+                open_skip: record.open_skip,
+                cursor_at: record.cursor_at,
+                waits: record.waits_for.is_some(),
+            },
             live: in_scope.len() as u32,
             pending: in_scope.iter().filter(|live| live.running.is_none()).count() as u32,
             breaker: self
@@ -53,25 +58,22 @@ impl State {
                 .map(|record| record.breaker)
                 .unwrap_or_default(),
             budget: self.budgets.get(&record.agent).copied(),
+            last_start: if options.overlap == Scope::Schedule { None } else { self.last_start(row) },
         })
     }
 
-    /// Live runs that an overlap policy looks at. Those of sessions are not among them.
-    pub(super) fn in_scope(
-        &self,
-        scope: Scope,
-        agent: AgentId,
-        schedule: ScheduleId,
-        command: &str,
-    ) -> impl Iterator<Item = (RunId, &Live)> {
-        let command = command.to_owned();
-        let scheduled =
-            move |live: &Live| live.new.agent == agent && live.new.trigger != belfry_core::Trigger::Message;
-        self.live.iter().map(|(run, live)| (*run, live)).filter(move |(_, live)| match scope {
-            Scope::Schedule => live.new.schedule == schedule,
-            Scope::Command => scheduled(live) && live.new.command == command,
-            Scope::Agent => scheduled(live),
-        })
+    /// Live runs that an overlap policy looks at.
+    pub(super) fn in_scope(&self, overlap: Overlap<'_>) -> impl Iterator<Item = (RunId, &Live)> {
+        let is_looked_at = move |live: &Live| {
+            overlap.includes(live.new.agent, live.new.schedule, &live.new.command, live.new.trigger)
+        };
+        self.live.iter().map(|(run, live)| (*run, live)).filter(move |(_, live)| is_looked_at(live))
+    }
+
+    /// See [`Due::last_start`].
+    fn last_start(&self, row: &super::ScheduleRow) -> Option<Timestamp> {
+        let last = self.ended.get(&row.record.last.as_ref()?.run)?;
+        last.started_at.or(last.finished_at)
     }
 
     /// The tripwire: a tick has one live run, and an id one run. Refuses all of the plans where one would make another.
@@ -102,14 +104,13 @@ impl State {
             return Committed::Lost;
         }
         if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
-            return self.commit_resume(commit);
+            return self.commit_resume(now, commit);
         }
         if let Some(lane) = self.full_lane(commit) {
             self.defer(now, commit, lane);
             return Committed::Deferred;
         }
-        let in_scope: Vec<RunId> =
-            self.in_scope(commit.scope, commit.agent, id, &commit.command).map(|(run, _)| run).collect();
+        let in_scope: Vec<RunId> = self.in_scope(commit.overlap()).map(|(run, _)| run).collect();
         // Only a scope beyond the schedule can have grown without touching its token.
         if commit.scope != Scope::Schedule && in_scope.len() as u32 > commit.live {
             return Committed::Lost;
@@ -129,6 +130,7 @@ impl State {
         let Some(row) = self.schedules.get_mut(&id) else { return Committed::Lost };
         row.record.open_skip = commit.open_skip;
         row.record.origin = commit.origin.or(row.record.origin);
+        row.record.cursor_at = commit.cursor_at.or(row.record.cursor_at);
         let (token, waits_for) = match commit.next {
             Arm::Token(token) => (Some(token), None),
             Arm::Wait(run) => (None, Some(run)),

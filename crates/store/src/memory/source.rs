@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use belfry_core::check::Status;
+use belfry_core::edit;
 use belfry_core::gate::Place;
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, SkipReason, Token, Trigger};
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
-use super::{Agent, ScheduleRow, State, compile, left_out};
+use super::{Agent, Compiled, ScheduleRow, State, compile};
 use crate::shapes::*;
 use crate::views::*;
 
@@ -23,15 +23,16 @@ impl State {
         for spec in agents {
             let agent = self.put_agent(source, spec);
             for (name, definition) in &spec.schedules {
-                match self.put_schedule(now, source, agent, &format!("{}/{name}", spec.name), definition) {
-                    Put::Added(_) => applied.added += 1,
-                    Put::Changed(_) => applied.changed += 1,
-                    Put::OwnedBy(_) => applied.foreign += 1,
-                    Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
+                let name = format!("{}/{name}", spec.name);
+                let put = self.put_schedule(now, source, agent, &name, definition);
+                applied.count(&put);
+                if let Put::Added(id) | Put::Changed(id) = put {
+                    applied.expired += u32::from(self.is_expired(id));
                 }
             }
         }
         self.retire_missing(now, source, agents, &mut applied);
+        self.spent.retain(|(from, name), _| from != source || is_named(agents, name));
         self.sources.insert(source.into(), digest.into());
         applied
     }
@@ -72,60 +73,33 @@ impl State {
         let compiled = compile(definition, name);
         let known =
             self.schedules.iter().find(|(_, row)| !row.retired && row.record.name == name).map(|(id, _)| *id);
+        let place = (source.to_owned(), name.to_owned());
+        if known.is_none() && self.spent.get(&place) == Some(definition) {
+            return Put::Spent;
+        }
+        self.spent.remove(&place);
         let Some(id) = known else {
-            let id = self.number();
-            let (status, token) = standing_of(definition, &compiled, Token::first(now));
-            let record = ScheduleRecord {
-                id,
-                agent,
-                agent_name: String::new(),
-                name: name.into(),
-                definition: definition.clone(),
-                revision: 1,
-                source: source.into(),
-                status,
-                status_since: now,
-                token,
-                waits_for: None,
-                deferred: None,
-                origin: None,
-                open_skip: None,
-                last: None,
-                last_success: None,
-                last_error: None,
-                streak: 0,
-                last_fired_at: None,
-                running: 0,
-                pending: 0,
-                next_retry_at: None,
-                budget: None,
-            };
-            let row =
-                ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
-            self.schedules.insert(id, row);
-            self.add_revision(now, id);
-            self.set_token(id, token);
-            return Put::Added(id);
+            return self.add_schedule(now, source, agent, name, definition, compiled);
         };
         let Some(row) = self.schedules.get_mut(&id) else { return Put::Unchanged(id) };
         if row.record.source != source && [row.record.source.as_str(), source].contains(&API) {
             return Put::OwnedBy(row.record.source.clone());
         }
         row.record.source = source.into();
-        if row.record.definition == *definition {
+        let Some((found, old, old_compiled)) = self.found(id) else { return Put::Unchanged(id) };
+        if old == *definition {
             return Put::Unchanged(id);
         }
-        let old = row.record.definition.clone();
-        let old_compiled = row.compiled.clone();
-        let heals = heals(&row.record.status, &compiled);
-        row.record.definition = definition.clone();
-        row.compiled = compiled.clone();
+        if let Some(row) = self.schedules.get_mut(&id) {
+            row.record.definition = definition.clone();
+            row.compiled = compiled.clone();
+        }
         self.touch(id);
         self.move_runs(agent);
-        if heals || old.timing_key() != definition.timing_key() {
-            self.start_revision(now, id, &old_compiled, definition);
-        } else if old.options.enabled != definition.options.enabled {
-            self.switch(now, id, definition.options.enabled);
+        let new = (definition, super::compiled(&compiled));
+        if edit::redefines(&found.status, Some(&old), new.0, new.1) {
+            let change = edit::define(&found, (Some(&old), super::compiled(&old_compiled)), new, now);
+            self.write(now, id, change);
         }
         Put::Changed(id)
     }
@@ -145,76 +119,55 @@ impl State {
         }
     }
 
-    /// New timing: no tick before now fires, none fires again.
-    fn start_revision(
+    fn add_schedule(
         &mut self,
         now: Timestamp,
-        id: ScheduleId,
-        old: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
+        source: &str,
+        agent: AgentId,
+        name: &str,
         definition: &ScheduleDefinition,
-    ) {
-        self.close_unarmed_span(now, id, old);
-        self.close_open_skip(now, id, old);
-        let Some(row) = self.schedules.get_mut(&id) else { return };
-        row.record.revision += 1;
-        row.record.origin = None;
-        row.record.waits_for = None;
-        self.add_revision(now, id);
-        let Some(row) = self.schedules.get_mut(&id) else { return };
-        let one_shot = row.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
-        let token = if one_shot { Token::first(now) } else { Token::next(now) };
-        let (status, token) = standing_of(definition, &row.compiled, token);
-        if let Status::Paused { until, .. } = row.record.status
-            && until.is_none_or(|until| until > now)
-        {
-            // What it has left out so far is recorded: from here on the new timing counts.
-            row.record.status_since = now;
-            return self.set_token(id, until.map(|until| Token::resume(now, until)));
-        }
-        self.set_status(id, status, now);
-        self.set_token(id, token);
+        compiled: Compiled,
+    ) -> Put {
+        let id = self.number();
+        let change = edit::add(definition, super::compiled(&compiled), now);
+        let record = ScheduleRecord {
+            id,
+            agent,
+            agent_name: String::new(),
+            name: name.into(),
+            definition: definition.clone(),
+            revision: 0,
+            source: source.into(),
+            status: change.status.clone(),
+            status_since: now,
+            token: None,
+            waits_for: None,
+            deferred: None,
+            origin: None,
+            open_skip: None,
+            cursor_at: None,
+            last: None,
+            last_success: None,
+            last_error: None,
+            streak: 0,
+            last_fired_at: None,
+            running: 0,
+            pending: 0,
+            next_retry_at: None,
+            budget: None,
+        };
+        let row = ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
+        self.schedules.insert(id, row);
+        self.write(now, id, change);
+        Put::Added(id)
     }
 
-    fn switch(&mut self, now: Timestamp, id: ScheduleId, enabled: bool) {
-        let Some(row) = self.schedules.get(&id) else { return };
-        let compiled = row.compiled.clone();
-        match (&row.record.status, enabled) {
-            (Status::Active, false) => {
-                self.close_open_skip(now, id, &compiled);
-                self.set_status(id, Status::Disabled, now);
-                self.set_token(id, None);
-            }
-            (Status::Disabled, true) => {
-                self.close_unarmed_span(now, id, &compiled);
-                self.set_status(id, Status::Active, now);
-                let waits = self.schedules.get(&id).is_some_and(|row| row.record.waits_for.is_some());
-                self.set_token(id, (!waits).then(|| Token::next(now)));
-            }
-            _ => {}
-        }
-    }
-
-    /// Records what a disabled or paused span has left out.
-    fn close_unarmed_span(
-        &mut self,
-        now: Timestamp,
-        id: ScheduleId,
-        compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
-    ) {
-        let Some(row) = self.schedules.get(&id) else { return };
-        if let Some(end) = unarmed_until(&row.record.status, now)
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, row.record.status_since, end)
-        {
-            self.skips.entry(id).or_default().push(range);
-        }
+    fn is_expired(&self, id: ScheduleId) -> bool {
+        let Some((found, _, Ok(schedule))) = self.found(id) else { return false };
+        edit::is_expired(&schedule, &found.status, found.origin)
     }
 
     fn retire_missing(&mut self, now: Timestamp, source: &str, agents: &[AgentSpec], applied: &mut Applied) {
-        let kept = |name: &str| {
-            agents.iter().any(|spec| {
-                spec.schedules.iter().any(|(schedule, _)| format!("{}/{schedule}", spec.name) == name)
-            })
-        };
         for agent in self.agents.values_mut() {
             agent.retired |= agent.source == source && !agents.iter().any(|spec| spec.name == agent.name);
         }
@@ -224,7 +177,7 @@ impl State {
             .filter(|row| !row.retired)
             .filter(|row| {
                 let orphan = self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired);
-                orphan || (row.record.source == source && !kept(&row.record.name))
+                orphan || (row.record.source == source && !is_named(agents, &row.record.name))
             })
             .map(|row| row.record.id)
             .collect();
@@ -236,13 +189,13 @@ impl State {
 
     /// Retires a schedule, and says how many of its runs were waiting and have ended.
     pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> u32 {
-        let Some(row) = self.schedules.get(&id) else { return 0 };
-        let compiled = row.compiled.clone();
-        self.close_open_skip(now, id, &compiled);
+        let Some((found, _, compiled)) = self.found(id) else { return 0 };
+        self.skips.entry(id).or_default().extend(edit::remove(&found, super::compiled(&compiled), now));
         self.set_token(id, None);
         let Some(row) = self.schedules.get_mut(&id) else { return 0 };
         row.retired = true;
         row.record.waits_for = None;
+        row.record.open_skip = None;
         let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
             Reason::AgentRemoved
         } else {
@@ -261,29 +214,10 @@ impl State {
     }
 }
 
-/// Until when an unarmed span has lasted, if there is one: a pause may have ended before anybody planned its end.
-pub(crate) fn unarmed_until(status: &Status, now: Timestamp) -> Option<Timestamp> {
-    match status {
-        Status::Disabled => Some(now),
-        Status::Paused { until, .. } => Some(until.map_or(now, |until| until.min(now))),
-        Status::Active | Status::Invalid { .. } | Status::Exhausted => None,
-    }
-}
-
-/// Whether an edit ends what made a schedule invalid. It then starts a new revision, also where its timing is the same.
-pub(crate) fn heals(status: &Status, compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>) -> bool {
-    matches!(status, Status::Invalid { .. }) && compiled.is_ok()
-}
-
-/// Where a schedule stands by its definition alone, and whether it is armed.
-pub(crate) fn standing_of(
-    definition: &ScheduleDefinition,
-    compiled: &Result<Arc<belfry_core::Schedule>, Arc<str>>,
-    token: Token,
-) -> (Status, Option<Token>) {
-    match compiled {
-        Err(reason) => (Status::Invalid { reason: reason.to_string() }, None),
-        Ok(_) if !definition.options.enabled => (Status::Disabled, None),
-        Ok(schedule) => (Status::Active, schedule.timing.is_some().then_some(token)),
-    }
+/// Whether a source names a schedule.
+fn is_named(agents: &[AgentSpec], name: &str) -> bool {
+    let names = |spec: &AgentSpec| {
+        spec.schedules.iter().any(|(schedule, _)| format!("{}/{schedule}", spec.name) == name)
+    };
+    agents.iter().any(names)
 }

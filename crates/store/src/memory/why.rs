@@ -4,6 +4,7 @@ use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 
 use super::State;
+use crate::shapes::RunRecord;
 use crate::views::*;
 
 impl State {
@@ -19,8 +20,9 @@ impl State {
         let live =
             self.live.iter().find(|(_, live)| live.new.schedule == id && live.new.tick_at == Some(tick_at));
         let live = live.map(|(run, live)| self.record(*run, live));
-        let ended =
-            || self.ended.values().find(|run| run.schedule == id && run.tick_at == Some(tick_at)).cloned();
+        // A tick that was filled in later may have several: the last one made.
+        let is_of_tick = |run: &&RunRecord| run.schedule == id && run.tick_at == Some(tick_at);
+        let ended = || self.ended.values().rfind(is_of_tick).cloned();
         if let Some(run) = live.or_else(ended) {
             return TickFate::Run(Box::new(run));
         }
@@ -29,9 +31,8 @@ impl State {
         if let Some(range) = skips.max_by_key(|range| range.from) {
             return TickFate::Skipped(*range);
         }
-        let Some(row) = self.schedules.get(&id) else { return TickFate::Unknown };
-        let record = &row.record;
-        TickFate::of_state(&record.status, record.status_since, record.open_skip, &row.compiled, tick_at)
+        let Some((found, _, compiled)) = self.found(id) else { return TickFate::Unknown };
+        TickFate::of_state(&found, &compiled, tick_at)
     }
 
     pub(super) fn add_revision(&mut self, now: Timestamp, id: ScheduleId) {

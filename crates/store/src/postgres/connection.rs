@@ -26,10 +26,13 @@ const TRIES_MAX: u32 = 10;
 /// A frozen node must not keep others waiting, so the server ends what takes too long. All that is asked often is a look-up
 /// by key of a batch of rows, or the head of an index: without statistics, as after a first start, a planner would read
 /// whole tables for that. With only that way left open a plan is the same whatever the tables hold, and is made once for
-/// each connection; to make it anew for each batch took as long as a third of the work.
+/// each connection; to make it anew for each batch took as long as a third of the work. Limits are counted under a lock, by a
+/// statement that must see what was committed before the lock was had: a new snapshot for each statement, whatever the
+/// database's own default is.
 const OPTIONS: &str = "-c search_path=belfry -c plan_cache_mode=force_generic_plan -c jit=off \
      -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
-     -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC";
+     -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC \
+     -c default_transaction_isolation=read\\ committed";
 
 /// The parts of the pool. Each has connections of its own, so that a slow statement of one part never delays another:
 /// eight in all, because two cores of a database are busy with fewer.
@@ -511,11 +514,15 @@ pub(super) fn error_of(fault: Fault, place: &str) -> Error {
             _ => Error::Unavailable { detail, ambiguous: false },
         };
     };
+    if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+        return Error::Unavailable { detail, ambiguous: false };
+    }
     match &code.code()[..2] {
         // Wrong data, a broken constraint, a limit of the server.
         "21" | "22" | "23" | "54" => Error::Refused { detail },
         "53" if *code == SqlState::DISK_FULL => Error::Full { place: place.to_owned() },
-        "08" | "28" | "3D" | "40" | "53" | "55" | "57" | "25" => {
+        // Also a missing right and a failure of the system below the database.
+        "08" | "28" | "3D" | "40" | "53" | "55" | "57" | "58" | "25" => {
             Error::Unavailable { detail, ambiguous: false }
         }
         "XX" => Error::Corrupt { place: place.to_owned(), detail },

@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use belfry_core::ScheduleId;
 use belfry_time::Timestamp;
 
+use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Tx};
 use super::enqueue::Places;
-use super::plan::{commit_plain, is_plain, schedule_definition, take_token};
+use super::plan::{commit_plain, is_plain, take_token};
 use super::rows::get;
-use super::{Postgres, insert_skips};
 use crate::Error;
-use crate::memory::{compile, given_up};
 use crate::shapes::*;
 use crate::store::Answer;
 
@@ -281,27 +280,6 @@ async fn defer(tx: &mut Tx<'_>, now: Timestamp, commits: &[(&Commit, &str)]) -> 
                tick_at = excluded.tick_at, since = excluded.since";
     tx.execute(sql, &[&schedules, &lanes, &ticks, &since]).await?;
     Ok(())
-}
-
-/// Ticks that were deferred will not be planned: they and those that have come since are left out. For whoever is about to
-/// take the tokens away as well, since one may be armed until this is done.
-pub(super) async fn give_up(tx: &mut Tx<'_>, now: Timestamp, schedules: &[ScheduleId]) -> Result<(), Fault> {
-    let sql = "delete from deferred d using schedules c, schedule_state s where d.schedule_id = any($1) \
-               and c.id = d.schedule_id and s.schedule_id = d.schedule_id \
-               returning d.schedule_id, d.lane, d.tick_at, d.since, c.name, c.definition, s.origin";
-    let mut left_out = Vec::new();
-    for row in tx.query(sql, &[&schedules]).await? {
-        let deferred =
-            Deferred { lane: get(&row, "lane")?, tick_at: get(&row, "tick_at")?, since: get(&row, "since")? };
-        tx.makes_room(&deferred.lane);
-        let compiled = schedule_definition(get(&row, "definition")?).map_or_else(
-            |_| Err(std::sync::Arc::from("")),
-            |definition| compile(&definition, get(&row, "name").unwrap_or_default()),
-        );
-        let range = given_up(&compiled, get(&row, "origin")?, Some(deferred), now);
-        left_out.extend(range.map(|range| (get(&row, "schedule_id").unwrap_or_default(), range)));
-    }
-    insert_skips(tx, &left_out).await
 }
 
 /// Looks again at all lanes where somebody was deferred and is not armed.

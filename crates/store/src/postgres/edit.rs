@@ -148,7 +148,7 @@ impl Postgres {
         tx: &mut Tx<'_>,
         ids: &[ScheduleId],
     ) -> Result<Vec<Option<Definitions>>, Fault> {
-        let sql = "select s.schedule_id, s.agent_id, s.edition, s.origin, s.waits_for, s.last_success_at, a.name as agent_name, \
+        let sql = "select s.schedule_id, s.agent_id, s.edition, s.origin, s.cursor_at, s.waits_for, s.last_success_at, a.name as agent_name, \
                    a.edition as agent_edition from schedule_state s join agents a on a.id = s.agent_id \
                    where s.schedule_id = any($1)";
         let rows = tx.query(sql, &[&ids]).await?;
@@ -235,6 +235,7 @@ fn definitions(row: &Row, (cold, agent, unreadable): &Read) -> Result<Definition
         compiled: cold.compiled.clone(),
         uncompiled: cold.uncompiled.clone(),
         origin: get(row, "origin")?,
+        cursor_at: get(row, "cursor_at")?,
         waits_for: get::<Option<Uuid>>(row, "waits_for")?.map(RunId),
         last_success_at: get(row, "last_success_at")?,
         unreadable: unreadable.clone(),

@@ -250,13 +250,18 @@ pub(super) async fn enqueue(
     places: &Places,
 ) -> Result<Enqueued, Fault> {
     let run = &request.run;
-    if let Some(key) = &request.key
+    // The live run of a tick goes before a key, which is then not taken.
+    let (key, late_key) = match run.tick_at {
+        None => (request.key.as_ref(), None),
+        Some(_) => (None, request.key.as_ref()),
+    };
+    if let Some(key) = key
         && let Some(answer) = take_key(tx, now, run, key).await?
     {
         return Ok(answer);
     }
     // A plan that did not know of this run is not committed.
-    tx.query("select touch_token($1)", &[&run.schedule]).await?;
+    let is_touched = touch_token(tx, run.schedule).await?;
     // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
     // nobody else asks for the same one.
     let sql = match run.tick_at {
@@ -265,11 +270,15 @@ pub(super) async fn enqueue(
     };
     if tx.query(sql, &[&run.schedule]).await?.is_empty() {
         // The key goes as well.
-        if request.key.is_some() {
+        if key.is_some() {
             let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
             tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
         }
         return Ok(Enqueued::NotFound);
+    }
+    // A timer that was set meanwhile is seen only now: whoever sets one holds the state.
+    if !is_touched {
+        touch_token(tx, run.schedule).await?;
     }
     if let Some(tick_at) = run.tick_at {
         let sql = "select id from live where schedule_id = $1 and tick_at = $2";
@@ -277,8 +286,19 @@ pub(super) async fn enqueue(
             return Ok(Enqueued::Repeat(RunId(get(row, "id")?)));
         }
     }
+    if let Some(key) = late_key
+        && let Some(answer) = take_key(tx, now, run, key).await?
+    {
+        return Ok(answer);
+    }
     insert_runs(tx, now, &[run], places).await?;
     Ok(Enqueued::Made)
+}
+
+/// Gives the timer of a schedule another version; false where there is none.
+async fn touch_token(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<bool, Fault> {
+    let touched = tx.query("select touch_token($1) as is_touched", &[&schedule]).await?;
+    touched.first().map_or(Ok(false), |row| get(row, "is_touched"))
 }
 
 /// Takes an idempotency key, or answers for the run that has it.

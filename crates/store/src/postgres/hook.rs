@@ -3,16 +3,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use belfry_core::breaker::Admits;
-use belfry_core::definition::{IfRunning, Scope};
-use belfry_core::{Facts, RunId, hook};
+use belfry_core::Facts;
+use belfry_core::check::Admitted;
 use belfry_time::Timestamp;
 
 use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Tx};
 use super::enqueue::{Places, enqueue};
-use super::rows::{self, get};
+use super::overlap::in_scope;
+use super::rows;
 use super::session::{first_with, take_key};
 use crate::Error;
 use crate::hook::{Hooks, Knock, Knocked, made};
@@ -24,47 +24,64 @@ impl Hooks for Postgres {
     async fn knock(&self, now: Timestamp, request: &Knock) -> Answer<Knocked> {
         let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let answer = transact!(self, |tx| knock(&mut tx, now, request, &places).await);
+        let answer = transact!(self, |tx| self.knock_in(&mut tx, now, request, &places).await);
         self.tell(answer, made).await
     }
 }
 
-async fn knock(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock, places: &Places) -> Result<Knocked, Fault> {
-    let (run, options) = (&knock.run, &knock.options);
-    let mut books = Books::of_agents(tx, &[run.agent]).await?;
-    let sql = "select * from schedule_state where schedule_id = $1 and not retired";
-    let found = tx.query(sql, &[&run.schedule]).await?;
-    let Some(status) = found.first().map(rows::status).transpose()? else { return Ok(Knocked::NotFound) };
-    if let Some(answer) = repeat(tx, now, knock).await? {
-        return Ok(answer);
-    }
-    let scope = live_in_scope(tx, knock).await?;
-    let facts = Facts {
-        live: scope.len() as u32,
-        pending: scope.iter().filter(|(_, running)| !running).count() as u32,
-        breaker: books.admits(now, run.agent, &run.command),
-        budget_exhausted: books.is_exhausted(now, run.agent),
-    };
-    if let Some(reason) = hook::refusal(options, &status, &facts) {
-        return Ok(Knocked::Refused(reason));
-    }
-    let probe = facts.breaker == Admits::Probe;
-    let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
-    match enqueue(tx, now, &request, places).await? {
-        Enqueued::Made => {
-            for key in knock.signed.iter().chain(&knock.keys) {
-                take_key(tx, now, run.schedule, key, run.id).await?;
-            }
+impl Postgres {
+    async fn knock_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        knock: &Knock,
+        places: &Places,
+    ) -> Result<Knocked, Fault> {
+        let run = &knock.run;
+        let mut books = Books::of_agents(tx, &[run.agent]).await?;
+        let sql = "select * from schedule_state where schedule_id = $1 and not retired";
+        let found = tx.query(sql, &[&run.schedule]).await?;
+        let Some(status) = found.first().map(rows::status).transpose()? else { return Ok(Knocked::NotFound) };
+        if let Some(answer) = repeat(tx, now, knock).await? {
+            return Ok(answer);
         }
-        Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Ok(Knocked::Repeat(first)),
-        Enqueued::NotFound => return Ok(Knocked::NotFound),
+        let scope = in_scope(tx, knock.overlap()).await?;
+        let facts = Facts {
+            live: scope.len() as u32,
+            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            breaker: books.admits(now, run.agent, &run.command),
+            budget_exhausted: books.is_exhausted(now, run.agent),
+        };
+        let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
+            Ok(admitted) => admitted,
+            Err(reason) => return Ok(Knocked::Refused(reason)),
+        };
+        if cancel_live {
+            // Timers are locked before runs.
+            tx.query("select touch_token($1)", &[&run.schedule]).await?;
+            // An end may keep a breaker's books, which are open here.
+            books.close(tx).await?;
+            self.cancel_all(tx, now, &scope).await?;
+            books.reopen(tx).await?;
+        }
+        let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
+        match enqueue(tx, now, &request, places).await? {
+            Enqueued::Made => {
+                for key in knock.signed.iter().chain(&knock.keys) {
+                    take_key(tx, now, run.schedule, key, run.id).await?;
+                }
+            }
+            Enqueued::Repeat(first) | Enqueued::KeyReused(first) => return Ok(Knocked::Repeat(first)),
+            Enqueued::NotFound => return Ok(Knocked::NotFound),
+        }
+        if probe && !books.probe(now, &request.run) {
+            return Err(Fault::Again);
+        }
+        books.close(tx).await?;
+        Ok(Knocked::Made {
+            cancelled: scope.into_iter().filter(|_| cancel_live).map(|(run, _)| run).collect(),
+        })
     }
-    if probe && !books.probe(now, &request.run) {
-        return Err(Fault::Again);
-    }
-    books.close(tx).await?;
-    let cancels = options.if_running == IfRunning::Cancel;
-    Ok(Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() })
 }
 
 /// The answer to a request whose signed content or key is known. The agent's lock keeps other requests out meanwhile.
@@ -88,26 +105,4 @@ async fn repeat(tx: &mut Tx<'_>, now: Timestamp, knock: &Knock) -> Result<Option
         }
     }
     Ok(None)
-}
-
-/// Live runs that the overlap policy looks at, and whether each is running.
-async fn live_in_scope(tx: &mut Tx<'_>, knock: &Knock) -> Result<Vec<(RunId, bool)>, Fault> {
-    let (run, options) = (&knock.run, &knock.options);
-    let found = match options.overlap {
-        Scope::Schedule => {
-            let sql = "select id, state from live where schedule_id = $1 order by id";
-            tx.query(sql, &[&run.schedule]).await?
-        }
-        Scope::Command => {
-            let sql = "select id, state from live where schedule_id = any(array(select id from schedules \
-                       where agent_id = $1)) and command = $2 order by id";
-            tx.query(sql, &[&run.agent, &options.command]).await?
-        }
-        Scope::Agent => {
-            let sql = "select id, state from live where schedule_id = any(array(select id from schedules \
-                       where agent_id = $1)) order by id";
-            tx.query(sql, &[&run.agent]).await?
-        }
-    };
-    found.iter().map(|row| Ok((RunId(get(row, "id")?), get::<i16>(row, "state")? == 2))).collect()
 }

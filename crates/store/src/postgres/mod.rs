@@ -70,6 +70,7 @@ mod moves;
 mod node;
 mod notify;
 mod output;
+mod overlap;
 mod pause;
 mod plan;
 mod read;
@@ -90,6 +91,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use belfry_core::definition::{Scope, Unreadable};
+use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -218,7 +220,7 @@ impl Postgres {
 async fn set_token(tx: &mut Tx<'_>, schedule: ScheduleId, token: Option<Token>) -> Result<(), Fault> {
     match token {
         Some(token) => set_tokens(tx, &[(schedule, token)]).await,
-        None => clear_token(tx, schedule).await,
+        None => clear_tokens(tx, &[schedule]).await.map(drop),
     }
 }
 
@@ -240,14 +242,24 @@ async fn set_tokens(tx: &mut Tx<'_>, tokens: &[(ScheduleId, Token)]) -> Result<(
     Ok(())
 }
 
-/// Removes a schedule's token. A plan that is being committed may put another in its place while we wait for it, which
-/// only the next statement sees.
-async fn clear_token(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<(), Fault> {
+/// Removes the tokens of schedules, and gives them. A plan that is being committed may put another in its place while we
+/// wait for it, which only the next statement sees.
+async fn clear_tokens(
+    tx: &mut Tx<'_>,
+    schedules: &[ScheduleId],
+) -> Result<HashMap<ScheduleId, Token>, Fault> {
+    let mut tokens = HashMap::new();
     loop {
-        tx.execute("delete from timers where schedule_id = $1", &[&schedule]).await?;
-        let left = tx.query("select 1 from timers where schedule_id = $1", &[&schedule]).await?;
-        if left.is_empty() {
-            return Ok(());
+        let sql = "delete from timers where schedule_id = any($1) \
+                   returning schedule_id, kind, tick_at as token_tick_at, due_at";
+        for row in tx.query(sql, &[&schedules]).await? {
+            if let Some(token) = rows::token(&row)? {
+                tokens.insert(rows::get(&row, "schedule_id")?, token);
+            }
+        }
+        let sql = "select 1 from timers where schedule_id = any($1) limit 1";
+        if tx.query(sql, &[&schedules]).await?.is_empty() {
+            return Ok(tokens);
         }
     }
 }
@@ -384,15 +396,9 @@ impl Store for Postgres {
         self.tell(answer, |paused| *paused).await
     }
 
-    async fn resume(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Answer<bool> {
-        let answer = transact!(self, |tx| pause::resume(&mut tx, now, schedule, catch_up, skipped).await);
-        self.tell(answer, |resumed| *resumed).await
+    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
+        let answer = transact!(self, |tx| pause::resume(&mut tx, now, schedule, how).await);
+        self.tell(answer, Option::is_some).await
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {

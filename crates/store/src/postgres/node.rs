@@ -16,12 +16,15 @@ use crate::unknown;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
     let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at, \
-                   renewal) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers')) \
+                   renewal, boot_id, pid_ns, process_start, state_dir) \
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
                lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, \
-               last_seen_at = excluded.last_seen_at, renewal = excluded.renewal";
+               last_seen_at = excluded.last_seen_at, renewal = excluded.renewal, boot_id = excluded.boot_id, \
+               pid_ns = excluded.pid_ns, process_start = excluded.process_start, state_dir = excluded.state_dir";
     let pid = i64::from(node.pid);
+    let process_start = i64::try_from(node.process.start_time).unwrap_or(0);
     tx.execute(
         sql,
         &[
@@ -34,6 +37,10 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
             &node.fenced,
             &node.draining,
             &node.last_seen_at,
+            &node.process.boot_id,
+            &node.process.pid_ns,
+            &process_start,
+            &node.process.state_dir,
         ],
     )
     .await?;

@@ -7,17 +7,18 @@ use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::{Scope, Unreadable, read_stored};
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
-use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleId};
+use belfry_core::{AgentDefinition, AgentId, ScheduleId};
 use belfry_time::Timestamp;
-use uuid::Uuid;
 
 use super::books::{self, Books};
 use super::connection::{Fault, Param, Tx};
 use super::defer::{are_plain, is_limited};
 use super::enqueue::{Columns, Places, insert_runs};
-use super::finish::{self, mark};
-use super::rows::{self, big, get, small};
+use super::finish;
+use super::overlap::{Lives, in_scope, last_starts};
+use super::rows::{self, big, get};
 use super::{Cold, Postgres, insert_skips, set_token};
 use crate::Error;
 use crate::memory::compile;
@@ -55,7 +56,8 @@ impl Postgres {
         limit: u32,
     ) -> Result<Vec<Due>, Fault> {
         let sql = "select t.due_at, t.kind, t.tick_at as token_tick_at, s.skip_reason, s.skip_from, s.skip_to, \
-                   s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin \
+                   s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin, s.cursor_at, \
+                   s.waits_for is not null as waits \
                    from (select * from timers where due_at <= $1 \
                        and (due_at, schedule_id) > (coalesce($3, '-infinity'::timestamptz), coalesce($4, 0::bigint)) \
                        and not schedule_id = any($5) order by due_at, schedule_id limit $2) t \
@@ -72,7 +74,13 @@ impl Postgres {
                 agent: row.try_get(8)?,
                 edition: row.try_get(9)?,
                 version: row.try_get(10)?,
-                standing: Standing { token, origin: get(row, "origin")?, open_skip: rows::open_skip(row)? },
+                standing: Standing {
+                    token,
+                    origin: get(row, "origin")?,
+                    open_skip: rows::open_skip(row)?,
+                    cursor_at: get(row, "cursor_at")?,
+                    waits: get(row, "waits")?,
+                },
                 unreadable: unknown::timer_kind(get(row, "kind")?)
                     .1
                     .or_else(|| unknown::timer_instants(&token)),
@@ -83,9 +91,16 @@ impl Postgres {
         }
         let cold = self.cold(tx, &tokens).await?;
         let agents = self.agents(tx, tokens.iter().map(|token| token.agent)).await?;
-        let lives = Lives::count(tx, &tokens, &cold).await?;
+        let overlap = |token: &Token| {
+            let cold = cold.get(&token.schedule)?;
+            let (agent, schedule) = (token.agent, token.schedule);
+            Some(Overlap { scope: cold.overlap, agent, schedule, command: &cold.command })
+        };
+        let overlaps: Vec<Overlap<'_>> = tokens.iter().filter_map(overlap).collect();
+        let lives = Lives::count(tx, &overlaps).await?;
+        let last_starts = last_starts(tx, &overlaps).await?;
         let books = Reading::open(tx, &agents).await?;
-        let due = tokens.into_iter().filter_map(|token| {
+        let due = tokens.iter().filter_map(|token| {
             let cold = cold.get(&token.schedule)?;
             let agent = match (&cold.unreadable, agents.get(&token.agent)?) {
                 (None, Ok(agent)) => agent,
@@ -95,14 +110,14 @@ impl Postgres {
                     return None;
                 }
             };
-            let (live, pending) = lives.of(&token, cold);
+            let (live, pending) = lives.of(overlap(token)?);
             Some(Due {
                 schedule: token.schedule,
                 agent: token.agent,
                 name: cold.name.clone(),
-                compiled: match token.unreadable {
+                compiled: match &token.unreadable {
                     None => cold.compiled.clone(),
-                    Some(words) => Err(Arc::from(words)),
+                    Some(words) => Err(Arc::from(words.as_str())),
                 },
                 agent_definition: agent.clone(),
                 version: token.version,
@@ -111,6 +126,7 @@ impl Postgres {
                 pending,
                 breaker: books.breaker(token.agent, &cold.command),
                 budget: books.budgets.get(&token.agent).copied(),
+                last_start: last_starts.get(&token.schedule).copied(),
             })
         });
         Ok(due.collect())
@@ -246,7 +262,7 @@ impl Postgres {
         let looks =
             commit.scope != Scope::Schedule || !blind && (!commit.runs.is_empty() || commit.cancel_live);
         if !taken
-            || looks && scope_runs(tx, commit).await?.len() > commit.live as usize
+            || looks && in_scope(tx, commit.overlap()).await?.len() > commit.live as usize
             || !books.take_probe(now, commit)
         {
             return Ok(Committed::Lost);
@@ -254,7 +270,8 @@ impl Postgres {
         if commit.cancel_live {
             // An end may keep a breaker's books, which are open here.
             books.close(tx).await?;
-            self.cancel_scope(tx, now, commit).await?;
+            let live = in_scope(tx, commit.overlap()).await?;
+            self.cancel_all(tx, now, &live).await?;
             books.reopen(tx).await?;
         }
         write_skips(tx, &[commit]).await?;
@@ -262,16 +279,6 @@ impl Postgres {
         write_states(tx, now, &[commit]).await?;
         set_token(tx, commit.schedule, commit.next.token()).await?;
         Ok(Committed::Held)
-    }
-
-    /// Cancels what lives in a commit's scope: running ones are marked, waiting ones end.
-    async fn cancel_scope(&self, tx: &mut Tx<'_>, now: Timestamp, commit: &Commit) -> Result<(), Fault> {
-        let runs = scope_runs(tx, commit).await?;
-        mark(tx, &runs, Reason::Overlap).await?;
-        self.end_waiting(tx, now, &runs, Reason::Overlap).await?;
-        // Those that were claimed before we had their gates.
-        mark(tx, &runs, Reason::Overlap).await?;
-        Ok(())
     }
 }
 
@@ -355,25 +362,6 @@ async fn take_any(tx: &mut Tx<'_>, commit: &Commit) -> Result<bool, Fault> {
     Ok(!tx.query(sql, &[&commit.schedule]).await?.is_empty())
 }
 
-async fn scope_runs(tx: &mut Tx<'_>, commit: &Commit) -> Result<Vec<Uuid>, Fault> {
-    let found = match commit.scope {
-        Scope::Schedule => {
-            tx.query("select id from live where schedule_id = $1 order by id", &[&commit.schedule]).await?
-        }
-        Scope::Command => {
-            let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) and command = $2 and trigger <> 4 order by id";
-            tx.query(sql, &[&commit.agent, &commit.command]).await?
-        }
-        Scope::Agent => {
-            let sql = "select id from live where schedule_id = any(array( \
-                           select id from schedules where agent_id = $1)) and trigger <> 4 order by id";
-            tx.query(sql, &[&commit.agent]).await?
-        }
-    };
-    found.iter().map(|row| get(row, "id")).collect()
-}
-
 /// Whether a commit changes more than a token: a plain tick does not.
 fn changes_state(commit: &Commit) -> bool {
     commit.open_skip.is_some()
@@ -414,10 +402,12 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
         (None, Arm::Token(_) | Arm::Wait(_)) => -1,
     };
     let sql = "insert into schedule_state as s (agent_id, edition, status_since, schedule_id, origin, waits_for, \
-               skip_reason, skip_from, skip_to, skip_count, status, status_reason) \
+               skip_reason, skip_from, skip_to, skip_count, status, status_reason, cursor_at) \
                select 0, 0, $1::timestamptz, u.* from unnest($2::bigint[], $3::timestamptz[], $4::uuid[], \
-               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[]) as u \
+               $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[], \
+               $11::timestamptz[]) as u \
                on conflict (schedule_id) do update set origin = coalesce(excluded.origin, s.origin), \
+               cursor_at = coalesce(excluded.cursor_at, s.cursor_at), \
                waits_for = excluded.waits_for, skip_reason = excluded.skip_reason, \
                skip_from = excluded.skip_from, skip_to = excluded.skip_to, skip_count = excluded.skip_count, \
                status = case when excluded.status < 0 then s.status else excluded.status end, \
@@ -437,62 +427,11 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
             &column!(commit => commit.open_skip.map(|skip| big(skip.count))),
             &column!(commit => status(commit)),
             &column!(commit => commit.invalid.as_deref()),
+            &column!(commit => commit.cursor_at),
         ],
     )
     .await?;
     Ok(())
-}
-
-/// Live runs and those of them that are pending, by schedule and by agent and command.
-#[derive(Default)]
-struct Lives {
-    schedules: HashMap<ScheduleId, (u32, u32)>,
-    commands: HashMap<AgentId, Vec<(String, u32, u32)>>,
-}
-
-impl Lives {
-    async fn count(
-        tx: &mut Tx<'_>,
-        tokens: &[Token],
-        cold: &HashMap<ScheduleId, Arc<Cold>>,
-    ) -> Result<Lives, Fault> {
-        let mut lives = Lives::default();
-        let is_own =
-            |token: &&Token| cold.get(&token.schedule).is_none_or(|cold| cold.overlap == Scope::Schedule);
-        let own: Vec<_> = tokens.iter().filter(is_own).map(|token| token.schedule).collect();
-        let agents: BTreeSet<_> =
-            tokens.iter().filter(|token| !is_own(token)).map(|token| token.agent).collect();
-        if !own.is_empty() {
-            let sql = "select schedule_id, count(*) as live, count(*) filter (where state <> 2) as pending \
-                       from live where schedule_id = any($1) group by schedule_id";
-            for row in tx.query(sql, &[&own]).await? {
-                let counts = (small(get(&row, "live")?), small(get(&row, "pending")?));
-                lives.schedules.insert(get(&row, "schedule_id")?, counts);
-            }
-        }
-        if !agents.is_empty() {
-            let agents: Vec<_> = agents.into_iter().collect();
-            let sql = "select agent_id, command, count(*) as live, \
-                       count(*) filter (where state <> 2) as pending \
-                       from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) and trigger <> 4 \
-                       group by agent_id, command";
-            for row in tx.query(sql, &[&agents]).await? {
-                let counts = (get(&row, "command")?, small(get(&row, "live")?), small(get(&row, "pending")?));
-                lives.commands.entry(get(&row, "agent_id")?).or_default().push(counts);
-            }
-        }
-        Ok(lives)
-    }
-
-    fn of(&self, token: &Token, cold: &Cold) -> (u32, u32) {
-        if cold.overlap == Scope::Schedule {
-            return self.schedules.get(&token.schedule).copied().unwrap_or_default();
-        }
-        let commands = self.commands.get(&token.agent).into_iter().flatten();
-        commands
-            .filter(|(command, ..)| cold.overlap == Scope::Agent || *command == cold.command)
-            .fold((0, 0), |sum, (_, live, pending)| (sum.0 + live, sum.1 + pending))
-    }
 }
 
 /// Breakers and budgets, read without locks for agents that have such policies.

@@ -176,6 +176,12 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
         fenced: get(row, "fenced")?,
         draining: get(row, "draining")?,
         last_seen_at: get(row, "last_seen_at")?,
+        process: NodeProcess {
+            boot_id: get(row, "boot_id")?,
+            pid_ns: get(row, "pid_ns")?,
+            start_time: get::<i64>(row, "process_start")?.unsigned_abs(),
+            state_dir: get(row, "state_dir")?,
+        },
     })
 }
 

@@ -3,26 +3,23 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use belfry_core::check::Status;
-use belfry_core::definition::{FORMAT, read_stored};
+use belfry_core::definition::{FORMAT, When, read_stored};
+use belfry_core::edit::{self, Change};
 use belfry_core::gate::turn;
-use belfry_core::{
-    AgentDefinition, AgentId, Reason, Schedule, ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Token,
-};
+use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId, Token};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{Fault, Tx};
-use super::defer::give_up;
+use super::pause::{take, take_all, write};
+use super::plan::cold_of;
 use super::rows::{self, get, status_columns};
-use super::{Postgres, clear_token, insert_skips, set_token, set_tokens};
+use super::{Postgres, insert_skips, set_tokens};
 use crate::Error;
-use crate::memory::{compile, heals, left_out, standing_of, unarmed_until};
+use crate::memory::{self, Compiled, compile};
 use crate::shapes::*;
 use crate::views::*;
-
-pub(super) type Compiled = Result<Arc<Schedule>, Arc<str>>;
 
 /// So many new schedules go into one statement.
 const CHUNK: usize = 5_000;
@@ -118,13 +115,20 @@ impl Postgres {
             let agent = *agents.get(spec.name).ok_or_else(|| Error::unexpected("an agent without an id"))?;
             put.push((agent, spec));
         }
+        let mut news = Vec::new();
         for put in put_schedules(tx, now, source, &known, &put).await? {
-            match put {
-                Put::Added(_) => applied.added += 1,
-                Put::Changed(_) => applied.changed += 1,
-                Put::OwnedBy(_) => applied.foreign += 1,
-                Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
+            applied.count(&put);
+            if let Put::Added(id) | Put::Changed(id) = put {
+                news.push(id);
             }
+        }
+        let is_at = |schedule: &ScheduleSpec<'_>| matches!(schedule.definition.when, When::At(_));
+        if specs.iter().flat_map(|spec| &spec.schedules).any(is_at) {
+            let sql = "select count(*) as expired from schedule_state s join schedules c on c.id = s.schedule_id \
+                       where s.schedule_id = any($1) and s.status = 4 and s.origin is null \
+                       and c.definition like '{\"at\"%'";
+            let row = tx.query(sql, &[&news]).await?;
+            applied.expired = row.first().map_or(Ok(0), |row| get::<i64>(row, "expired"))? as u32;
         }
         self.retire_missing(tx, now, source, specs, &known, &mut applied).await?;
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
@@ -176,6 +180,10 @@ impl Postgres {
             gone_agents.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let kept: HashSet<&str> =
             specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
+        let names: Vec<&str> = kept.iter().copied().collect();
+        let sql = "delete from spent where source = $1 and not (name = any($2) \
+                   and not exists (select 1 from schedules c where c.name = spent.name and c.retired_at is null))";
+        tx.execute(sql, &[&source, &names]).await?;
         let mut gone: Vec<ScheduleId> = known
             .iter()
             .filter(|(name, known)| known.source == source && !kept.contains(name.as_str()))
@@ -205,23 +213,17 @@ impl Postgres {
             return Ok(());
         }
         applied.retired = gone.len() as u32;
-        loop {
-            tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
-            // A plan that was being committed meanwhile has put another in its place.
-            let sql = "select 1 from timers where schedule_id = any($1) limit 1";
-            if tx.query(sql, &[&gone]).await?.is_empty() {
-                break;
-            }
-        }
-        let sql =
-            "select * from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
-        let mut skips = Vec::new();
+        let mut found = take_all(tx, gone).await?;
+        let sql = "select id, name, format, definition from schedules where id = any($1)";
+        let mut closed = Vec::new();
         for row in tx.query(sql, &[&gone]).await? {
-            let id: ScheduleId = get(&row, "schedule_id")?;
-            skips.extend(rows::open_skip(&row)?.map(|skip| (id, skip)));
+            let id: ScheduleId = get(&row, "id")?;
+            let Some(found) = found.remove(&id) else { continue };
+            let cold = cold_of(get(&row, "name")?, get(&row, "format")?, get(&row, "definition")?);
+            let ranges = edit::remove(&found, memory::compiled(&cold.compiled), now);
+            closed.extend(ranges.into_iter().map(|range| (id, range)));
         }
-        insert_skips(tx, &skips).await?;
-        give_up(tx, now, gone).await?;
+        insert_skips(tx, &closed).await?;
         let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
                    skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
         tx.execute(sql, &[&gone]).await?;
@@ -229,7 +231,6 @@ impl Postgres {
         for row in tx.query(sql, &[&gone, &now]).await? {
             tx.edits(get(&row, "agent_id")?);
         }
-        tx.execute("delete from timers where schedule_id = any($1)", &[&gone]).await?;
         for (agent_is_gone, reason) in [(true, Reason::AgentRemoved), (false, Reason::ScheduleRemoved)] {
             let sql = "select l.id from live l join schedules c on c.id = l.schedule_id \
                        join agents a on a.id = c.agent_id where l.schedule_id = any($1) and l.state <> 2 \
@@ -314,12 +315,17 @@ pub(super) async fn put_schedules(
     known: &HashMap<String, Known>,
     agents: &[(AgentId, &Spec<'_>)],
 ) -> Result<Vec<Put>, Fault> {
+    lock_changing(tx, known, agents).await?;
     let mut put = Vec::new();
     let mut fresh: Vec<(AgentId, &ScheduleSpec<'_>)> = Vec::new();
     let mut names = HashSet::new();
+    let spent = spent(tx, source).await?;
     for (agent, spec) in agents {
         for schedule in &spec.schedules {
             match known.get(&schedule.name) {
+                None if spent.get(&schedule.name).is_some_and(|spent| spent == schedule.definition) => {
+                    put.push(Put::Spent);
+                }
                 None if names.insert(schedule.name.as_str()) => {
                     if turn(&schedule.definition.options).is_some() {
                         tx.edits(*agent);
@@ -349,6 +355,41 @@ pub(super) async fn put_schedules(
         put.extend(insert_schedules(tx, now, source, chunk).await?.into_iter().map(Put::Added));
     }
     Ok(put)
+}
+
+/// Schedules of a source of files that went with their run, as their definitions ask.
+async fn spent(tx: &mut Tx<'_>, source: &str) -> Result<HashMap<String, ScheduleDefinition>, Fault> {
+    let mut spent = HashMap::new();
+    let sql = "select name, definition, format from spent where source = $1";
+    for row in tx.query(sql, &[&source]).await? {
+        if let Ok(definition) = read_stored(get(&row, "format")?, get(&row, "definition")?) {
+            spent.insert(get(&row, "name")?, definition);
+        }
+    }
+    Ok(spent)
+}
+
+/// Locks what is about to change in the order in which everybody does: all timers, then all states, each by schedule. The
+/// files name schedules in any order.
+async fn lock_changing(
+    tx: &mut Tx<'_>,
+    known: &HashMap<String, Known>,
+    agents: &[(AgentId, &Spec<'_>)],
+) -> Result<(), Fault> {
+    let schedules = agents.iter().flat_map(|(_, spec)| &spec.schedules);
+    let changing: Vec<ScheduleId> = schedules
+        .filter_map(|schedule| Some((known.get(&schedule.name)?, schedule)))
+        .filter(|(known, schedule)| schedule.text.as_ref().is_ok_and(|text| *text != known.text))
+        .map(|(known, _)| known.id)
+        .collect();
+    if changing.is_empty() {
+        return Ok(());
+    }
+    let timers = "select 1 from timers where schedule_id = any($1) order by schedule_id for update";
+    tx.query(timers, &[&changing]).await?;
+    let states =
+        "select 1 from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
+    tx.query(states, &[&changing]).await.map(drop)
 }
 
 /// Schedules that have a name of the source or come from it.
@@ -388,19 +429,22 @@ async fn insert_schedules(
     let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition, format) \
                select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[], $4::integer[]) as u";
     tx.execute(sql, &[&now, &ids, &texts, &formats]).await?;
-    let standings: Vec<(Status, Option<Token>)> = fresh
+    let added: Vec<Change> = fresh
         .iter()
-        .map(|(_, spec)| standing_of(spec.definition, &spec.compiled, Token::first(now)))
+        .map(|(_, spec)| edit::add(spec.definition, memory::compiled(&spec.compiled), now))
         .collect();
-    let codes: Vec<i16> = standings.iter().map(|(status, _)| status_columns(status).0).collect();
-    let reasons: Vec<Option<&str>> = standings.iter().map(|(status, _)| status_columns(status).1).collect();
+    let codes: Vec<i16> = added.iter().map(|change| status_columns(&change.status).0).collect();
+    let reasons: Vec<Option<&str>> = added.iter().map(|change| status_columns(&change.status).1).collect();
     let going: Vec<bool> = fresh.iter().map(|(_, spec)| spec.definition.options.delete_after_run).collect();
+    let origins: Vec<Option<Timestamp>> = added.iter().map(|change| change.origin).collect();
+    let cursors: Vec<Option<Timestamp>> = added.iter().map(|change| change.cursor_at).collect();
     let sql = "insert into schedule_state (edition, status_since, schedule_id, agent_id, delete_after_run, status, \
-               status_reason) select nextval('numbers'), $1::timestamptz, u.* \
-               from unnest($2::bigint[], $3::bigint[], $4::boolean[], $5::smallint[], $6::text[]) as u";
-    tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons]).await?;
+               status_reason, origin, cursor_at) select nextval('numbers'), $1::timestamptz, u.* \
+               from unnest($2::bigint[], $3::bigint[], $4::boolean[], $5::smallint[], $6::text[], \
+               $7::timestamptz[], $8::timestamptz[]) as u";
+    tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons, &origins, &cursors]).await?;
     let tokens: Vec<(ScheduleId, Token)> =
-        ids.iter().zip(&standings).filter_map(|(id, (_, token))| Some((*id, (*token)?))).collect();
+        ids.iter().zip(&added).filter_map(|(id, change)| Some((*id, change.timer?))).collect();
     set_tokens(tx, &tokens).await?;
     Ok(ids)
 }
@@ -420,140 +464,38 @@ async fn change(
     if old.as_ref() == Some(spec.definition) {
         return Ok(false);
     }
-    let old_timing = old.as_ref().map(ScheduleDefinition::timing_key);
-    let new_timing = old_timing != Some(spec.definition.timing_key());
-    // The token first, in the order of locks. Plans that were made on it do not hold.
-    match new_timing {
-        true => clear_token(tx, known.id).await?,
-        false => drop(tx.query("select touch_token($1)", &[&known.id]).await?),
-    }
-    let locked = lock_state(tx, known.id).await?.ok_or(Fault::Again)?;
-    // An invalid schedule has no token.
-    let new_timing = new_timing || heals(&locked.status, &spec.compiled);
-    let revision = known.revision + i64::from(new_timing);
-    if new_timing || !spec.definition.options.enabled {
-        give_up(tx, now, &[known.id]).await?;
-    }
+    let compiled = memory::compiled(&spec.compiled);
+    let status = "select * from schedule_state where schedule_id = $1 and not retired";
+    let status = tx.query(status, &[&known.id]).await?.first().map(rows::status).transpose()?;
+    let moves = edit::redefines(&status.ok_or(Fault::Again)?, old.as_ref(), spec.definition, compiled);
+    let change = match moves {
+        true => {
+            let found = take(tx, known.id).await?.ok_or(Fault::Again)?;
+            let old_compiled =
+                old.as_ref().map_or_else(|| Err(Arc::from("")), |old| compile(old, &spec.name));
+            let old = (old.as_ref(), memory::compiled(&old_compiled));
+            Some(edit::define(&found, old, (spec.definition, compiled), now))
+        }
+        false => {
+            // Plans that were made with the old definition do not hold.
+            tx.query("select touch_token($1)", &[&known.id]).await?;
+            None
+        }
+    };
+    let new_revision = change.as_ref().is_some_and(|change| change.new_revision);
+    let revision = known.revision + i64::from(new_revision);
     let format = spec.definition.format();
     let sql = "update schedules set definition = $2, revision = $3, format = $4 where id = $1";
     tx.execute(sql, &[&known.id, &text, &revision, &format]).await?;
     let sql = "update schedule_state set edition = nextval('numbers'), delete_after_run = $2 where schedule_id = $1";
     tx.execute(sql, &[&known.id, &spec.definition.options.delete_after_run]).await?;
-    let enabled = spec.definition.options.enabled;
-    if new_timing {
-        let old = old.as_ref().map_or_else(|| Err(Arc::from("")), |old| compile(old, &spec.name));
-        start_revision(tx, now, known.id, &locked, &old, spec).await?;
+    if let Some(change) = &change {
+        write(tx, known.id, change).await?;
+    }
+    if new_revision {
         let sql = "insert into schedule_revisions (schedule_id, revision, from_at, definition, format) \
                    values ($1, $2, $3, $4, $5) on conflict do nothing";
         tx.execute(sql, &[&known.id, &revision, &now, &text, &format]).await?;
-    } else if old.is_some_and(|old| old.options.enabled != enabled) {
-        switch(tx, now, known.id, &locked, enabled, &spec.compiled).await?;
     }
     Ok(true)
-}
-
-/// A schedule's state, locked.
-pub(super) struct Locked {
-    pub(super) status: Status,
-    pub(super) since: Timestamp,
-    pub(super) waits: bool,
-    open_skip: Option<SkipRange>,
-}
-
-impl Locked {
-    fn read(row: &Row) -> Result<Locked, Fault> {
-        Ok(Locked {
-            status: rows::status(row)?,
-            since: get(row, "status_since")?,
-            waits: get::<Option<Uuid>>(row, "waits_for")?.is_some(),
-            open_skip: rows::open_skip(row)?,
-        })
-    }
-
-    /// What a disabled or paused span has left out.
-    fn unarmed_span(&self, now: Timestamp, compiled: &Compiled) -> Option<SkipRange> {
-        left_out(compiled, SkipReason::Disabled, self.since, unarmed_until(&self.status, now)?)
-    }
-}
-
-/// Locks the state of a schedule that is not retired.
-pub(super) async fn lock_state(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Locked>, Fault> {
-    let sql = "select * from schedule_state where schedule_id = $1 and not retired for no key update";
-    tx.query(sql, &[&id]).await?.first().map(Locked::read).transpose()
-}
-
-pub(super) async fn set_status(
-    tx: &mut Tx<'_>,
-    id: ScheduleId,
-    status: &Status,
-    now: Timestamp,
-) -> Result<(), Fault> {
-    let (code, reason, until) = status_columns(status);
-    let sql = "update schedule_state set status = $2, status_reason = $3, status_until = $4, status_since = $5 \
-               where schedule_id = $1";
-    tx.execute(sql, &[&id, &code, &reason, &until, &now]).await?;
-    Ok(())
-}
-
-/// Records the skips that were still being counted.
-pub(super) async fn close_open_skip(tx: &mut Tx<'_>, id: ScheduleId, locked: &Locked) -> Result<(), Fault> {
-    let Some(open) = locked.open_skip else { return Ok(()) };
-    insert_skips(tx, &[(id, open)]).await?;
-    let sql = "update schedule_state set skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
-               where schedule_id = $1";
-    tx.execute(sql, &[&id]).await?;
-    Ok(())
-}
-
-/// New timing: no tick before now fires, none fires again.
-async fn start_revision(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    locked: &Locked,
-    old: &Compiled,
-    spec: &ScheduleSpec<'_>,
-) -> Result<(), Fault> {
-    let span = locked.unarmed_span(now, old);
-    insert_skips(tx, &span.map(|span| (id, span)).into_iter().collect::<Vec<_>>()).await?;
-    close_open_skip(tx, id, locked).await?;
-    let sql = "update schedule_state set origin = null, waits_for = null where schedule_id = $1";
-    tx.execute(sql, &[&id]).await?;
-    if let Status::Paused { until, .. } = locked.status
-        && until.is_none_or(|until| until > now)
-    {
-        // What it has left out so far is recorded: from here on the new timing counts.
-        let sql = "update schedule_state set status_since = $2 where schedule_id = $1";
-        tx.execute(sql, &[&id, &now]).await?;
-        return set_token(tx, id, until.map(|until| Token::resume(now, until))).await;
-    }
-    let one_shot = spec.compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
-    let token = if one_shot { Token::first(now) } else { Token::next(now) };
-    let (status, token) = standing_of(spec.definition, &spec.compiled, token);
-    set_status(tx, id, &status, now).await?;
-    set_token(tx, id, token).await
-}
-
-async fn switch(
-    tx: &mut Tx<'_>,
-    now: Timestamp,
-    id: ScheduleId,
-    locked: &Locked,
-    enabled: bool,
-    compiled: &Compiled,
-) -> Result<(), Fault> {
-    match (&locked.status, enabled) {
-        (Status::Active, false) => {
-            close_open_skip(tx, id, locked).await?;
-            set_status(tx, id, &Status::Disabled, now).await?;
-            set_token(tx, id, None).await
-        }
-        (Status::Disabled, true) => {
-            let span = locked.unarmed_span(now, compiled);
-            insert_skips(tx, &span.map(|span| (id, span)).into_iter().collect::<Vec<_>>()).await?;
-            set_status(tx, id, &Status::Active, now).await?;
-            set_token(tx, id, (!locked.waits).then(|| Token::next(now))).await
-        }
-        _ => Ok(()),
-    }
 }

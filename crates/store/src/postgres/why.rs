@@ -7,6 +7,7 @@ use tokio_postgres::Row;
 
 use super::connection::{Fault, Tx};
 use super::list::{ended_query, live_query};
+use super::pause::found;
 use super::plan::cold_of;
 use super::rows::{self, Live, get};
 use crate::Error;
@@ -40,7 +41,8 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
     if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
         return Ok(TickFate::Run(Box::new(Live::record(row)?)));
     }
-    // Along the chains, which are in the order of ends: who ended before the tick was not made by it.
+    // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless the
+    // clock was set back further. A tick that was filled in later may have several: the last one made.
     let sql = concat!(
         "with recursive chain (id, prev_run, tick_at, finished_at) as ( \
              select h.id, h.prev_run, h.tick_at, h.finished_at from schedule_state s cross join lateral \
@@ -48,10 +50,10 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
              where s.schedule_id = $1 \
              union all \
              select h.id, h.prev_run, h.tick_at, h.finished_at from chain c join history h on h.id = c.prev_run \
-             where c.finished_at >= $2 \
+             where c.finished_at >= $2::timestamptz - interval '1 day' \
          ) ",
         ended_query!("history"),
-        " where h.id = (select id from chain where tick_at = $2 limit 1)"
+        " where h.id = (select id from chain where tick_at = $2 order by id desc limit 1)"
     );
     if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
         return Ok(TickFate::Run(Box::new(rows::ended(row)?)));
@@ -61,13 +63,13 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
     if let Some(row) = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?.first() {
         return Ok(TickFate::Skipped(range(row)?));
     }
-    let sql = "select s.*, c.name, c.definition, c.format from schedule_state s join schedules c on c.id = s.schedule_id \
-               where s.schedule_id = $1";
-    let found = tx.query(sql, &[&id]).await?;
-    let Some(row) = found.first() else { return Ok(TickFate::Unknown) };
+    let sql = "select s.*, t.kind, t.tick_at as token_tick_at, t.due_at, c.name, c.definition, c.format \
+               from schedule_state s join schedules c on c.id = s.schedule_id \
+               left join timers t on t.schedule_id = s.schedule_id where s.schedule_id = $1 and not s.retired";
+    let rows = tx.query(sql, &[&id]).await?;
+    let Some(row) = rows.first() else { return Ok(TickFate::Unknown) };
     let cold = cold_of(get(row, "name")?, get(row, "format")?, get(row, "definition")?);
-    let (status, open_skip) = (rows::status(row)?, rows::open_skip(row)?);
-    Ok(TickFate::of_state(&status, get(row, "status_since")?, open_skip, &cold.compiled, tick_at))
+    Ok(TickFate::of_state(&found(row, rows::token(row)?)?, &cold.compiled, tick_at))
 }
 
 pub(super) async fn revision_at(

@@ -4,8 +4,7 @@ use belfry_core::ScheduleId;
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Compiled, Done, Verb, instant, maybe_instant, micros};
-use crate::memory::given_up;
+use super::{Done, Verb, instant, micros};
 use crate::shapes::*;
 
 impl Verb<'_> {
@@ -44,23 +43,11 @@ impl Verb<'_> {
         .map(drop)
     }
 
-    /// A tick that was deferred is planned.
+    /// A tick that was deferred is planned, or will not be.
     pub(super) fn end_deferral(&self, id: ScheduleId) -> Done<()> {
-        self.made_room.set(true);
-        self.execute("delete from deferred where schedule_id = ?", [id]).map(drop)
-    }
-
-    /// A tick that was deferred will not be planned: it and those that have come since are left out.
-    pub(super) fn give_up_deferral(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
-        let deferred = self.row(
-            "select d.*, st.origin from deferred d join schedule_state st on st.schedule_id = d.schedule_id where d.schedule_id = ?",
-            [id],
-            |row| Ok((deferred_of(row)?, maybe_instant(row, "origin")?)),
-        )?;
-        let Some((deferred, origin)) = deferred else { return Ok(()) };
-        let range = given_up(compiled, origin, Some(deferred), now);
-        self.add_skips(id, range.as_slice())?;
-        self.end_deferral(id)
+        let ended = self.execute("delete from deferred where schedule_id = ?", [id])?;
+        self.made_room.set(self.made_room.get() || ended > 0);
+        Ok(())
     }
 
     /// Where a verb has made room, arms those that were deferred: in each lane the oldest first, as many as there is room

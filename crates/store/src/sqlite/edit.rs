@@ -169,12 +169,13 @@ impl Verb<'_> {
             agent_name: String,
             agent_revision: i64,
             origin: Option<Timestamp>,
+            cursor_at: Option<Timestamp>,
             waits_for: Option<[u8; 16]>,
             last_success_at: Option<Timestamp>,
         }
         let row = self.row(
             "select s.name, s.definition, s.agent_id, a.name as agent_name, a.revision, st.origin, st.waits_for,
-                    s.format, st.last_success_at
+                    s.format, st.last_success_at, st.cursor_at
              from schedules s join agents a on a.id = s.agent_id join schedule_state st on st.schedule_id = s.id
              where s.id = ?",
             [id],
@@ -186,6 +187,7 @@ impl Verb<'_> {
                     agent_name: row.get(3)?,
                     agent_revision: row.get(4)?,
                     origin: maybe_instant(row, "origin")?,
+                    cursor_at: maybe_instant(row, "cursor_at")?,
                     waits_for: row.get(6)?,
                     format: row.get(7)?,
                     last_success_at: maybe_instant(row, "last_success_at")?,
@@ -209,6 +211,7 @@ impl Verb<'_> {
             uncompiled: uncompiled.flatten(),
             name: Arc::from(row.name),
             origin: row.origin,
+            cursor_at: row.cursor_at,
             waits_for: row.waits_for.map(run_id),
             last_success_at: row.last_success_at,
         }))

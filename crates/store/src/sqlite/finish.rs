@@ -13,6 +13,7 @@ use super::{Done, Verb, bytes, lossy, maybe_number, micros, number, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
+use crate::views::API;
 
 /// A live run, as far as ending it needs to know it.
 struct Ending {
@@ -318,10 +319,22 @@ impl Verb<'_> {
             self.execute("update schedule_state set waits_for = null where schedule_id = ?", [schedule])?;
             if standing.status == STATUS_ACTIVE {
                 self.set_token(schedule, Some(result.arm.unwrap_or(Token::next(now))))?;
+            } else {
+                // Its clock starts here, in a pause that lasts.
+                self.execute(
+                    "update schedule_state set cursor_at = max(coalesce(cursor_at, ?1), ?1) where schedule_id = ?2",
+                    params![micros(now), schedule],
+                )?;
             }
         } else if standing.status == STATUS_EXHAUSTED && standing.delete_after_run && ending.tick_at.is_some()
         {
-            // A one-shot that asked for it goes with the run of its tick.
+            // A one-shot that asked for it goes with the run of its tick. Its file may name it for long.
+            self.execute(
+                "insert or replace into spent (source, name, definition, format)
+                 select source, name, definition, format from schedules
+                 where id = ? and source <> ? and retired_at is null",
+                params![schedule, API],
+            )?;
             self.execute(
                 "update schedules set retired_at = ? where id = ? and retired_at is null",
                 params![micros(now), schedule],

@@ -1,12 +1,11 @@
 //! Requests from outside.
 
 use belfry_core::breaker::Admits;
-use belfry_core::definition::{IfRunning, Scope};
-use belfry_core::{Facts, RunId, budget, hook};
+use belfry_core::check::Admitted;
+use belfry_core::{Facts, Reason, RunId, budget};
 use belfry_time::Timestamp;
-use rusqlite::params;
 
-use super::{Done, Sqlite, Verb, run_id};
+use super::{Done, Sqlite, Verb};
 use crate::hook::{Hooks, Knock, Knocked, made};
 use crate::shapes::*;
 use crate::storable::storable;
@@ -22,7 +21,7 @@ impl Hooks for Sqlite {
 
 impl Verb<'_> {
     fn knock(&self, now: Timestamp, knock: &Knock) -> Done<Knocked> {
-        let (run, options) = (&knock.run, &knock.options);
+        let run = &knock.run;
         let (Some((status, _)), Some(definition)) =
             (self.status(run.schedule)?, self.agent_definition(run.agent)?)
         else {
@@ -31,7 +30,7 @@ impl Verb<'_> {
         if let Some(answer) = self.repeat(now, knock)? {
             return Ok(answer);
         }
-        let scope = self.live_in_scope(knock)?;
+        let scope = self.runs_in_scope(knock.overlap())?;
         let breaker = self.breaker_of(run.agent, &run.command)?;
         let used = self.budget_of(run.agent)?;
         let facts = Facts {
@@ -43,10 +42,14 @@ impl Verb<'_> {
                 .as_ref()
                 .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
         };
-        if let Some(reason) = hook::refusal(options, &status, &facts) {
-            return Ok(Knocked::Refused(reason));
+        let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
+            Ok(admitted) => admitted,
+            Err(reason) => return Ok(Knocked::Refused(reason)),
+        };
+        let cancelled: Vec<RunId> = scope.into_iter().filter(|_| cancel_live).map(|(run, _)| run).collect();
+        for run in &cancelled {
+            self.cancel(now, *run, Reason::Overlap)?;
         }
-        let probe = facts.breaker == Admits::Probe;
         let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
         match self.enqueue(now, &request)? {
             Enqueued::Made => {
@@ -58,11 +61,10 @@ impl Verb<'_> {
             Enqueued::NotFound => return Ok(Knocked::NotFound),
         }
         if probe {
-            let (next, transition) = breaker.probing(run.id, now);
+            let (next, transition) = self.breaker_of(run.agent, &run.command)?.probing(run.id, now);
             self.put_breaker(run.agent, &run.command, &next, transition)?;
         }
-        let cancels = options.if_running == IfRunning::Cancel;
-        Ok(Knocked::Made { cancel: scope.into_iter().filter(|_| cancels).map(|(run, _)| run).collect() })
+        Ok(Knocked::Made { cancelled })
     }
 
     /// The answer to a request whose signed content or key is known.
@@ -84,29 +86,5 @@ impl Verb<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// Live runs that the overlap policy looks at, and whether each is running.
-    fn live_in_scope(&self, knock: &Knock) -> Done<Vec<(RunId, bool)>> {
-        let (run, options) = (&knock.run, &knock.options);
-        let map = |row: &rusqlite::Row<'_>| Ok((run_id(row.get(0)?), row.get::<_, i64>(1)? == 2));
-        match options.overlap {
-            Scope::Schedule => {
-                let sql = "select id, state from live where schedule_id = ? order by id";
-                self.rows(sql, [run.schedule], map)
-            }
-            Scope::Command => self.rows(
-                "select id, state from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and command = ? order by id",
-                params![run.agent, options.command],
-                map,
-            ),
-            Scope::Agent => self.rows(
-                "select id, state from live
-                 where schedule_id in (select id from schedules where agent_id = ?) order by id",
-                [run.agent],
-                map,
-            ),
-        }
     }
 }

@@ -14,13 +14,14 @@ const TAKE_OVER: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A file's own path: links are followed, whether the file exists or not. A file with a second name is refused: SQLite would
-/// keep a log beside each name, and neither would be whole.
+/// keep a log beside each name, and neither would be whole. A link that another user owns is refused, too.
 pub(super) fn own_path(path: &Path) -> Result<PathBuf, Error> {
     let unsafe_file = |detail: &str, way_out: &str| Error::Unsafe {
         place: path.display().to_string(),
         detail: detail.into(),
         way_out: way_out.into(),
     };
+    private::refuse_links_of_others(path)?;
     match path.canonicalize() {
         Ok(own) => {
             let links = own.metadata().map_or(1, |data| if data.is_file() { data.nlink() } else { 1 });

@@ -16,6 +16,7 @@ mod list;
 mod node;
 mod notify;
 mod output;
+mod overlap;
 mod pause;
 mod plan;
 mod read;
@@ -38,6 +39,7 @@ use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 
 use belfry_core::definition::{FORMAT, read_stored};
+use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -69,7 +71,7 @@ pub struct Sqlite {
     threads: Option<Channels>,
     running: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    _lock: Option<ServerLock>,
+    lock: Option<ServerLock>,
 }
 
 struct Channels {
@@ -123,6 +125,7 @@ const READERS: usize = 2;
 impl Sqlite {
     /// Opens a file beside others that may have it open, making it where there is none.
     pub fn open(path: &Path) -> Result<Sqlite, Error> {
+        private::refuse_links_of_others(path)?;
         Sqlite::start(path, None)
     }
 
@@ -147,6 +150,11 @@ impl Sqlite {
     /// The process that serves a file, if one does. Reads only.
     pub fn server(path: &Path) -> Option<u32> {
         ServerLock::holder(path)
+    }
+
+    /// The process that serves this store's file, if one does.
+    pub fn served_by(&self) -> Option<u32> {
+        ServerLock::holder(&self.shared.path)
     }
 
     /// The kind of a file system on which a server of another machine may not be noticed.
@@ -183,7 +191,7 @@ impl Sqlite {
         };
         let loops = readers_of("belfry-loops", 1)?;
         let readers = readers_of("belfry-reader", READERS)?;
-        Ok(Sqlite { threads: Some(Channels { writer, loops, readers }), running, shared, _lock: lock })
+        Ok(Sqlite { threads: Some(Channels { writer, loops, readers }), running, shared, lock })
     }
 
     /// Breaks it on purpose.
@@ -629,15 +637,9 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |paused| *paused)
     }
 
-    async fn resume(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Answer<bool> {
-        let answer = self.write(move |verb| verb.resume(now, schedule, catch_up, skipped)).await;
-        self.shared.hint.after(answer, |resumed| *resumed)
+    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
+        let answer = self.write(move |verb| verb.resume(now, schedule, how)).await;
+        self.shared.hint.after(answer, Option::is_some)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -761,6 +763,10 @@ impl Store for Sqlite {
 
     async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
         self.read(move |verb| verb.output(run, after, limit_bytes)).await
+    }
+
+    fn is_held(&self) -> bool {
+        self.lock.is_some() && self.shared.identity.check().is_ok()
     }
 
     async fn join(&self, node: &Node) -> Answer<()> {
@@ -922,7 +928,19 @@ mod tests {
         let (host, labels) = ("here".to_owned(), Vec::new());
         let (fenced, draining) = (false, false);
         let (started_at, lease_until, last_seen_at) = (now, now, now);
-        let node = Node { id, host, pid: 1, labels, started_at, lease_until, fenced, draining, last_seen_at };
+        let process = NodeProcess::default();
+        let node = Node {
+            id,
+            host,
+            pid: 1,
+            labels,
+            started_at,
+            lease_until,
+            fenced,
+            draining,
+            last_seen_at,
+            process,
+        };
         store.join(&node).await.unwrap();
         let (let_go, held) = std::sync::mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));

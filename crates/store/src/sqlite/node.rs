@@ -14,11 +14,14 @@ use crate::unknown;
 impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
-            "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?)
+            "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at,
+                 boot_id, pid_ns, process_start, state_dir)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
                  started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
-                 draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues",
+                 draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues,
+                 boot_id = excluded.boot_id, pid_ns = excluded.pid_ns, process_start = excluded.process_start,
+                 state_dir = excluded.state_dir",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -28,7 +31,11 @@ impl Verb<'_> {
                 micros(node.lease_until),
                 node.fenced,
                 node.draining,
-                micros(node.last_seen_at)
+                micros(node.last_seen_at),
+                node.process.boot_id,
+                node.process.pid_ns,
+                i64::try_from(node.process.start_time).unwrap_or(0),
+                node.process.state_dir
             ],
         )
         .map(drop)
@@ -111,6 +118,12 @@ impl Verb<'_> {
                 fenced: row.get("fenced")?,
                 draining: row.get("draining")?,
                 last_seen_at: instant(row, "last_seen_at")?,
+                process: NodeProcess {
+                    boot_id: row.get("boot_id")?,
+                    pid_ns: row.get("pid_ns")?,
+                    start_time: number(row, "process_start")?,
+                    state_dir: row.get("state_dir")?,
+                },
             };
             Ok((node, row.get::<_, String>("labels")?))
         })?;

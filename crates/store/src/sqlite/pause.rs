@@ -1,13 +1,15 @@
 //! Pausing and resuming, by hand and by the clock.
 
 use belfry_core::check::Status;
-use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, Token};
+use belfry_core::edit::{self, Change, Found, Resume};
+use belfry_core::{ScheduleDefinition, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::from_json;
-use super::{Compiled, Done, Verb, micros};
-use crate::memory::{resumed, standing_of};
+use super::plan::{open_skip_of, token_of};
+use super::source::{from_json, status_of};
+use super::{Compiled, Done, Verb, instant, maybe_instant, micros};
+use crate::memory::compiled;
 use crate::shapes::*;
 
 impl Verb<'_> {
@@ -18,64 +20,92 @@ impl Verb<'_> {
         reason: Option<&str>,
         until: Option<Timestamp>,
     ) -> Done<bool> {
+        let Some((_, schedule)) = self.definition_of(id)? else { return Ok(false) };
+        let Some(found) = self.found(id)? else { return Ok(false) };
         let paused = Status::Paused { reason: reason.map(str::to_owned), until };
-        let since = match self.status(id)? {
-            Some((Status::Active, _)) => now,
-            Some((status @ Status::Paused { .. }, since)) if status != paused => since,
-            _ => return Ok(false),
-        };
-        let Some((_, compiled)) = self.definition_of(id)? else { return Ok(false) };
-        self.close_open_skip(id)?;
-        self.give_up_deferral(now, id, &compiled)?;
-        self.set_status(id, &paused, since)?;
-        self.set_token(id, until.map(|until| Token::resume(since, until)))?;
+        let Some(change) = edit::pause(&found, compiled(&schedule), paused, now) else { return Ok(false) };
+        self.write(id, &change)?;
         Ok(true)
     }
 
-    pub(super) fn resume(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        catch_up: bool,
-        skipped: Option<SkipRange>,
-    ) -> Done<bool> {
-        let Some((Status::Paused { .. }, since)) = self.status(id)? else { return Ok(false) };
-        let Some((definition, compiled)) = self.definition_of(id)? else { return Ok(false) };
-        let (status, token) =
-            standing_of(&definition, &compiled, Token::next(if catch_up { since } else { now }));
-        if let Some(range) = skipped.filter(|_| !catch_up) {
-            self.add_skips(id, &[range])?;
-        }
-        self.set_status(id, &status, now)?;
-        let waits = self.waits(id)?;
-        self.set_token(id, token.filter(|_| !waits))?;
-        Ok(true)
+    pub(super) fn resume(&self, now: Timestamp, id: ScheduleId, how: Resume) -> Done<Option<u64>> {
+        let Some((definition, schedule)) = self.definition_of(id)? else { return Ok(None) };
+        let Some(found) = self.found(id)? else { return Ok(None) };
+        let change = edit::resume(&found, &definition, compiled(&schedule), how, now);
+        let Some(change) = change else { return Ok(None) };
+        self.write(id, &change)?;
+        Ok(Some(change.skipped()))
     }
 
     /// The end of a pause has come: as if it had been resumed at that instant.
     pub(super) fn commit_resume(&self, commit: &Commit) -> Done<Committed> {
         let id = commit.schedule;
-        let Some((definition, compiled)) = self.definition_of(id)? else { return Ok(Committed::Lost) };
+        let Some((definition, schedule)) = self.definition_of(id)? else { return Ok(Committed::Lost) };
+        let Some(found) = self.found(id)? else { return Ok(Committed::Lost) };
+        // The run that it waited for has ended meanwhile, and with that there may be ticks in the pause.
+        if found.waits != commit.waits {
+            self.put_back(commit)?;
+            return Ok(Committed::Lost);
+        }
         self.add_skips(id, &commit.closed)?;
-        self.execute(
-            "update schedule_state set origin = coalesce(?, origin) where schedule_id = ?",
-            params![commit.origin.map(micros), id],
-        )?;
-        let (status, token) = resumed(&definition, &compiled, commit);
-        self.set_status(id, &status, commit.token.due_at)?;
-        let waits = self.waits(id)?;
-        self.set_token(id, token.filter(|_| !waits))?;
+        let found = Found { origin: commit.origin.or(found.origin), ..found };
+        let (planned, until) = (commit.next.token(), commit.token.due_at);
+        let change = edit::pause_ended(&found, &definition, compiled(&schedule), planned, until);
+        self.write(id, &change)?;
         Ok(Committed::Held)
     }
 
     /// What a schedule is that is not retired.
-    pub(super) fn definition_of(&self, id: ScheduleId) -> Done<Option<(ScheduleDefinition, Compiled)>> {
-        let known = self.row(
-            "select name, definition from schedules where id = ? and retired_at is null",
-            [id],
-            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
-        )?;
-        let Some((name, text)) = known else { return Ok(None) };
+    fn definition_of(&self, id: ScheduleId) -> Done<Option<(ScheduleDefinition, Compiled)>> {
+        let Some((name, text)) = self.text_of(id)? else { return Ok(None) };
         Ok(Some((from_json(&text)?, self.compile(id, &name, &text))))
+    }
+
+    /// The same where it may be unreadable.
+    pub(super) fn compiled_of(&self, id: ScheduleId) -> Done<Option<Compiled>> {
+        let text = self.text_of(id)?;
+        Ok(text.map(|(name, text)| self.compile(id, &name, &text)))
+    }
+
+    fn text_of(&self, id: ScheduleId) -> Done<Option<(String, String)>> {
+        self.row("select name, definition from schedules where id = ? and retired_at is null", [id], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
+    }
+
+    /// A schedule as an edit finds it.
+    pub(super) fn found(&self, id: ScheduleId) -> Done<Option<Found>> {
+        self.row(
+            "select st.*, t.kind, t.tick_at, t.due_at, d.tick_at as deferred_tick_at from schedule_state st
+             left join timers t on t.schedule_id = st.schedule_id left join deferred d on d.schedule_id = st.schedule_id
+             where st.schedule_id = ?",
+            [id],
+            |row| {
+                let is_armed = row.get::<_, Option<i64>>("due_at")?.is_some();
+                Ok(Found {
+                    status: status_of(row)?,
+                    since: instant(row, "status_since")?,
+                    timer: if is_armed { Some(token_of(row)?) } else { None },
+                    deferred: maybe_instant(row, "deferred_tick_at")?,
+                    waits: row.get::<_, Option<[u8; 16]>>("waits_for")?.is_some(),
+                    origin: maybe_instant(row, "origin")?,
+                    open_skip: open_skip_of(row)?,
+                    cursor_at: maybe_instant(row, "cursor_at")?,
+                })
+            },
+        )
+    }
+
+    /// Writes what an edit has decided, but for a new revision.
+    pub(super) fn write(&self, id: ScheduleId, change: &Change) -> Done<()> {
+        self.add_skips(id, &change.closed)?;
+        self.set_status(id, &change.status, change.since)?;
+        self.execute(
+            "update schedule_state set origin = ?1, cursor_at = ?2, waits_for = case when ?3 then waits_for end,
+                 skip_reason = null where schedule_id = ?4",
+            params![change.origin.map(micros), change.cursor_at.map(micros), change.waits, id],
+        )?;
+        self.end_deferral(id)?;
+        self.set_token(id, change.timer)
     }
 }

@@ -7,6 +7,7 @@ use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::{Scope, Unreadable};
+use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, TokenKind,
@@ -38,13 +39,19 @@ impl Verb<'_> {
         let after = after.map_or((i64::MIN, i64::MIN), |(due_at, schedule)| (micros(due_at), schedule));
         let rows = self.rows(
             "select t.due_at, t.schedule_id, t.kind, t.tick_at, t.version, s.agent_id, s.name, s.definition, s.format,
-                    st.origin, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
+                    st.origin, st.cursor_at, st.waits_for is not null as waits, st.skip_reason, st.skip_from, st.skip_to, st.skip_count
              from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
              where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) and t.schedule_id not in (select value from json_each(?))
              order by t.due_at, t.schedule_id limit ?",
             params![micros(now), after.0, after.1, self.unread_ids()?, limit],
             |row| {
-                let standing = Standing { token: token_of(row)?, origin: maybe_instant(row, "origin")?, open_skip: open_skip_of(row)? };
+                let standing = Standing {
+                    token: token_of(row)?,
+                    origin: maybe_instant(row, "origin")?,
+                    open_skip: open_skip_of(row)?,
+                    cursor_at: maybe_instant(row, "cursor_at")?,
+                    waits: row.get("waits")?,
+                };
                 Ok(Row {
                     id: row.get("schedule_id")?,
                     agent: row.get("agent_id")?,
@@ -91,11 +98,13 @@ impl Verb<'_> {
                     continue;
                 }
             };
-            let (mut live, mut pending, mut breaker) = (0, 0, Breaker::default());
+            let (mut live, mut pending, mut breaker, mut last_start) = (0, 0, Breaker::default(), None);
             if let Ok(schedule) = &compiled {
                 let options = schedule.options();
-                (live, pending) =
-                    self.count_in_scope(options.overlap, row.agent, row.id, &options.command)?;
+                (live, pending) = self.count_in_scope(Overlap::of(options, row.agent, row.id))?;
+                if options.overlap != Scope::Schedule {
+                    last_start = self.last_start(row.id)?;
+                }
                 if agent_definition.breaker.is_some() {
                     breaker = self.breaker_of(row.agent, &options.command)?;
                 }
@@ -112,57 +121,17 @@ impl Verb<'_> {
                 pending,
                 breaker,
                 budget: *budget,
+                last_start,
             });
         }
         Ok(due)
     }
 
-    /// Live runs that an overlap policy looks at: all, and those that are pending. Those of sessions are not among them.
-    fn count_in_scope(
-        &self,
-        scope: Scope,
-        agent: AgentId,
-        schedule: ScheduleId,
-        command: &str,
-    ) -> Done<(u32, u32)> {
-        let map = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-        let counts = match scope {
-            Scope::Schedule => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live where schedule_id = ?",
-                [schedule],
-                map,
-            ),
-            Scope::Command => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4",
-                params![agent, command],
-                map,
-            ),
-            Scope::Agent => self.row(
-                "select count(*), count(*) filter (where state <> 2) from live
-                 where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4",
-                [agent],
-                map,
-            ),
-        };
-        Ok(counts?.unwrap_or((0, 0)))
-    }
-
-    fn runs_in_scope(&self, commit: &Commit) -> Done<Vec<RunId>> {
-        let map = |row: &rusqlite::Row<'_>| row.get(0).map(run_id);
-        match commit.scope {
-            Scope::Schedule => {
-                self.rows("select id from live where schedule_id = ? order by id", [commit.schedule], map)
-            }
-            Scope::Command => self.rows(
-                "select id from live where schedule_id in (select id from schedules where agent_id = ?) and command = ? and trigger <> 4 order by id",
-                params![commit.agent, commit.command],
-                map,
-            ),
-            Scope::Agent => {
-                self.rows("select id from live where schedule_id in (select id from schedules where agent_id = ?) and trigger <> 4 order by id", [commit.agent], map)
-            }
-        }
+    /// See [`Due::last_start`].
+    fn last_start(&self, schedule: ScheduleId) -> Done<Option<Timestamp>> {
+        let sql = "select coalesce(h.started_at, h.finished_at) as last_start from schedule_state st
+                   join history h on h.id = st.last_run where st.schedule_id = ?";
+        Ok(self.row(sql, [schedule], |row| maybe_instant(row, "last_start"))?.flatten())
     }
 
     /// Each plan sees the places that those before it have left.
@@ -197,27 +166,16 @@ impl Verb<'_> {
             return Ok(Committed::Deferred);
         }
         // Only a scope beyond the schedule can have grown without touching its token.
-        let grown = commit.scope != Scope::Schedule
-            && self.count_in_scope(commit.scope, commit.agent, id, &commit.command)?.0 > commit.live;
+        let grown = commit.scope != Scope::Schedule && self.count_in_scope(commit.overlap())?.0 > commit.live;
         if grown || !self.take_probe(now, commit)? {
-            // The token stays as it was: nobody has planned on anything newer.
-            self.execute(
-                "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, ?)",
-                params![
-                    micros(commit.token.due_at),
-                    id,
-                    commit.token.kind.code(),
-                    micros(commit.token.tick_at),
-                    commit.version
-                ],
-            )?;
+            self.put_back(commit)?;
             return Ok(Committed::Lost);
         }
         if commit.was_deferred() {
             self.end_deferral(id)?;
         }
         if commit.cancel_live {
-            for run in self.runs_in_scope(commit)? {
+            for (run, _) in self.runs_in_scope(commit.overlap())? {
                 self.cancel(now, run, Reason::Overlap)?;
             }
         }
@@ -244,6 +202,12 @@ impl Verb<'_> {
                 params![micros(origin), id],
             )?;
         }
+        if let Some(cursor_at) = commit.cursor_at {
+            self.execute(
+                "update schedule_state set cursor_at = ? where schedule_id = ?",
+                params![micros(cursor_at), id],
+            )?;
+        }
         match commit.next {
             Arm::Token(token) if unchecked => self.set_token(id, Some(token))?,
             Arm::Token(token) => self.add_token(id, token)?,
@@ -262,6 +226,17 @@ impl Verb<'_> {
             }
         }
         Ok(Committed::Held)
+    }
+
+    /// Puts the token of a plan back that does not hold: nobody has planned on anything newer.
+    pub(super) fn put_back(&self, commit: &Commit) -> Done<()> {
+        let token = commit.token;
+        let version = commit.version;
+        self.execute(
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, ?)",
+            params![micros(token.due_at), commit.schedule, token.kind.code(), micros(token.tick_at), version],
+        )
+        .map(drop)
     }
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.

@@ -28,6 +28,7 @@ const CHECKED_BYTES_MAX: u64 = 64 << 20;
 /// server's lock is extended to the file before SQLite opens it.
 pub(super) fn open(path: &Path, lock: Option<&mut ServerLock>) -> Result<Connection, Error> {
     if !path.exists() {
+        refuse_lone_log(path)?;
         create(path)?;
     }
     if let Some(lock) = lock
@@ -39,6 +40,21 @@ pub(super) fn open(path: &Path, lock: Option<&mut ServerLock>) -> Result<Connect
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     migrate(&mut connection).map_err(|error| failure(path, &error))?;
     Ok(connection)
+}
+
+/// A log without its file: a new file must not be mixed with it.
+fn refuse_lone_log(path: &Path) -> Result<(), Error> {
+    let log = beside(path, "-wal");
+    match std::fs::metadata(&log) {
+        Ok(about) if about.len() > 0 => Err(Error::Corrupt {
+            place: path.display().to_string(),
+            detail: format!(
+                "the file is missing, and its log {} is there. Put the file back; if it is lost, remove the log",
+                log.display()
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a store that only its owner may read: under another name, which becomes its own once it is whole. A process that is
@@ -172,7 +188,12 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> Error {
             | ErrorCode::DatabaseLocked
             | ErrorCode::CannotOpen
             | ErrorCode::ReadOnly
-            | ErrorCode::SystemIoFailure,
+            | ErrorCode::SystemIoFailure
+            | ErrorCode::OutOfMemory
+            | ErrorCode::PermissionDenied
+            | ErrorCode::OperationInterrupted
+            | ErrorCode::OperationAborted
+            | ErrorCode::FileLockingProtocolFailed,
         ) => Error::Unavailable { detail: format!("{place}: {error}"), ambiguous: false },
         Some(ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::TooBig) => {
             Error::Refused { detail: error.to_string() }

@@ -3,15 +3,15 @@
 use std::collections::HashSet;
 
 use belfry_core::check::Status;
-use belfry_core::definition::{FORMAT, ScheduleDefinition, read_stored};
+use belfry_core::definition::{FORMAT, ScheduleDefinition, When, read_stored};
 use belfry_core::gate::turn;
-use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, SkipReason, Token};
+use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Compiled, Done, Verb, micros, run_id};
+use super::{Done, Verb, micros, run_id};
 use crate::error::Error;
-use crate::memory::{heals, left_out, standing_of, unarmed_until};
+use crate::memory;
 use crate::shapes::*;
 use crate::views::*;
 
@@ -37,11 +37,11 @@ impl Verb<'_> {
         for spec in agents {
             let agent = self.put_agent(source, spec)?;
             for (name, definition) in &spec.schedules {
-                match self.put_schedule(now, source, agent, &format!("{}/{name}", spec.name), definition)? {
-                    Put::Added(_) => applied.added += 1,
-                    Put::Changed(_) => applied.changed += 1,
-                    Put::OwnedBy(_) => applied.foreign += 1,
-                    Put::Unchanged(_) | Put::NoAgent | Put::Differs => {}
+                let name = format!("{}/{name}", spec.name);
+                let put = self.put_schedule(now, source, agent, &name, definition)?;
+                applied.count(&put);
+                if let (Put::Added(id) | Put::Changed(id), When::At(_)) = (put, &definition.when) {
+                    applied.expired += u32::from(self.is_expired(id)?);
                 }
             }
         }
@@ -129,6 +129,9 @@ impl Verb<'_> {
         )?;
         let format = definition.format();
         let Some((id, old_text, owner, old_format)) = known else {
+            if self.is_spent(source, name, definition)? {
+                return Ok(Put::Spent);
+            }
             self.execute(
                 "insert into schedules (agent_id, name, source, revision, definition, format) values (?, ?, ?, 1, ?, ?)",
                 params![agent, name, source, text, format],
@@ -136,13 +139,12 @@ impl Verb<'_> {
             let id = self.connection.last_insert_rowid();
             self.add_revision(now, id, 1, &text, format)?;
             let compiled = self.compile(id, name, &text);
-            let (status, token) = standing_of(definition, &compiled, Token::first(now));
+            let change = edit::add(definition, memory::compiled(&compiled), now);
             self.execute(
                 "insert into schedule_state (schedule_id, status, status_since, delete_after_run) values (?, 0, ?, ?)",
                 params![id, micros(now), definition.options.delete_after_run],
             )?;
-            self.set_status(id, &status, now)?;
-            self.set_token(id, token)?;
+            self.write(id, &change)?;
             if turn(&definition.options).is_some() {
                 self.edited.borrow_mut().insert(agent);
             }
@@ -174,15 +176,15 @@ impl Verb<'_> {
             params![definition.options.delete_after_run, id],
         )?;
         let compiled = self.compile(id, name, &text);
-        let status = self
-            .row("select * from schedule_state where schedule_id = ?", [id], status_of)?
-            .unwrap_or(Status::Active);
-        if heals(&status, &compiled)
-            || old.as_ref().map(ScheduleDefinition::timing_key) != Some(definition.timing_key())
-        {
-            self.start_revision(now, id, &text, &old_compiled, &compiled, definition)?;
-        } else if old.is_some_and(|old| old.options.enabled != definition.options.enabled) {
-            self.switch(now, id, definition.options.enabled, &compiled)?;
+        let Some(found) = self.found(id)? else { return Ok(Put::Changed(id)) };
+        let new = (definition, memory::compiled(&compiled));
+        if edit::redefines(&found.status, old.as_ref(), new.0, new.1) {
+            let change = edit::define(&found, (old.as_ref(), memory::compiled(&old_compiled)), new, now);
+            // What is closed belongs to the revision before.
+            self.write(id, &change)?;
+            if change.new_revision {
+                self.start_revision(now, id, &text, format)?;
+            }
         }
         Ok(Put::Changed(id))
     }
@@ -201,6 +203,35 @@ impl Verb<'_> {
         .map(drop)
     }
 
+    fn start_revision(&self, now: Timestamp, id: ScheduleId, text: &str, format: i32) -> Done<()> {
+        let revision = self.row(
+            "update schedules set revision = revision + 1 where id = ? returning revision",
+            [id],
+            |row| row.get(0),
+        )?;
+        self.add_revision(now, id, revision.unwrap_or(1), text, format)
+    }
+
+    /// Whether a schedule of files went with its run, as its definition asks, and is still the same there.
+    fn is_spent(&self, source: &str, name: &str, definition: &ScheduleDefinition) -> Done<bool> {
+        let place = params![source, name];
+        let spent =
+            self.row("select definition, format from spent where source = ? and name = ?", place, |row| {
+                Ok((row.get::<_, String>(0)?, row.get::<_, i32>(1)?))
+            })?;
+        let Some((text, format)) = spent else { return Ok(false) };
+        if read_stored(format, &text).is_ok_and(|spent: ScheduleDefinition| spent == *definition) {
+            return Ok(true);
+        }
+        self.execute("delete from spent where source = ? and name = ?", place)?;
+        Ok(false)
+    }
+
+    fn is_expired(&self, id: ScheduleId) -> Done<bool> {
+        let found = self.found(id)?;
+        Ok(found.is_some_and(|found| found.status == Status::Exhausted && found.origin.is_none()))
+    }
+
     fn add_revision(
         &self,
         now: Timestamp,
@@ -214,75 +245,6 @@ impl Verb<'_> {
             params![id, revision, micros(now), text, format],
         )
         .map(drop)
-    }
-
-    /// New timing: no tick before now fires, none fires again.
-    fn start_revision(
-        &self,
-        now: Timestamp,
-        id: ScheduleId,
-        text: &str,
-        old: &Compiled,
-        compiled: &Compiled,
-        definition: &ScheduleDefinition,
-    ) -> Done<()> {
-        self.close_unarmed_span(now, id, old)?;
-        self.close_open_skip(id)?;
-        self.give_up_deferral(now, id, old)?;
-        let revision = self.row(
-            "update schedules set revision = revision + 1 where id = ? returning revision",
-            [id],
-            |row| row.get(0),
-        )?;
-        self.add_revision(now, id, revision.unwrap_or(1), text, definition.format())?;
-        self.execute(
-            "update schedule_state set origin = null, waits_for = null where schedule_id = ?",
-            [id],
-        )?;
-        let one_shot = compiled.as_ref().is_ok_and(|schedule| schedule.is_one_shot());
-        let token = if one_shot { Token::first(now) } else { Token::next(now) };
-        let (status, token) = standing_of(definition, compiled, token);
-        if let Some((Status::Paused { until, .. }, _)) = self.status(id)?
-            && until.is_none_or(|until| until > now)
-        {
-            // What it has left out so far is recorded: from here on the new timing counts.
-            self.execute(
-                "update schedule_state set status_since = ? where schedule_id = ?",
-                params![micros(now), id],
-            )?;
-            return self.set_token(id, until.map(|until| Token::resume(now, until)));
-        }
-        self.set_status(id, &status, now)?;
-        self.set_token(id, token)
-    }
-
-    fn switch(&self, now: Timestamp, id: ScheduleId, enabled: bool, compiled: &Compiled) -> Done<()> {
-        match (self.status(id)?, enabled) {
-            (Some((Status::Active, _)), false) => {
-                self.close_open_skip(id)?;
-                self.give_up_deferral(now, id, compiled)?;
-                self.set_status(id, &Status::Disabled, now)?;
-                self.set_token(id, None)
-            }
-            (Some((Status::Disabled, _)), true) => {
-                self.close_unarmed_span(now, id, compiled)?;
-                self.set_status(id, &Status::Active, now)?;
-                let waits = self.waits(id)?;
-                self.set_token(id, (!waits).then(|| Token::next(now)))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Records what a disabled or paused span has left out.
-    fn close_unarmed_span(&self, now: Timestamp, id: ScheduleId, compiled: &Compiled) -> Done<()> {
-        if let Some((status, since)) = self.status(id)?
-            && let Some(end) = unarmed_until(&status, now)
-            && let Some(range) = left_out(compiled, SkipReason::Disabled, since, end)
-        {
-            self.add_skips(id, &[range])?;
-        }
-        Ok(())
     }
 
     fn retire_missing(
@@ -305,6 +267,10 @@ impl Verb<'_> {
         for (id, _) in known_agents.iter().filter(|(_, name)| !kept_agents.contains(name.as_str())) {
             self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
         }
+        let spent = self.rows("select name from spent where source = ?", [source], |row| row.get(0))?;
+        for name in spent.iter().filter(|name: &&String| !kept.contains(*name)) {
+            self.execute("delete from spent where source = ? and name = ?", params![source, name])?;
+        }
         // Whatever made a schedule, it goes with its agent.
         let known = self.rows(
             "select s.id, s.name, a.retired_at is not null from schedules s join agents a on a.id = s.agent_id
@@ -322,12 +288,17 @@ impl Verb<'_> {
 
     /// Retires a schedule, and says how many of its runs were waiting and have ended.
     pub(super) fn retire(&self, now: Timestamp, id: ScheduleId, reason: Reason) -> Done<u32> {
-        self.close_open_skip(id)?;
-        if let Some((_, compiled)) = self.definition_of(id)? {
-            self.give_up_deferral(now, id, &compiled)?;
+        if let Some(compiled) = self.compiled_of(id)?
+            && let Some(found) = self.found(id)?
+        {
+            self.add_skips(id, &edit::remove(&found, memory::compiled(&compiled), now))?;
         }
+        self.end_deferral(id)?;
         self.set_token(id, None)?;
-        self.execute("update schedule_state set waits_for = null where schedule_id = ?", [id])?;
+        self.execute(
+            "update schedule_state set waits_for = null, skip_reason = null where schedule_id = ?",
+            [id],
+        )?;
         self.execute("update schedules set retired_at = ? where id = ?", params![micros(now), id])?;
         self.edited.borrow_mut().extend(self.row(
             "select agent_id from schedules where id = ?",
@@ -342,14 +313,6 @@ impl Verb<'_> {
             self.end(now, *run, RunState::Cancelled, reason)?;
         }
         Ok(pending.len() as u32)
-    }
-
-    pub(super) fn waits(&self, id: ScheduleId) -> Done<bool> {
-        Ok(self
-            .row("select waits_for is not null from schedule_state where schedule_id = ?", [id], |row| {
-                row.get(0)
-            })?
-            .unwrap_or(false))
     }
 
     /// Where a schedule stands, and since when.
@@ -387,20 +350,6 @@ impl Verb<'_> {
         self.execute(
             "insert into timers (due_at, schedule_id, kind, tick_at, version) values (?, ?, ?, ?, random())",
             params![micros(token.due_at), id, token.kind.code(), micros(token.tick_at)],
-        )
-        .map(drop)
-    }
-
-    pub(super) fn close_open_skip(&self, id: ScheduleId) -> Done<()> {
-        self.execute(
-            "insert into skips (schedule_id, revision, reason, from_tick, to_tick, count)
-             select s.schedule_id, (select revision from schedules where id = s.schedule_id), skip_reason, skip_from, skip_to, skip_count
-             from schedule_state s where schedule_id = ? and skip_reason is not null",
-            [id],
-        )?;
-        self.execute(
-            "update schedule_state set skip_reason = null where schedule_id = ? and skip_reason is not null",
-            [id],
         )
         .map(drop)
     }

@@ -6,8 +6,6 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::list::{ENDED, live_query, record};
-use super::plan::open_skip_of;
-use super::source::status_of;
 use super::{Done, Verb, instant, micros, number};
 use crate::error::Error;
 use crate::unknown;
@@ -38,14 +36,15 @@ impl Verb<'_> {
         if let Some(run) = live {
             return Ok(TickFate::Run(Box::new(run)));
         }
-        // Along the chains, which are in the order of ends: who ended before the tick was not made by it.
+        // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless
+        // the clock was set back further. A tick that was filled in later may have several: the last one made.
         let ended = self.row(
             "with recursive chain (id, previous, tick_at, finished_at) as (
                select h.id, h.previous, h.tick_at, h.finished_at from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
                  where st.schedule_id = ?1
                union all
-               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2)
-             select id from chain where tick_at = ?2 limit 1",
+               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2 - 86400000000)
+             select id from chain where tick_at = ?2 order by id desc limit 1",
             params![id, at],
             |row| row.get::<_, [u8; 16]>(0),
         )?;
@@ -63,16 +62,9 @@ impl Verb<'_> {
         if let Some(skipped) = skipped {
             return Ok(TickFate::Skipped(skipped));
         }
-        let state = self.row(
-            "select st.*, s.name, s.definition from schedule_state st join schedules s on s.id = st.schedule_id where st.schedule_id = ?",
-            [id],
-            |row| {
-                let texts = (row.get::<_, String>("name")?, row.get::<_, String>("definition")?);
-                Ok((status_of(row)?, instant(row, "status_since")?, open_skip_of(row)?, texts))
-            },
-        )?;
-        let Some((status, since, open_skip, (name, text))) = state else { return Ok(TickFate::Unknown) };
-        Ok(TickFate::of_state(&status, since, open_skip, &self.compile(id, &name, &text), tick_at))
+        let Some(compiled) = self.compiled_of(id)? else { return Ok(TickFate::Unknown) };
+        let found = self.found(id)?;
+        Ok(found.map_or(TickFate::Unknown, |found| TickFate::of_state(&found, &compiled, tick_at)))
     }
 
     pub(super) fn revision_at(

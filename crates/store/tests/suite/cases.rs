@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, Options, When};
+use belfry_core::edit::Resume;
 use belfry_core::{AgentDefinition, RunState};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
@@ -75,11 +76,11 @@ async fn a_resume_arms_from_now_and_a_second_one_moves_nothing(store: &impl Stor
         assert!(store.pause(world.now, id, None, None).await.unwrap());
         assert_eq!(world.schedule(name).await.token, None, "{name}");
         world.advance(3_600_000);
-        assert!(store.resume(world.now, id, false, None).await.unwrap());
+        assert!(store.resume(world.now, id, Resume::Skip).await.unwrap().is_some());
         world.plan_all().await;
         let token = world.schedule(name).await.token.unwrap();
         assert_eq!(token.tick_at, next.parse::<Timestamp>().unwrap(), "{name}");
-        assert!(!store.resume(world.now, id, false, None).await.unwrap(), "{name} is not paused");
+        assert_eq!(store.resume(world.now, id, Resume::Skip).await.unwrap(), None, "{name} is not paused");
         assert_eq!(world.schedule(name).await.token, Some(token));
     }
     world.assert_whole().await;

@@ -1,6 +1,7 @@
 //! Sentences about lanes that are full: whose ticks wait, and who goes first.
 
 use belfry_core::definition::{AnchorName, Breaker, CatchUp, IfRunning, Options, When};
+use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, SkipRange, SkipReason, TokenKind};
 use belfry_store::*;
@@ -310,16 +311,22 @@ async fn what_takes_a_schedule_away_records_what_was_deferred(store: &impl Store
         ("paused", five()),
     ];
     world.apply(&[agent("a", unlimited(), &edited)]).await;
-    for id in ids.into_iter().chain([removed]) {
-        assert_eq!(store.skips(id, None, 10).await.unwrap(), [queue_full(5, 15, 3)]);
+    for id in [ids[0], removed] {
+        let edited = SkipRange { reason: SkipReason::Edited, ..queue_full(5, 15, 3) };
+        assert_eq!(store.skips(id, None, 10).await.unwrap(), [edited]);
     }
     assert_eq!(deferred(&world).await, [waits("a/kept")]);
     assert_eq!(world.schedule("a/kept").await.deferred, kept.deferred);
     assert_eq!(world.schedule("a/edited").await.token.unwrap().tick_at, world.now);
     world.assert_whole().await;
-    // A pause counts from its begin.
+    // To a pause, and to `enabled: false`, what was deferred belongs like all that is overdue.
     world.now = minute(27);
-    store.resume(world.now, ids[2], true, None).await.unwrap();
+    for id in &ids[1..] {
+        let disabled = SkipRange { reason: SkipReason::Disabled, ..queue_full(5, 25, 5) };
+        assert_eq!(store.tick(*id, minute(25)).await.unwrap(), TickFate::Open(disabled));
+        assert_eq!(store.skips(*id, None, 10).await.unwrap(), []);
+    }
+    assert_eq!(store.resume(world.now, ids[2], Resume::CatchUp).await.unwrap(), Some(0));
     world.plan_all().await;
     world.assert_whole().await;
 }

@@ -1,7 +1,8 @@
 //! Sentences about requests from outside: they keep the rules of ticks.
 
 use belfry_core::definition::{Breaker, Budget, IfRunning, Options, Retry, Scope, When};
-use belfry_core::{AgentDefinition, RunId, ScheduleDefinition, SkipReason, Trigger};
+use belfry_core::edit::Resume;
+use belfry_core::{AgentDefinition, Reason, RunId, RunState, ScheduleDefinition, SkipReason, Trigger};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 use serde_json::json;
@@ -12,7 +13,9 @@ use super::world::*;
 pub async fn all<S: Store + Hooks>(fresh: impl AsyncFn() -> S) {
     one_lives_at_a_time_where_others_are_skipped(&fresh().await).await;
     a_queue_takes_as_many_as_it_may(&fresh().await).await;
-    what_is_to_be_cancelled_is_named(&fresh().await).await;
+    what_lives_is_cancelled_with_the_request(&fresh().await).await;
+    a_repeat_and_a_refusal_cancel_nothing(&fresh().await).await;
+    runs_of_sessions_do_not_count(&fresh().await).await;
     the_scope_may_be_the_whole_agent(&fresh().await).await;
     the_same_request_makes_one_run(&fresh().await).await;
     who_was_refused_may_come_again(&fresh().await).await;
@@ -30,7 +33,7 @@ fn hook(if_running: IfRunning, overlap: Scope) -> ScheduleDefinition {
     schedule(When::Webhook(json!({})), options)
 }
 
-async fn knock_of<S: Store>(world: &mut World<'_, S>, name: &str, key: Option<&str>) -> Knock {
+pub async fn knock_of<S: Store>(world: &mut World<'_, S>, name: &str, key: Option<&str>) -> Knock {
     let record = world.schedule(name).await;
     let definitions = world.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
     let compiled = record.definition.compile(name).unwrap();
@@ -69,7 +72,7 @@ async fn request_of<S: Store>(world: &mut World<'_, S>, signed: Option<&str>, ke
 }
 
 fn made() -> Knocked {
-    Knocked::Made { cancel: vec![] }
+    Knocked::Made { cancelled: vec![] }
 }
 
 async fn one_lives_at_a_time_where_others_are_skipped<S: Store + Hooks>(store: &S) {
@@ -98,15 +101,59 @@ async fn a_queue_takes_as_many_as_it_may<S: Store + Hooks>(store: &S) {
     assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Refused(SkipReason::QueueFull));
 }
 
-async fn what_is_to_be_cancelled_is_named<S: Store + Hooks>(store: &S) {
+async fn what_lives_is_cancelled_with_the_request<S: Store + Hooks>(store: &S) {
     let mut world = World::new(store);
     let node = world.join(1).await;
+    let hooks =
+        [("h", hook(IfRunning::Cancel, Scope::Agent)), ("other", hook(IfRunning::Allow, Scope::Schedule))];
+    world.apply(&[agent("a", unlimited(), &hooks)]).await;
+    let (running, _) = world.enqueue("a/other", None).await;
+    let claimed = world.claim(node, 1).await.remove(0);
+    let (waiting, _) = world.enqueue("a/other", None).await;
+    let (run, answer) = knock(&mut world, "a/h", None).await;
+    assert_eq!(answer, Knocked::Made { cancelled: vec![running, waiting] });
+    // Nobody has to do anything more for that.
+    assert_eq!(store.marks(node).await.unwrap().cancels, [(running, claimed.epoch, Reason::Overlap)]);
+    let ended = store.run(waiting).await.unwrap().unwrap();
+    assert_eq!((ended.state, ended.reason), (RunState::Cancelled, Some(Reason::Overlap)));
+    assert_eq!(store.run(run).await.unwrap().unwrap().state, RunState::Pending);
+    world.assert_whole().await;
+}
+
+async fn a_repeat_and_a_refusal_cancel_nothing<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
     world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Cancel, Scope::Schedule))])]).await;
-    let (first, answer) = knock(&mut world, "a/h", None).await;
+    let (first, answer) = knock(&mut world, "a/h", Some("k")).await;
     assert_eq!(answer, made());
-    world.claim(node, 1).await;
-    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Made { cancel: vec![first] });
-    assert!(world.claim(node, 1).await.is_empty(), "it waits until that is gone");
+    assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Repeat(first));
+    let id = world.schedule("a/h").await.id;
+    assert!(store.pause(world.now, id, None, None).await.unwrap());
+    assert_eq!(knock(&mut world, "a/h", None).await.1, Knocked::Refused(SkipReason::Disabled));
+    assert_eq!(store.run(first).await.unwrap().unwrap().state, RunState::Pending);
+    world.assert_whole().await;
+}
+
+async fn runs_of_sessions_do_not_count<S: Store + Hooks>(store: &S) {
+    let mut world = World::new(store);
+    let by_command = hook(IfRunning::Skip, Scope::Command);
+    let schedules = [
+        ("talk", chat(json!({"debounce": "0s"}))),
+        ("agent", hook(IfRunning::Skip, Scope::Agent)),
+        ("command", by_command),
+        ("cancel", hook(IfRunning::Cancel, Scope::Agent)),
+    ];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    let sent = world.send("a/talk", "ada", "hello", |_| {}).await;
+    assert!(matches!(sent, Sent::Taken { .. }), "{sent:?}");
+    let (first, answer) = knock(&mut world, "a/agent", None).await;
+    assert_eq!(answer, made());
+    store.cancel(world.now, first, Reason::Requested).await.unwrap();
+    let (second, answer) = knock(&mut world, "a/command", None).await;
+    assert_eq!(answer, made());
+    store.cancel(world.now, second, Reason::Requested).await.unwrap();
+    assert_eq!(knock(&mut world, "a/cancel", None).await.1, made(), "and are not cancelled");
+    assert_eq!(store.live_runs().await.unwrap().len(), 2);
+    world.assert_whole().await;
 }
 
 async fn the_scope_may_be_the_whole_agent<S: Store + Hooks>(store: &S) {
@@ -139,7 +186,7 @@ async fn who_was_refused_may_come_again<S: Store + Hooks>(store: &S) {
     let id = world.schedule("a/h").await.id;
     assert!(store.pause(world.now, id, None, None).await.unwrap());
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Refused(SkipReason::Disabled));
-    assert!(store.resume(world.now, id, false, None).await.unwrap());
+    assert!(store.resume(world.now, id, Resume::Skip).await.unwrap().is_some());
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, made());
     world.apply(&[]).await;
     let record = store.definitions(&[id]).await.unwrap().remove(0).unwrap();

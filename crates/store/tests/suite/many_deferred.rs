@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use belfry_core::definition::{AnchorName, Options, When};
+use belfry_core::edit::Resume;
 use belfry_core::{Reason, TokenKind};
 use belfry_store::*;
 use belfry_time::Timestamp;
@@ -143,7 +144,7 @@ async fn client<S: Store>(
                 let name = format!("a/s{}", random.below(40));
                 let id = world.schedule(&name).await.id;
                 store.pause(world.now, id, None, None).await.unwrap();
-                store.resume(world.now, id, false, None).await.unwrap();
+                store.resume(world.now, id, Resume::Skip).await.unwrap();
             }
             (4, 2..=6) => {
                 for run in store.live_runs().await.unwrap().iter().take(2) {

@@ -1,6 +1,6 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `claiming`, `deferring`, `editing`, `hooks`, `listing`, `nodes`, `pausing`, `pruning`, `refusing`, `sessions`, `tokens`, `watching` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `claiming`, `deferring`, `editing`, `hooks`, `listing`, `nodes`, `overdue`, `pausing`, `pruning`, `refusing`, `sessions`, `tokens`, `watching` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` and `many_deferred` let many clients loose on one store and judge their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
@@ -14,6 +14,7 @@ pub mod listing;
 pub mod many;
 pub mod many_deferred;
 pub mod nodes;
+pub mod overdue;
 pub mod pausing;
 pub mod pruning;
 pub mod random;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use belfry_core::edit::Resume;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId, RunState};
 use belfry_store::*;
 use belfry_time::SignedDuration;
@@ -53,7 +54,7 @@ async fn whoever_waits_hears_of_work(store: &impl Store) {
     for _ in 0..2 {
         drain_hints(store).await;
         store.pause(world.now, id, None, None).await.unwrap();
-        store.resume(world.now, id, false, None).await.unwrap();
+        store.resume(world.now, id, Resume::Skip).await.unwrap();
         assert!(hears(store).await, "of a resume");
     }
     drain_hints(store).await;

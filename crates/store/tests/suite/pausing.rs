@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{Options, When};
+use belfry_core::edit::Resume;
 use belfry_core::{AgentDefinition, SkipRange, SkipReason, Token};
 use belfry_store::*;
 use belfry_time::SignedDuration;
@@ -86,12 +87,12 @@ async fn the_last_word_about_a_pause_counts(store: &impl Store) {
     world.advance(29 * 60_000);
     let due = store.due(world.now, None, 10).await.unwrap();
     let commit = world.decide(&due[0]);
-    assert!(store.resume(world.now, id, false, None).await.unwrap());
+    assert_eq!(store.resume(world.now, id, Resume::Skip).await.unwrap(), Some(6));
     assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
     world.plan_all().await;
     assert_eq!(world.schedule("a/s").await.token.unwrap().tick_at, start() + SignedDuration::from_mins(35));
-    assert!(!store.resume(world.now, id, false, None).await.unwrap());
-    assert!(store.skips(id, None, 1000).await.unwrap().is_empty());
+    assert_eq!(store.resume(world.now, id, Resume::Skip).await.unwrap(), None);
+    assert_eq!(store.skips(id, None, 1000).await.unwrap(), [disabled(5, 30, 6)]);
     world.assert_whole().await;
 }
 
@@ -101,7 +102,7 @@ async fn a_pause_outlives_an_edit(store: &impl Store) {
     world.advance(12 * 60_000);
     world.apply(&[agent("a", unlimited(), &[("s", cron("*/7 * * * *"))])]).await;
     let record = world.schedule("a/s").await;
-    assert_eq!(record.token, Some(Token::resume(world.now, until)), "and so does its end");
+    assert_eq!(record.token, Some(Token::resume(start(), until)), "and so does its end");
     assert_eq!(
         store.skips(record.id, None, 1000).await.unwrap(),
         [disabled(5, 10, 2)],
@@ -131,7 +132,8 @@ async fn an_edit_after_the_end_of_a_pause_fires_nothing_before_it(store: &impl S
     let record = world.schedule("a/s").await;
     assert_eq!((record.status, record.revision), (Status::Active, 2));
     assert_eq!(record.token.unwrap().tick_at, start() + SignedDuration::from_mins(22));
-    assert_eq!(store.skips(record.id, None, 1000).await.unwrap(), [disabled(5, 10, 2)]);
+    let overdue = SkipRange { reason: SkipReason::Edited, ..disabled(15, 20, 2) };
+    assert_eq!(store.skips(record.id, None, 1000).await.unwrap(), [disabled(5, 10, 2), overdue]);
     world.assert_whole().await;
 }
 

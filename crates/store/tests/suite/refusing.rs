@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{Options, When};
+use belfry_core::edit::Resume;
 use belfry_core::{AgentDefinition, Reason, RunState, Trigger};
 use belfry_store::*;
 
@@ -10,7 +11,7 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_tick_whose_run_lives_is_not_made_again_and_planning_goes_on(&fresh().await).await;
     a_schedule_waits_for_the_run_that_its_tick_has_already(&fresh().await).await;
-    a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited(&fresh().await).await;
+    a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited_or_resumed(&fresh().await).await;
     text_is_kept_without_nul_and_within_bounds(&fresh().await).await;
     a_name_that_cannot_be_kept_is_refused_by_name(&fresh().await).await;
 }
@@ -101,7 +102,7 @@ async fn a_schedule_waits_for_the_run_that_its_tick_has_already(store: &impl Sto
     world.assert_whole().await;
 }
 
-async fn a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited(store: &impl Store) {
+async fn a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited_or_resumed(store: &impl Store) {
     let mut world = World::new(store);
     let schedules = [("bad", cron("* * * * *")), ("good", cron("* * * * *")), ("fine", cron("* * * * *"))];
     world.apply(&[agent("a", unlimited(), &schedules)]).await;
@@ -144,6 +145,23 @@ async fn a_plan_that_is_refused_makes_its_schedule_invalid_until_it_is_edited(st
     assert!(world.plan_all().await >= 1);
     let made = store.live_runs().await.unwrap().into_iter().filter(|run| run.name == "a/bad").count();
     assert_eq!(made, 1);
+    // A resume heals it as well: what was refused once may be stored by now.
+    for run in store.live_runs().await.unwrap().iter().filter(|run| run.name == "a/good") {
+        store.cancel(world.now, run.id, Reason::Requested).await.unwrap();
+    }
+    world.advance(60_000);
+    let due = store.due(world.now, None, 100).await.unwrap();
+    let mut commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let culprit = due.iter().position(|due| &*due.name == "a/good").unwrap();
+    commits[culprit].runs[0].id = taken;
+    commit_apart(store, world.now, &commits).await;
+    let record = world.schedule("a/good").await;
+    assert!(matches!(record.status, Status::Invalid { .. }), "{:?}", record.status);
+    assert!(store.resume(world.now, record.id, Resume::Skip).await.unwrap().is_some());
+    assert_eq!(world.schedule("a/good").await.status, Status::Active);
+    world.plan_all().await;
+    world.advance(60_000);
+    assert!(world.plan_all().await >= 1);
     world.assert_whole().await;
 }
 

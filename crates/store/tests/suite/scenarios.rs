@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, Breaker, IfRunning, Options, Retry, Scope, When};
+use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind, Trigger};
 use belfry_store::*;
@@ -21,9 +22,12 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_retry_holds_no_slot_and_an_exhausted_run_fails(&fresh().await).await;
     a_lost_node_uses_up_attempts(&fresh().await).await;
     what_was_never_started_does_not_count(&fresh().await).await;
+    a_run_of_one_attempt_that_was_refused_is_claimed_again(&fresh().await).await;
     cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
     a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
     a_tick_that_is_asked_for_twice_lives_once(&fresh().await).await;
+    a_key_for_a_tick_whose_run_lives_is_not_taken(&fresh().await).await;
+    schedules_of_one_scope_take_turns(&fresh().await).await;
     one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(&fresh().await).await;
     a_pause_is_not_downtime(&fresh().await).await;
     an_edit_fires_nothing_before_it_and_nothing_again(&fresh().await).await;
@@ -37,6 +41,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(super::deferring::all(&fresh)).await;
     Box::pin(super::editing::all(&fresh)).await;
     Box::pin(super::listing::all(&fresh)).await;
+    Box::pin(super::overdue::all(&fresh)).await;
     Box::pin(super::pausing::all(&fresh)).await;
     Box::pin(super::why::all(&fresh)).await;
     Box::pin(super::nodes::all(&fresh)).await;
@@ -281,6 +286,25 @@ async fn what_was_never_started_does_not_count(store: &impl Store) {
     assert_eq!((again.len(), again[0].run, again[0].attempt, again[0].epoch), (1, claimed.run, 1, 2));
     assert_eq!(world.finish(&again[0], Outcome::Shutdown).await, Finished::Pending);
     assert_eq!(store.run(claimed.run).await.unwrap().unwrap().attempt, 0);
+    let again = world.claim(node, 1).await.remove(0);
+    assert_eq!(world.finish(&again, Outcome::NotStarted).await, Finished::Pending);
+    assert_eq!(store.run(claimed.run).await.unwrap().unwrap().attempt, 0);
+    world.assert_whole().await;
+}
+
+async fn a_run_of_one_attempt_that_was_refused_is_claimed_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let once = AgentDefinition { retry: Retry { max: 0, ..Retry::default() }, ..AgentDefinition::default() };
+    world.apply(&[agent("a", once, &[("s", every("1h"))])]).await;
+    world.plan_all().await;
+    for epoch in 1..=3 {
+        let claimed = world.claim(node, 1).await.remove(0);
+        assert_eq!((claimed.attempt, claimed.max_attempts, claimed.epoch), (1, 1, epoch));
+        assert_eq!(world.finish(&claimed, Outcome::NotStarted).await, Finished::Pending);
+    }
+    let claimed = world.claim(node, 1).await.remove(0);
+    assert_eq!(world.finish(&claimed, Outcome::Completed).await, Finished::Ended(RunState::Completed));
     world.assert_whole().await;
 }
 
@@ -349,6 +373,51 @@ async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {
     world.assert_whole().await;
 }
 
+async fn a_key_for_a_tick_whose_run_lives_is_not_taken(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", cron("*/5 * * * *"))])]).await;
+    let (one, other) = (world.now - SignedDuration::from_hours(1), world.now - SignedDuration::from_hours(2));
+    let (first, answer) = world.backfill("a/s", one, Some(("old", 1))).await;
+    assert_eq!(answer, Enqueued::Made);
+    for _ in 0..2 {
+        assert_eq!(world.backfill("a/s", one, Some(("new", 1))).await.1, Enqueued::Repeat(first));
+    }
+    let claimed = world.claim(node, 5).await.remove(0);
+    world.complete(&claimed).await;
+    let (second, answer) = world.backfill("a/s", one, Some(("new", 1))).await;
+    assert_eq!(answer, Enqueued::Made, "the key was free");
+    // The run of the tick goes before that of the key.
+    assert_eq!(world.backfill("a/s", one, Some(("old", 2))).await.1, Enqueued::Repeat(second));
+    assert_eq!(world.backfill("a/s", other, Some(("old", 1))).await.1, Enqueued::Repeat(first));
+    assert_eq!(world.backfill("a/s", other, Some(("old", 2))).await.1, Enqueued::KeyReused(first));
+    assert_eq!(store.live_runs().await.unwrap().len(), 1);
+    world.assert_whole().await;
+}
+
+async fn schedules_of_one_scope_take_turns(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let guarded = |scope| {
+        let options = Options { overlap: scope, ..Options::default() };
+        schedule(When::Cron("*/5 * * * *".into()), options)
+    };
+    let of_agent = ["a", "b", "c"].map(|name| (name, guarded(Scope::Agent)));
+    world.apply(&[agent("guarded", unlimited(), &of_agent)]).await;
+    world.plan_all().await;
+    let mut ran = Vec::new();
+    for _ in 0..9 {
+        world.advance(5 * 60_000);
+        assert_eq!(world.plan_all().await, 1, "one at a time");
+        let claimed = world.claim(node, 5).await.remove(0);
+        world.complete(&claimed).await;
+        ran.push(store.run(claimed.run).await.unwrap().unwrap().name);
+    }
+    let turns = ["guarded/a", "guarded/b", "guarded/c"].repeat(3);
+    assert_eq!(ran, turns);
+    world.assert_whole().await;
+}
+
 async fn one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(store: &impl Store) {
     let mut world = World::new(store);
     let (node, guest) = (world.join(1).await, world.join(2).await);
@@ -402,12 +471,12 @@ async fn a_pause_is_not_downtime(store: &impl Store) {
     let range = SkipRange {
         reason: SkipReason::Disabled,
         from: start() + SignedDuration::from_mins(5),
-        to: world.now,
+        to: world.now - SignedDuration::from_mins(1),
         count: 864,
     };
-    assert!(store.resume(world.now, s, false, Some(range)).await.unwrap());
-    assert!(store.resume(world.now, c, true, None).await.unwrap());
-    assert!(!store.resume(world.now, c, true, None).await.unwrap());
+    assert_eq!(store.resume(world.now, s, Resume::Skip).await.unwrap(), Some(864));
+    assert_eq!(store.resume(world.now, c, Resume::CatchUp).await.unwrap(), Some(0));
+    assert_eq!(store.resume(world.now, c, Resume::CatchUp).await.unwrap(), None);
     assert_eq!(store.skips(s, None, 1000).await.unwrap(), [range]);
     assert_eq!(world.plan_all().await, 1, "only the one that was asked to catch up");
     assert!(world.schedule("a/s").await.token.unwrap().tick_at > world.now);

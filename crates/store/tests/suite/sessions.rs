@@ -1,5 +1,6 @@
 //! Sessions and lanes: order, collapsing, stops, limits.
 
+use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, Usage};
 use belfry_core::{Reason, RunId, RunState};
@@ -361,7 +362,7 @@ async fn a_chat_that_is_gone_or_paused_takes_nothing<S: Store>(store: &S) {
     let queued = say(&mut world, "a", "x").await;
     store.pause(world.now, id, Some("quiet"), None).await.unwrap();
     assert_eq!(world.send("bot/talk", "a", "y", |_| {}).await, Sent::Disabled);
-    store.resume(world.now, id, false, None).await.unwrap();
+    store.resume(world.now, id, Resume::Skip).await.unwrap();
     let compiled = chat(json!({})).compile("bot/talk").unwrap();
     let record = world.schedule("bot/talk").await;
     let run = NewRun::of_message(world.run_id(), (record.agent, id), &compiled, &unlimited(), world.now);

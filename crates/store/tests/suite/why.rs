@@ -1,5 +1,6 @@
 //! Sentences about what became of ticks.
 
+use belfry_core::definition::{AnchorName, IfRunning, Options, When};
 use belfry_core::{AgentDefinition, RunState, ScheduleId, SkipReason};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
@@ -11,6 +12,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     every_tick_tells_what_became_of_it(&fresh().await).await;
     old_definitions_are_kept_with_their_revision(&fresh().await).await;
     skips_are_listed_in_pages(&fresh().await).await;
+    of_too_many_ticks_on_time_each_tells_what_became_of_it(&fresh().await).await;
 }
 
 fn minute(minutes: i64) -> Timestamp {
@@ -140,4 +142,42 @@ async fn skips_are_listed_in_pages(store: &impl Store) {
         paged.extend(page);
     }
     assert_eq!(paged, all);
+}
+
+async fn of_too_many_ticks_on_time_each_tells_what_became_of_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let options = Options {
+        anchor: AnchorName::Slot,
+        late_after_ms: Some(20 * 60_000),
+        if_running: IfRunning::Allow,
+        ..Options::default()
+    };
+    world.apply(&[agent("a", unlimited(), &[("s", schedule(When::Every("1s".into()), options))])]).await;
+    world.plan_all().await;
+    let id = world.schedule("a/s").await.id;
+    // Half an hour without a node: 599 ticks are late, 1,201 on time.
+    world.advance(30 * 60_000);
+    assert_eq!(world.plan_all().await, 1_000);
+    let fate = async |second: i64| {
+        let at = start() + SignedDuration::from_secs(second);
+        match store.tick(id, at).await.unwrap() {
+            TickFate::Run(run) => run.trigger.to_string(),
+            TickFate::Skipped(range) => format!("{} of {}", range.reason, range.count),
+            other => format!("{other:?}"),
+        }
+    };
+    let fates = [
+        (1, "missed_run_once of 598"),
+        (598, "missed_run_once of 598"),
+        (599, "catch_up"),
+        (600, "queue_full of 202"),
+        (801, "queue_full of 202"),
+        (802, "schedule"),
+        (1800, "schedule"),
+        (1801, "Unknown"),
+    ];
+    for (second, expected) in fates {
+        assert_eq!(fate(second).await, expected, "second {second}");
+    }
+    world.assert_whole().await;
 }

@@ -3,7 +3,7 @@
 use belfry_core::definition::{AnchorName, Breaker, Budget, CatchUp, IfRunning, Options, Retry, Scope, When};
 use belfry_core::retry::{Outcome, verdict};
 use belfry_core::session::Message;
-use belfry_core::{AgentDefinition, NodeId, Reason, RunId, ScheduleDefinition, plan};
+use belfry_core::{AgentDefinition, NodeId, Reason, RunId, ScheduleDefinition, Trigger, plan};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -256,7 +256,7 @@ impl<'a, S: Store> World<'a, S> {
             if due.is_empty() {
                 return made;
             }
-            for due in &due {
+            for due in &Due::take_turns(due) {
                 let commit = self.decide(due);
                 if self.store.commit(self.now, std::slice::from_ref(&commit)).await.unwrap()
                     == [Committed::Held]
@@ -279,6 +279,12 @@ impl<'a, S: Store> World<'a, S> {
             fenced: false,
             draining: false,
             last_seen_at: self.now,
+            process: NodeProcess {
+                boot_id: "boot".into(),
+                pid_ns: "pid:[1]".into(),
+                start_time: u64::from(n as u32) + (1 << 40),
+                state_dir: "/var/lib/bel'fry".into(),
+            },
         };
         self.store.join(&node).await.unwrap();
         node.id
@@ -362,6 +368,27 @@ impl<'a, S: Store> World<'a, S> {
             body_hash: vec![body],
             expires_at: self.now + SignedDuration::from_hours(24),
         });
+        (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
+    }
+
+    /// A run for a tick of the past.
+    pub async fn backfill(
+        &mut self,
+        name: &str,
+        tick_at: Timestamp,
+        key: Option<(&str, u8)>,
+    ) -> (RunId, Enqueued) {
+        let record = self.schedule(name).await;
+        let id = self.run_id();
+        let definitions = self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
+        let compiled = definitions.compiled.unwrap();
+        let run = NewRun {
+            tick_at: Some(tick_at),
+            trigger: Trigger::Backfill,
+            ..NewRun::of(id, record.agent, record.id, &compiled, &definitions.agent_definition, self.now)
+        };
+        let expires_at = self.now + SignedDuration::from_mins(20);
+        let key = key.map(|(key, body)| Key { key: key.into(), body_hash: vec![body], expires_at });
         (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
     }
 

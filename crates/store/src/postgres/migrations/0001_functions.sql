@@ -94,13 +94,13 @@ end $$;
 
 -- Gives a schedule's token another version, so that plans that were made on it do not hold. A plan that is being committed
 -- puts another token in its place, which only the next statement sees.
-create function touch_token(wanted bigint) returns void language plpgsql as $$
+create function touch_token(wanted bigint) returns boolean language plpgsql as $$
 begin
     loop
         update timers set version = nextval('numbers') where schedule_id = wanted;
-        exit when found;
+        if found then return true; end if;
         perform 1 from timers where schedule_id = wanted;
-        exit when not found;
+        if not found then return false; end if;
     end loop;
 end $$;
 
@@ -454,6 +454,10 @@ begin
                 when t.nth > 1 and exists (select 1 from told o
                     where o.schedule_id = t.schedule_id and o.run = s.waits_for) then null
                 else s.waits_for end,
+            -- The clock of a schedule that is paused meanwhile starts here.
+            cursor_at = case when s.status <> 0 and not s.retired and exists (select 1 from told o
+                where o.schedule_id = t.schedule_id and o.run = s.waits_for)
+                then greatest(s.cursor_at, settled_at) else s.cursor_at end,
             -- A one-shot that asked for it goes with the run of its tick.
             retired = s.retired or (s.status = 4 and s.delete_after_run and exists (select 1 from told o
                 where o.schedule_id = t.schedule_id and o.tick_at is not null and o.run is distinct from s.waits_for))
@@ -510,6 +514,10 @@ begin
     states := coalesce(states, '{}');
     held := held || turns;
     if retires is not null then
+        -- Their files may name them for long.
+        insert into spent (source, name, definition, format) select c.source, c.name, c.definition, c.format
+            from schedules c where c.id = any(retires) and c.source <> 'api' and c.retired_at is null
+            on conflict (source, name) do update set definition = excluded.definition, format = excluded.format;
         update schedules set retired_at = settled_at where id = any(retires) and retired_at is null;
     end if;
     if armed is not null then

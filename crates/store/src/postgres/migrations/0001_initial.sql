@@ -47,6 +47,15 @@ create index schedules_source on schedules (source) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
 
+-- Schedules of files that went with their run, as their definitions ask: kept as long as the source names them.
+create table spent (
+    source text not null,
+    name text collate "C" not null,
+    definition text not null,
+    format integer not null,
+    primary key (source, name)
+);
+
 -- What a schedule was, by the instants of its edits.
 create table schedule_revisions (
     schedule_id bigint not null,
@@ -69,6 +78,8 @@ create table schedule_state (
     status_reason text,
     status_until timestamptz,
     origin timestamptz,
+    -- No tick at or before this instant is armed. Written where a timer goes away that remembered it.
+    cursor_at timestamptz,
     waits_for uuid,
     skip_reason smallint,
     skip_from timestamptz,
@@ -266,6 +277,11 @@ create table nodes (
     id uuid primary key,
     host text not null,
     pid bigint not null,
+    -- By which its process is found on the same system, and the records of its children.
+    boot_id text not null default '',
+    pid_ns text not null default '',
+    process_start bigint not null default 0,
+    state_dir text not null default '',
     labels text[] not null,
     started_at timestamptz not null,
     lease_until timestamptz not null,

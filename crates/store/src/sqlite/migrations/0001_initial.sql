@@ -36,6 +36,15 @@ create index schedules_agent on schedules (agent_id);
 create index schedules_format on schedules (id) where format > 1;
 create index agents_format on agents (id) where format > 1;
 
+-- Schedules of files that went with their run, as their definitions ask: kept as long as the source names them.
+create table spent (
+  source text not null,
+  name text not null,
+  definition text not null,
+  format integer not null,
+  primary key (source, name)
+) strict, without rowid;
+
 create table schedule_revisions (
   schedule_id integer not null,
   revision integer not null,
@@ -53,6 +62,8 @@ create table schedule_state (
   status_until integer,
   status_since integer not null,
   origin integer,
+  -- No tick at or before this instant is armed. Written where a timer goes away that remembered it.
+  cursor_at integer,
   waits_for blob,
   skip_reason integer,
   skip_from integer,
@@ -236,6 +247,11 @@ create table nodes (
   id blob primary key,
   host text not null,
   pid integer not null,
+  -- By which its process is found on the same system, and the records of its children.
+  boot_id text not null default '',
+  pid_ns text not null default '',
+  process_start integer not null default 0,
+  state_dir text not null default '',
   labels text not null,
   started_at integer not null,
   lease_until integer not null,

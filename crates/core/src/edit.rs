@@ -1,0 +1,446 @@
+//! What an edit does to a schedule: a new definition, a pause, a resume, a disable, an enable, a removal.
+//!
+//! Stores read a schedule as [`Found`], ask here, and write the [`Change`]. Two rules hold in all of it. Every tick has
+//! one result: ticks that nobody planned are counted in a range by the edit that takes their timer away, or by the one
+//! that ends the span which took it. No tick is armed at or before the last one that was planned, whatever the clock
+//! says: `cursor_at` remembers that one while no timer does.
+
+use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
+
+use crate::check::Status;
+use crate::definition::{Schedule, ScheduleDefinition};
+use crate::model::{SkipRange, SkipReason, Token, TokenKind};
+use crate::plan::{left_out, with_origin};
+
+/// The resolution of stored instants.
+const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
+
+/// How far the last planned tick may lie ahead before a schedule says that it waits for the clock.
+const CLOCK_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
+
+/// A schedule's definition that can be used, or why it cannot.
+pub type Compiled<'a> = Result<&'a Schedule, &'a str>;
+
+/// A schedule as an edit finds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Where it stands.
+    pub status: Status,
+    /// Since when.
+    pub since: Timestamp,
+    /// Its timer in the due index.
+    pub timer: Option<Token>,
+    /// Its tick that waits for room in a lane.
+    pub deferred: Option<Timestamp>,
+    /// Whether the end of a run arms it.
+    pub waits: bool,
+    /// Its first tick, once known.
+    pub origin: Option<Timestamp>,
+    /// The skips that are still being counted.
+    pub open_skip: Option<SkipRange>,
+    /// No tick at or before this instant is armed: those are planned, or belong to a time before. While there is a timer
+    /// of a tick, this may be older than the truth, which is the instant before that tick.
+    pub cursor_at: Option<Timestamp>,
+}
+
+/// A schedule after an edit. Skips that were being counted are closed, and no tick waits for a lane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Where it stands.
+    pub status: Status,
+    /// Since when.
+    pub since: Timestamp,
+    /// Its timer in the due index.
+    pub timer: Option<Token>,
+    /// Whether the end of the run that it waited for still arms it.
+    pub waits: bool,
+    /// Its first tick, where it is known.
+    pub origin: Option<Timestamp>,
+    /// See [`Found::cursor_at`].
+    pub cursor_at: Option<Timestamp>,
+    /// Ranges of skips and misses that are complete, counted by the definition before the edit.
+    pub closed: Vec<SkipRange>,
+    /// Whether a new revision begins.
+    pub new_revision: bool,
+}
+
+impl Change {
+    /// How many ticks a pause, or `enabled: false`, has left out that this edit ends.
+    pub fn skipped(&self) -> u64 {
+        let disabled = self.closed.iter().filter(|range| range.reason == SkipReason::Disabled);
+        disabled.map(|range| range.count).sum()
+    }
+}
+
+/// How a pause ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// The ticks of the pause are skipped, and the next one comes after now.
+    Skip,
+    /// The ticks of the pause are planned by `catch_up`.
+    CatchUp,
+    /// As `Skip`, and the last planned tick is forgotten: after the clock was set back, ticks may come again.
+    FromNow,
+}
+
+/// A schedule that is new at `now`.
+pub fn add(definition: &ScheduleDefinition, compiled: Compiled<'_>, now: Timestamp) -> Change {
+    let change = Change {
+        status: Status::Active,
+        since: now,
+        timer: None,
+        waits: false,
+        origin: None,
+        cursor_at: None,
+        closed: Vec::new(),
+        new_revision: true,
+    };
+    begin(change, definition, compiled, Token::first(now))
+}
+
+/// Whether a new definition changes more than the definition itself: then [`define`] says what.
+pub fn redefines(
+    status: &Status,
+    old: Option<&ScheduleDefinition>,
+    new: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+) -> bool {
+    is_new_timing(status, old, new, compiled)
+        || old.is_none_or(|old| old.options.enabled != new.options.enabled)
+}
+
+fn is_new_timing(
+    status: &Status,
+    old: Option<&ScheduleDefinition>,
+    new: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+) -> bool {
+    let heals = matches!(status, Status::Invalid { .. }) && compiled.is_ok();
+    heals || old.is_none_or(|old| old.timing_key() != new.timing_key())
+}
+
+/// A new definition. `old` is none where the stored one cannot be read.
+pub fn define(
+    found: &Found,
+    (old, old_compiled): (Option<&ScheduleDefinition>, Compiled<'_>),
+    (new, compiled): (&ScheduleDefinition, Compiled<'_>),
+    now: Timestamp,
+) -> Change {
+    if is_new_timing(&found.status, old, new, compiled) {
+        return revise(found, old_compiled, new, compiled, now);
+    }
+    let kept = keep(found);
+    match (&found.status, new.options.enabled) {
+        (Status::Active, false) => unarm(found, compiled, Status::Disabled, now),
+        (Status::Disabled, true) => rearm(found, new, compiled, Resume::Skip, now),
+        _ => kept,
+    }
+}
+
+/// A pause, or another in its place. None where there is nothing to pause, or where it is paused like that.
+pub fn pause(found: &Found, compiled: Compiled<'_>, paused: Status, now: Timestamp) -> Option<Change> {
+    let until = match &paused {
+        Status::Paused { until, .. } => *until,
+        _ => None,
+    };
+    let change = match &found.status {
+        Status::Active => unarm(found, compiled, paused, now),
+        Status::Paused { .. } if found.status != paused => Change { status: paused, ..keep(found) },
+        _ => return None,
+    };
+    let timer = until.map(|until| Token::resume(change.since, until));
+    Some(Change { timer, ..change })
+}
+
+/// The end of a pause by hand, or another try with a schedule that is invalid although its definition is right. Of any
+/// other schedule, only [`Resume::FromNow`] changes something, and only
+/// while the clock is behind its ticks.
+pub fn resume(
+    found: &Found,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    how: Resume,
+    now: Timestamp,
+) -> Option<Change> {
+    match found.status {
+        Status::Paused { .. } => Some(rearm(found, definition, compiled, how, now)),
+        // Its definition is right: a tick of it could not be stored, and may be by now.
+        Status::Invalid { .. } if compiled.is_ok() => Some(rearm(found, definition, compiled, how, now)),
+        Status::Active if how == Resume::FromNow => {
+            clock_back(found, compiled.ok()?, now)?;
+            let origin = found.origin.filter(|origin| *origin <= now);
+            Some(Change { timer: Some(Token::next(now)), cursor_at: None, origin, ..keep(found) })
+        }
+        _ => None,
+    }
+}
+
+/// The end of a pause by the clock, whose plan found this timer; none if it found that there is no tick to come.
+pub fn pause_ended(
+    found: &Found,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    planned: Option<Token>,
+    until: Timestamp,
+) -> Change {
+    let (status, is_armed) = standing(definition, compiled);
+    let kept = Change { since: until, cursor_at: found.cursor_at.max(Some(until)), ..keep(found) };
+    match (is_armed, planned) {
+        _ if found.waits => Change { status, timer: None, ..kept },
+        (true, None) => Change { status: Status::Exhausted, timer: None, ..kept },
+        (true, planned) => Change { status, timer: planned, ..kept },
+        (false, _) => Change { status, timer: None, ..kept },
+    }
+}
+
+/// Ranges that are complete once a schedule is removed.
+pub fn remove(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Vec<SkipRange> {
+    close(found, compiled, now)
+}
+
+/// What a span without a timer has left out up to an instant: a pause, `enabled: false`, a definition that is wrong.
+pub fn unarmed(found: &Found, compiled: Compiled<'_>, at: Timestamp) -> Option<SkipRange> {
+    let (reason, until) = match &found.status {
+        Status::Disabled => (SkipReason::Disabled, at),
+        Status::Paused { until, .. } => (SkipReason::Disabled, until.map_or(at, |until| until.min(at))),
+        Status::Invalid { .. } => (SkipReason::Invalid, at),
+        Status::Active | Status::Exhausted => return None,
+    };
+    if found.waits {
+        return None;
+    }
+    let timing = with_origin(compiled.ok()?.timing.as_ref()?, found.origin);
+    left_out(&timing, reason, found.cursor_at.unwrap_or(found.since), until)
+}
+
+/// When a schedule goes on whose ticks lie ahead of the clock, because that was set back. None if it does not wait for
+/// that.
+pub fn clock_back(found: &Found, schedule: &Schedule, now: Timestamp) -> Option<Timestamp> {
+    let timer = found.timer.filter(|_| found.status == Status::Active)?;
+    let soon = now.saturating_add(CLOCK_BACK_MIN).ok()?;
+    let timing = with_origin(schedule.timing.as_ref()?, found.origin);
+    let is_back = match timer.kind {
+        TokenKind::Tick => is_ahead(&timing, timer.tick_at, soon),
+        TokenKind::First | TokenKind::Next => timer.due_at > soon,
+        TokenKind::Resume | TokenKind::Deferred => false,
+    };
+    is_back.then_some(timer.due_at)
+}
+
+/// Whether a one-shot never had a tick: its time had passed when it was first seen.
+pub fn is_expired(schedule: &Schedule, status: &Status, origin: Option<Timestamp>) -> bool {
+    *status == Status::Exhausted && schedule.is_one_shot() && origin.is_none()
+}
+
+/// The latest instant whose next tick is the given one. Without a timing, the instant before it.
+pub fn before<'a>(timing: impl Into<Option<&'a Timing>>, tick_at: Timestamp) -> Timestamp {
+    let distance = match timing.into().map(Timing::kind) {
+        Some(Kind::Every { every: Every::Interval(every), anchor: Anchor::Completion | Anchor::Start }) => {
+            *every
+        }
+        _ => MICROSECOND,
+    };
+    tick_at.checked_sub(distance).unwrap_or(tick_at)
+}
+
+/// The tick that a timer stands for, where that is known without a plan.
+pub fn tick_of(
+    timing: &Timing,
+    timer: Token,
+    origin: Option<Timestamp>,
+    cursor_at: Option<Timestamp>,
+) -> Option<Tick> {
+    let timing = with_origin(timing, origin);
+    let from = |at: Timestamp| cursor_at.map_or(at, |cursor| cursor.max(at));
+    match timer.kind {
+        TokenKind::Tick => Some(Tick { tick_at: timer.tick_at, due_at: timer.due_at }),
+        TokenKind::Deferred => Some(timing.tick(timer.tick_at)),
+        TokenKind::First => timing.first(from(timer.tick_at)),
+        TokenKind::Next => timing.next(from(timer.tick_at)),
+        TokenKind::Resume => timing.next(from(timer.due_at)),
+    }
+}
+
+/// Where a schedule stands by its definition alone, and whether it has a timer then.
+fn standing(definition: &ScheduleDefinition, compiled: Compiled<'_>) -> (Status, bool) {
+    match compiled {
+        Err(reason) => (Status::Invalid { reason: reason.to_owned() }, false),
+        Ok(_) if !definition.options.enabled => (Status::Disabled, false),
+        Ok(schedule) => (Status::Active, schedule.timing.is_some()),
+    }
+}
+
+/// Nothing but the skips that were being counted is different.
+fn keep(found: &Found) -> Change {
+    Change {
+        status: found.status.clone(),
+        since: found.since,
+        timer: found.timer,
+        waits: found.waits,
+        origin: found.origin,
+        cursor_at: found.cursor_at,
+        closed: found.open_skip.into_iter().collect(),
+        new_revision: false,
+    }
+}
+
+/// Takes the timer of an active schedule away. The ticks that it stood for, also those that are overdue, belong to the
+/// span that begins.
+fn unarm(found: &Found, compiled: Compiled<'_>, status: Status, now: Timestamp) -> Change {
+    let (cursor_at, origin) = unplanned(found, compiled);
+    let cursor_at = cursor_at.or(found.cursor_at).or(Some(now));
+    Change { status, since: now, timer: None, cursor_at, origin, ..keep(found) }
+}
+
+/// Ends a span without a timer.
+fn rearm(
+    found: &Found,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    how: Resume,
+    now: Timestamp,
+) -> Change {
+    let (status, is_armed) = standing(definition, compiled);
+    let end = span_end(&found.status, now);
+    let cursor_at = found.cursor_at.unwrap_or(found.since);
+    let kept = keep(found);
+    let change = match how {
+        Resume::CatchUp => {
+            Change { timer: Some(Token::next(cursor_at.min(now))), cursor_at: Some(cursor_at), ..kept }
+        }
+        Resume::Skip | Resume::FromNow => {
+            let closed = kept.closed.iter().copied().chain(unarmed(found, compiled, end)).collect();
+            let cursor_at = Some(cursor_at.max(end)).filter(|_| how == Resume::Skip);
+            Change { timer: Some(Token::next(end)), cursor_at, closed, ..kept }
+        }
+    };
+    let timer = change.timer.filter(|_| is_armed && !found.waits);
+    Change { status, since: now, timer, ..change }
+}
+
+/// A new timing: no tick before now fires, and none fires again.
+fn revise(
+    found: &Found,
+    old: Compiled<'_>,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    now: Timestamp,
+) -> Change {
+    let change = Change {
+        waits: false,
+        origin: None,
+        cursor_at: Some(planned_to(found, old, now)),
+        closed: close(found, old, now),
+        new_revision: true,
+        ..keep(found)
+    };
+    if let Status::Paused { until, .. } = found.status
+        && until.is_none_or(|until| until > now)
+    {
+        let timer = until.map(|until| Token::resume(found.since, until));
+        let begun = begin(change, definition, compiled, Token::next(now));
+        return Change { status: found.status.clone(), since: found.since, timer, ..begun };
+    }
+    let begun = begin(Change { since: now, ..change }, definition, compiled, Token::next(now));
+    let since = if begun.status == found.status { found.since } else { now };
+    Change { since, ..begun }
+}
+
+/// A revision begins with a timer that asks for a tick. That of a one-shot is known at once.
+fn begin(change: Change, definition: &ScheduleDefinition, compiled: Compiled<'_>, timer: Token) -> Change {
+    let (status, is_armed) = standing(definition, compiled);
+    let from = change.cursor_at.map_or(timer.tick_at, |cursor| cursor.max(timer.tick_at));
+    let cursor_at = change.cursor_at.or((!is_armed).then_some(from));
+    let change = Change { status, cursor_at, ..change };
+    let one_shot = compiled.ok().filter(|schedule| schedule.is_one_shot());
+    let Some(timing) = one_shot.and_then(|schedule| schedule.timing.as_ref()) else {
+        return Change { timer: is_armed.then_some(timer), ..change };
+    };
+    match timing.first(from) {
+        Some(tick) if is_armed => Change { timer: Some(tick.into()), origin: Some(tick.tick_at), ..change },
+        Some(tick) => Change {
+            timer: None,
+            origin: Some(tick.tick_at),
+            cursor_at: Some(before(timing, tick.tick_at)),
+            ..change
+        },
+        None if is_armed => Change { status: Status::Exhausted, timer: None, ..change },
+        None => Change { timer: None, ..change },
+    }
+}
+
+/// When a span without a timer has ended: a pause may have ended before anybody planned its end.
+fn span_end(status: &Status, now: Timestamp) -> Timestamp {
+    match status {
+        Status::Paused { until: Some(until), .. } => now.min(*until),
+        _ => now,
+    }
+}
+
+/// The instant after which an active schedule's ticks are not planned, and its first tick where that is known; none
+/// where it has no tick to come that is known.
+fn unplanned(found: &Found, compiled: Compiled<'_>) -> (Option<Timestamp>, Option<Timestamp>) {
+    let timing = compiled.ok().and_then(|schedule| schedule.timing.as_ref());
+    let deferred = found.deferred.map(|tick_at| Token::deferred(tick_at, tick_at));
+    let (Some(timing), Some(timer)) = (timing, found.timer.or(deferred)) else {
+        return (None, found.origin);
+    };
+    let tick = tick_of(timing, timer, found.origin, found.cursor_at);
+    let origin = found.origin.or(tick.map(|tick| tick.tick_at));
+    let cursor_at = match timer.kind {
+        // The clock of such a timer starts at an instant of its own.
+        TokenKind::Next | TokenKind::Resume => {
+            Some(found.cursor_at.map_or(timer.tick_at, |at| at.max(timer.tick_at)))
+        }
+        _ => tick.map(|tick| before(timing, tick.tick_at)),
+    };
+    (cursor_at, origin)
+}
+
+/// The last instant at which a new timing must have no tick: now, or the last planned tick where the clock is behind
+/// that.
+fn planned_to(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Timestamp {
+    let planned = found.cursor_at.map_or(now, |cursor| cursor.max(now));
+    let timing = compiled.ok().and_then(|schedule| schedule.timing.as_ref());
+    let Some(timing) = timing.filter(|_| !found.waits && found.status != Status::Exhausted) else {
+        return planned;
+    };
+    // Where a tick is to come, the cursor may lie shortly before it, and tells nothing of when the last one was.
+    let timing = with_origin(timing, found.origin);
+    let from = match found.status {
+        Status::Active => unplanned(found, compiled).0,
+        _ => found.cursor_at,
+    };
+    let next = from.and_then(|from| timing.next(from));
+    match next.filter(|next| is_ahead(&timing, next.tick_at, now)) {
+        Some(next) => before(&timing, next.tick_at).max(now),
+        None => now,
+    }
+}
+
+/// Whether a timer's tick is another than the next one after an instant: then those between them are planned.
+fn is_ahead(timing: &Timing, tick_at: Timestamp, now: Timestamp) -> bool {
+    tick_at > now && timing.next(now).is_some_and(|next| next.tick_at < tick_at)
+}
+
+/// Ranges of the ticks that have come and will not be planned: those of a span without a timer, and those that are
+/// overdue.
+fn close(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Vec<SkipRange> {
+    let mut closed: Vec<SkipRange> = found.open_skip.into_iter().collect();
+    closed.extend(unarmed(found, compiled, now));
+    let timing = compiled.ok().and_then(|schedule| schedule.timing.as_ref());
+    let overdue_from = match &found.status {
+        Status::Active => unplanned(found, compiled).0,
+        Status::Paused { until: Some(until), .. } if *until < now && !found.waits => {
+            Some(found.cursor_at.map_or(*until, |cursor| cursor.max(*until)))
+        }
+        _ => None,
+    };
+    let origin = unplanned(found, compiled).1;
+    closed.extend(
+        timing
+            .zip(overdue_from)
+            .and_then(|(timing, from)| left_out(&with_origin(timing, origin), SkipReason::Edited, from, now)),
+    );
+    closed
+}
