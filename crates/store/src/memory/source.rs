@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use belfry_core::edit;
-use belfry_core::gate::Place;
+use belfry_core::gate::{Place, turn};
 use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
@@ -34,6 +34,7 @@ impl State {
         self.retire_missing(now, source, agents, &mut applied);
         self.spent.retain(|(from, name), _| from != source || is_named(agents, name));
         self.sources.insert(source.into(), digest.into());
+        self.move_edited();
         applied
     }
 
@@ -45,7 +46,7 @@ impl State {
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
             if is_changed {
-                self.move_runs(id);
+                self.edited.insert(id);
                 let own = self.schedules.iter().filter(|(_, row)| row.record.agent == id);
                 for schedule in own.map(|(schedule, _)| *schedule).collect::<Vec<_>>() {
                     self.touch(schedule);
@@ -95,7 +96,7 @@ impl State {
             row.compiled = compiled.clone();
         }
         self.touch(id);
-        self.move_runs(agent);
+        self.edited.insert(agent);
         let new = (definition, super::compiled(&compiled));
         if edit::redefines(&found.status, Some(&old), new.0, new.1) {
             let change = edit::define(&found, (Some(&old), super::compiled(&old_compiled)), new, now);
@@ -104,8 +105,14 @@ impl State {
         Put::Changed(id)
     }
 
-    /// Moves the runs of an agent to the lane, labels and gates of its newest definitions. Those that run count there from
-    /// now on, and wait there should they come back.
+    /// Moves the runs of agents whose definitions this verb has changed to their new lanes, labels and gates. Those that run
+    /// count there from now on, and wait there should they come back.
+    pub(super) fn move_edited(&mut self) {
+        for agent in std::mem::take(&mut self.edited) {
+            self.move_runs(agent);
+        }
+    }
+
     fn move_runs(&mut self, id: AgentId) {
         let Some(agent) = self.agents.get(&id) else { return };
         for live in self.live.values_mut().filter(|live| live.new.agent == id) {
@@ -159,6 +166,9 @@ impl State {
         let row = ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
         self.schedules.insert(id, row);
         self.write(now, id, change);
+        if turn(&definition.options).is_some() {
+            self.edited.insert(agent);
+        }
         Put::Added(id)
     }
 
@@ -196,6 +206,7 @@ impl State {
         row.retired = true;
         row.record.waits_for = None;
         row.record.open_skip = None;
+        self.edited.insert(row.record.agent);
         let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
             Reason::AgentRemoved
         } else {
