@@ -36,9 +36,10 @@ impl Driver {
         if !has_room {
             // The end of an attempt makes room, and asks again.
             self.dispatcher.at = now.mono + self.options.poll_interval;
+            (self.claim_wanted, self.is_full) = (false, true);
             return;
         }
-        self.claim_wanted = false;
+        (self.claim_wanted, self.is_full) = (false, false);
         self.dispatcher.busy = true;
         self.ask(Ask::Claim(Claim {
             node: self.node,

@@ -392,6 +392,8 @@ pub struct Driver {
     ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
+    /// There was no free slot when it last wanted to claim.
+    is_full: bool,
     /// How many claims were answered, and which of them was the last with a run of a lane.
     claims: u64,
     last_claims: HashMap<String, u64>,
@@ -477,6 +479,7 @@ impl Driver {
             ahead: 0,
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
+            is_full: false,
             claims: 0,
             last_claims: HashMap::new(),
             lanes: Loop::from(now.mono),
