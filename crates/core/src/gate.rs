@@ -1,21 +1,126 @@
-//! Gates: limits on how many runs are running at once. An agent's `max_concurrent`, the turn of a schedule that queues
-//! or cancels, a lane's cluster-wide limit, a session.
+//! Gates: what decides how many runs are running at once. An agent's `max_concurrent`, the turn of a schedule that queues
+//! or cancels, and what such a schedule shares with others: a command, or the whole agent.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
-/// The most gates a run can have to pass.
-pub const GATES_MAX: usize = 4;
+use crate::definition::{AgentDefinition, IfRunning, Options, Scope};
+
+/// The lane of messages, unless their schedule or their sender names another.
+const MESSAGE_LANE: &str = "main";
+
+/// What the definitions say about where a run waits. Of what came with the run only the lane goes before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The pool it takes a slot from.
+    pub lane: String,
+    /// Labels that a node must have.
+    pub needs: Vec<String>,
+    /// Its gates.
+    pub gates: Gates,
+}
+
+/// The gates that a run has to pass by its own definitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gates {
+    /// The agent's `max_concurrent`.
+    pub agent: bool,
+    /// Its schedule queues or cancels, and looks at this.
+    pub turn: Option<Scope>,
+}
+
+impl Place {
+    /// The place of a run of a schedule.
+    pub fn of(agent: &AgentDefinition, options: &Options, is_message: bool) -> Place {
+        let default = if is_message { MESSAGE_LANE } else { &agent.lane };
+        let is_limited = agent.max_concurrent.is_some() && (!is_message || agent.limits_sessions);
+        let turn = if is_message { None } else { turn(options) };
+        Place {
+            lane: options.lane.clone().unwrap_or_else(|| default.to_owned()),
+            needs: agent.needs.clone(),
+            gates: Gates { agent: is_limited, turn },
+        }
+    }
+}
+
+/// The scope in which runs of a schedule start one at a time, if they do.
+pub fn turn(options: &Options) -> Option<Scope> {
+    matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel).then_some(options.overlap)
+}
+
+/// Scopes beyond a schedule in which runs of some schedule of an agent start only when nothing else is running there. All
+/// runs of the agent that belong to such a scope count there, but for those of sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Scopes {
+    /// The whole agent.
+    pub agent: bool,
+    /// Commands.
+    pub commands: BTreeSet<String>,
+}
+
+impl Scopes {
+    /// By the schedules of an agent.
+    pub fn of<'a>(schedules: impl IntoIterator<Item = &'a Options>) -> Scopes {
+        let mut scopes = Scopes::default();
+        for options in schedules {
+            match turn(options) {
+                Some(Scope::Agent) => scopes.agent = true,
+                Some(Scope::Command) => drop(scopes.commands.insert(options.command.clone())),
+                Some(Scope::Schedule) | None => {}
+            }
+        }
+        scopes
+    }
+}
+
+/// What a gate is to a run that has to pass it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// A limit: it starts while there is room.
+    Limit,
+    /// The turn of its own schedule, which queues or cancels: one at a time, each after every earlier one.
+    Turn,
+    /// The scope of its schedule, which queues or cancels: it starts if nothing there is running.
+    Alone,
+    /// The scope of another schedule that queues or cancels: it counts there, and does not overtake a run that waits to be
+    /// alone.
+    Beside,
+}
+
+/// A gate whose lock is held, as it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing<O> {
+    /// How many more may run there: the cap less those that are running, whatever made them.
+    pub room: i64,
+    /// The place of the first that waits: of a turn the first of its schedule that is due, of a scope the first that waits to
+    /// be alone and that no earlier run of its own schedule holds back. None for limits.
+    pub first: Option<O>,
+}
+
+impl<O: Copy + Ord> Standing<O> {
+    /// Whether a run at this place in the order has to wait.
+    pub fn holds(&self, pass: Pass, order: O) -> bool {
+        let is_full = self.room <= 0 && pass != Pass::Beside;
+        is_full || pass != Pass::Limit && self.first.is_some_and(|first| first < order)
+    }
+}
 
 /// A run that could start now, and the gates it has to pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate<R, G> {
-    /// The run.
-    pub run: R,
+pub struct Candidate<G, O> {
+    /// Its place in the order of starting.
+    pub order: O,
     /// Its gates.
-    pub gates: Vec<G>,
+    pub gates: Vec<(G, Pass)>,
     /// It came back from a node that died, see [`crate::rescue`].
     pub rescued: bool,
+}
+
+impl<G, O> Candidate<G, O> {
+    /// Whether it starts only where nothing else of its scope is running.
+    pub fn is_alone(&self) -> bool {
+        self.gates.iter().any(|(_, pass)| *pass == Pass::Alone)
+    }
 }
 
 /// What becomes of a candidate.
@@ -23,24 +128,25 @@ pub struct Candidate<R, G> {
 pub enum Admission<G> {
     /// It starts.
     Start,
-    /// It waits until this gate has room.
+    /// It waits at this gate until somebody leaves or passes it.
     Park(G),
-    /// Somebody else holds one of its gates, or it is rescued and another rescued run goes first; ask again.
+    /// Somebody else holds one of its gates, it is rescued and another rescued run goes first, or a run before it has started
+    /// alone in its scope, so that the gates stand differently; ask again.
     Later,
     /// There are no slots left.
     NoSlot,
 }
 
-/// Admits candidates in the order given, as far as slots and gates allow. `free` has the room of each gate whose lock we
-/// hold; a gate that is not in it is somebody else's.
+/// Admits candidates in the order given, as far as slots and gates allow. `standings` has the gates whose locks we hold; a
+/// gate that is not in it is somebody else's.
 ///
 /// At most `rescues` rescued runs start; that number goes down with each.
 ///
 /// First come, first served: nobody overtakes at a gate where somebody waits for a slot or for another gate's lock. Such
-/// a one is not parked, because nobody would release it: only a gate that is full is certain to be freed.
-pub fn admit<R, G: Copy + Eq + Hash>(
-    candidates: &[Candidate<R, G>],
-    free: &mut HashMap<G, i64>,
+/// a one is not parked, because nobody would release it: only a gate that holds it is certain to be freed.
+pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
+    candidates: &[Candidate<G, O>],
+    standings: &mut HashMap<G, Standing<O>>,
     mut slots: usize,
     rescues: &mut usize,
 ) -> Vec<Admission<G>> {
@@ -49,45 +155,192 @@ pub fn admit<R, G: Copy + Eq + Hash>(
     for candidate in candidates {
         let gates = &candidate.gates;
         let held_back = candidate.rescued && *rescues == 0;
-        let later = held_back || gates.iter().any(|gate| !free.contains_key(gate) || blocked.contains(gate));
-        let full = gates.iter().find(|gate| free.get(gate).is_some_and(|room| *room <= 0));
-        let admission = match full {
-            Some(gate) => Admission::Park(*gate),
+        let later = held_back
+            || gates.iter().any(|(gate, _)| !standings.contains_key(gate))
+            || gates.iter().any(|(gate, pass)| *pass != Pass::Beside && blocked.contains(gate));
+        let holds = |(gate, pass): &&(G, Pass)| {
+            standings.get(gate).is_some_and(|standing| standing.holds(*pass, candidate.order))
+        };
+        let admission = match gates.iter().find(holds) {
+            Some((gate, _)) => Admission::Park(*gate),
             None if later => Admission::Later,
             None if slots == 0 => Admission::NoSlot,
             None => Admission::Start,
         };
+        admissions.push(admission);
         match admission {
             Admission::Start => {
                 slots -= 1;
                 *rescues -= usize::from(candidate.rescued);
-                for gate in gates {
-                    free.entry(*gate).and_modify(|room| *room -= 1);
+                for (gate, _) in gates {
+                    standings.entry(*gate).and_modify(|standing| standing.room -= 1);
+                }
+                if candidate.is_alone() {
+                    break;
                 }
             }
-            Admission::Later | Admission::NoSlot => blocked.extend(gates),
+            Admission::Later | Admission::NoSlot => {
+                let waits = gates.iter().filter(|(_, pass)| *pass != Pass::Beside);
+                blocked.extend(waits.map(|(gate, _)| *gate));
+            }
             Admission::Park(_) => {}
         }
-        admissions.push(admission);
     }
+    admissions.resize(candidates.len(), Admission::Later);
     admissions
+}
+
+/// Deals free slots out to lanes in turn, one each, while the total lasts. A lane that starts fewer runs than it was asked
+/// for leaves the rest to the others. Whole shares are asked for at once, which comes to the same.
+#[derive(Debug)]
+pub struct Deal {
+    /// Free slots by lane.
+    slots: Vec<u32>,
+    /// Which lanes may have more to start.
+    open: Vec<bool>,
+    /// How many may still start in all lanes together.
+    total: u32,
+    /// What each lane gets in this turn.
+    share: u32,
+    /// The lane after the one that was asked last, and what that was asked for.
+    after: usize,
+    asked: u32,
+}
+
+impl Deal {
+    /// Nothing is dealt out yet.
+    pub fn new(slots: impl IntoIterator<Item = u32>, total: u32) -> Deal {
+        let slots: Vec<u32> = slots.into_iter().collect();
+        let (open, after) = (vec![true; slots.len()], slots.len());
+        Deal { slots, open, total, share: 0, after, asked: 0 }
+    }
+
+    /// The lane to ask next, by its place, and for how many runs. Tell what came of it before asking again.
+    pub fn next_lane(&mut self) -> Option<(usize, u32)> {
+        for _ in 0..2 {
+            let next = (self.after..self.slots.len()).find(|at| self.is_open(*at));
+            if let Some(at) = next.filter(|_| self.total > 0) {
+                self.after = at + 1;
+                self.asked = self.share.min(self.slots[at]).min(self.total);
+                return Some((at, self.asked));
+            }
+            let open = (0..self.slots.len()).filter(|at| self.is_open(*at)).count() as u32;
+            (self.after, self.share) = (0, (self.total / open.max(1)).max(1));
+        }
+        None
+    }
+
+    /// Whether no lane is asked after this one, whatever comes of it.
+    pub fn is_last(&self) -> bool {
+        let at = self.after.saturating_sub(1);
+        let is_whole = self.slots.get(at).is_some_and(|slots| self.asked == (*slots).min(self.total));
+        is_whole && (0..self.slots.len()).all(|other| other == at || !self.is_open(other))
+    }
+
+    /// How many runs the lane that was asked has started.
+    pub fn started(&mut self, started: u32) {
+        let at = self.after.saturating_sub(1);
+        self.total = self.total.saturating_sub(started);
+        if let (Some(slots), Some(open)) = (self.slots.get_mut(at), self.open.get_mut(at)) {
+            *slots = slots.saturating_sub(started);
+            *open = started >= self.asked;
+        }
+    }
+
+    /// Any lane may have more to start.
+    pub fn ask_all_again(&mut self) {
+        self.open.fill(true);
+    }
+
+    fn is_open(&self, at: usize) -> bool {
+        self.open.get(at) == Some(&true) && self.slots.get(at) > Some(&0)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(gates: &[u8]) -> Candidate<(), u8> {
-        Candidate { run: (), gates: gates.to_vec(), rescued: false }
+    fn run(gates: &[u8]) -> Candidate<u8, u8> {
+        let gates = gates.iter().map(|gate| (*gate, Pass::Limit)).collect();
+        Candidate { order: 0, gates, rescued: false }
     }
 
-    fn rescued(gates: &[u8]) -> Candidate<(), u8> {
+    fn rescued(gates: &[u8]) -> Candidate<u8, u8> {
         Candidate { rescued: true, ..run(gates) }
+    }
+
+    fn at(order: u8, gates: &[(u8, Pass)]) -> Candidate<u8, u8> {
+        Candidate { order, gates: gates.to_vec(), rescued: false }
+    }
+
+    fn limits<const N: usize>(rooms: [(u8, i64); N]) -> HashMap<u8, Standing<u8>> {
+        rooms.into_iter().map(|(gate, room)| (gate, Standing { room, first: None })).collect()
+    }
+
+    fn one<const N: usize>(gates: [(u8, i64, Option<u8>); N]) -> HashMap<u8, Standing<u8>> {
+        gates.into_iter().map(|(gate, room, first)| (gate, Standing { room, first })).collect()
+    }
+
+    #[test]
+    fn a_run_that_is_to_be_alone_waits_while_anything_of_its_scope_runs_and_nobody_younger_overtakes_it() {
+        use Admission::{Later, Park, Start};
+        use Pass::{Alone, Beside, Limit};
+        let runs = [
+            at(1, &[(9, Beside)]),
+            at(2, &[(9, Alone)]),
+            at(3, &[(9, Beside)]),
+            at(4, &[(9, Alone)]),
+            at(5, &[(7, Limit)]),
+        ];
+        // Something of the scope is running.
+        let mut standings = one([(9, 0, Some(2)), (7, 1, None)]);
+        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Start, Park(9), Park(9), Park(9), Start]);
+        // Nothing is: the older run starts, and then something is.
+        let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
+        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Start, Park(9), Park(9), Park(9), Start]);
+        // With one that started alone all others are asked again.
+        let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
+        assert_eq!(admit(&runs[1..], &mut standings, 9, &mut 0), [Start, Later, Later, Later]);
+    }
+
+    #[test]
+    fn slots_are_dealt_out_one_each_and_what_one_lane_leaves_goes_to_the_others() {
+        // Free slots and waiting runs by lane, the total, and what each lane starts.
+        let cases: [(&[u32], &[u32], u32, &[u32]); 6] = [
+            (&[10, 10], &[3, 9], u32::MAX, &[3, 9]),
+            (&[10, 10], &[9, 9], 5, &[3, 2]),
+            (&[10, 10, 10], &[0, 9, 9], 4, &[0, 2, 2]),
+            (&[2, 10], &[9, 9], 8, &[2, 6]),
+            (&[10, 0, 10], &[1, 9, 9], 2, &[1, 0, 1]),
+            (&[4, 4], &[4, 4], 0, &[0, 0]),
+        ];
+        for (slots, waiting, total, expected) in cases {
+            let mut deal = Deal::new(slots.iter().copied(), total);
+            let (mut started, mut is_over) = (vec![0; slots.len()], false);
+            while let Some((at, asked)) = deal.next_lane() {
+                assert!(!is_over, "asked after the last: {slots:?} {waiting:?} {total}");
+                is_over = deal.is_last();
+                let now = asked.min(waiting[at] - started[at]);
+                started[at] += now;
+                deal.started(now);
+            }
+            assert_eq!(started, expected, "{slots:?} {waiting:?} {total}");
+        }
+    }
+
+    #[test]
+    fn a_run_waits_for_every_earlier_one_of_its_schedule_also_while_that_only_waits() {
+        let mut standings = one([(1, 1, Some(3))]);
+        let runs = [at(4, &[(1, Pass::Turn)]), at(3, &[(1, Pass::Turn)])];
+        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Admission::Park(1), Admission::Start]);
+        let mut standings = one([(1, 0, Some(3))]);
+        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Admission::Park(1), Admission::Park(1)]);
     }
 
     #[test]
     fn candidates_start_in_order_until_a_gate_is_full() {
-        let mut free = HashMap::from([(1, 2), (2, 1)]);
+        let mut free = limits([(1, 2), (2, 1)]);
         let admissions =
             admit(&[run(&[1]), run(&[1, 2]), run(&[1]), run(&[2]), run(&[])], &mut free, 10, &mut 0);
         use Admission::{Park, Start};
@@ -96,21 +349,21 @@ mod tests {
 
     #[test]
     fn nobody_overtakes_one_that_waits_for_a_lock_and_nobody_is_parked_behind_it() {
-        let mut free = HashMap::from([(1, 5)]);
+        let mut free = limits([(1, 5)]);
         let admissions = admit(&[run(&[1, 9]), run(&[1]), run(&[])], &mut free, 10, &mut 0);
         assert_eq!(admissions, [Admission::Later, Admission::Later, Admission::Start]);
     }
 
     #[test]
     fn without_slots_nobody_is_parked_at_a_gate_that_has_room() {
-        let mut free = HashMap::from([(1, 5)]);
+        let mut free = limits([(1, 5)]);
         let admissions = admit(&[run(&[1]), run(&[1]), run(&[1])], &mut free, 1, &mut 0);
         assert_eq!(admissions, [Admission::Start, Admission::NoSlot, Admission::Later]);
     }
 
     #[test]
     fn rescued_runs_start_one_at_a_time_and_nobody_overtakes_one_at_its_gate() {
-        let mut free = HashMap::from([(1, 5), (2, 5)]);
+        let mut free = limits([(1, 5), (2, 5)]);
         let candidates = [rescued(&[]), rescued(&[1]), run(&[1]), run(&[2]), run(&[])];
         let mut rescues = 1;
         use Admission::{Later, Start};
@@ -121,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_rescued_run_at_a_full_gate_leaves_its_turn_to_the_next() {
-        let mut free = HashMap::from([(1, 0)]);
+        let mut free = limits([(1, 0)]);
         let admissions = admit(&[rescued(&[1]), rescued(&[])], &mut free, 10, &mut 1);
         assert_eq!(admissions, [Admission::Park(1), Admission::Start]);
     }

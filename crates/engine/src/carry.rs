@@ -40,7 +40,7 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
         }
         Ask::Claim(claim) => {
             let claimed = claim_with_definitions(store, now.wall, &claim).await;
-            let slots: u32 = claim.lanes.iter().map(|(_, slots)| slots).sum();
+            let slots = claim.lanes.iter().map(|(_, slots)| slots).sum::<u32>().min(claim.total);
             // If slots are left, the driver wakes up for the next run that may take one; if that read fails, it polls.
             let next = match &claimed {
                 Ok(claimed) if claim.only.is_none() && claimed.len() < slots as usize => {

@@ -155,6 +155,7 @@ pub async fn send(
     let ids = (chat.record.agent, chat.record.id);
     let agent = &definitions.agent_definition;
     let mut run = NewRun::of_message(new_run_id(now), ids, &chat.compiled, agent, now);
+    run.own_lane = with.lane.is_some();
     run.lane = with.lane.unwrap_or(run.lane);
     let unknown_lane = to_known_lane(store, options, &mut run.lane).await?;
     run.trace_id = with.trace_id;

@@ -196,6 +196,7 @@ async fn work_off<S: Store>(store: &S, node: NodeId, now: Timestamp, runs: usize
         node,
         lanes: vec![("cron".into(), BATCH as u32)],
         labels: Vec::new(),
+        total: u32::MAX,
         only: None,
         rescue: true,
     };

@@ -1,11 +1,12 @@
 //! What goes into the verbs of sessions and lanes, and what comes out.
 
+use belfry_core::gate::Place;
 use belfry_core::session::{MESSAGE_KEYS, Message, Policy, Session, Usage};
 use belfry_core::{AgentDefinition, AgentId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use serde_json::{Map, Value, json};
 
-use crate::shapes::{Claimed, Gates, Key, NewRun, RunRecord};
+use crate::shapes::{Claimed, Key, NewRun, RunRecord};
 
 /// A message for a session.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,9 +26,6 @@ pub struct NewMessage {
     pub key: Option<Key>,
 }
 
-/// Where messages go unless their schedule or their sender says otherwise.
-const LANE: &str = "main";
-
 impl NewRun {
     /// A run of a chat as its definition has it, for a message.
     pub fn of_message(
@@ -37,12 +35,12 @@ impl NewRun {
         definition: &AgentDefinition,
         now: Timestamp,
     ) -> NewRun {
-        let options = schedule.options();
-        let agent_gate = definition.limits_sessions && definition.max_concurrent.is_some();
+        let Place { lane, needs, gates } = Place::of(definition, schedule.options(), true);
         NewRun {
             trigger: Trigger::Message,
-            lane: options.lane.clone().unwrap_or_else(|| LANE.into()),
-            gates: Gates { agent: agent_gate, turn: None },
+            lane,
+            needs,
+            gates,
             ..NewRun::of(id, agent, schedule_id, schedule, definition, now)
         }
     }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
 use belfry_core::check::Status;
-use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::definition::Scope;
 use belfry_core::edit;
+pub use belfry_core::gate::Gates;
+use belfry_core::gate::Place;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
@@ -332,6 +334,8 @@ pub struct NewRun {
     pub not_before: Timestamp,
     /// The pool it takes a slot from.
     pub lane: String,
+    /// The lane came with it, and stays whatever the definitions say later.
+    pub own_lane: bool,
     /// Labels that a node must have.
     pub needs: Vec<String>,
     /// Higher goes first.
@@ -350,15 +354,6 @@ pub struct NewRun {
     pub trace_id: Option<Uuid>,
 }
 
-/// The limits a run has to pass.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Gates {
-    /// The agent's `max_concurrent`.
-    pub agent: bool,
-    /// The turn of a schedule that queues or cancels: one at a time in its overlap scope.
-    pub turn: Option<Scope>,
-}
-
 impl NewRun {
     /// A run of a schedule as its definition has it, to be started from `not_before` on by hand.
     pub fn of(
@@ -370,8 +365,7 @@ impl NewRun {
         not_before: Timestamp,
     ) -> NewRun {
         let options = schedule.options();
-        let turn =
-            matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel).then_some(options.overlap);
+        let Place { lane, needs, gates } = Place::of(definition, options, false);
         NewRun {
             id,
             agent,
@@ -380,10 +374,11 @@ impl NewRun {
             trigger: Trigger::Manual,
             tick_at: None,
             not_before,
-            lane: options.lane.clone().unwrap_or_else(|| definition.lane.clone()),
-            needs: definition.needs.clone(),
+            lane,
+            own_lane: false,
+            needs,
             priority: options.priority,
-            gates: Gates { agent: definition.max_concurrent.is_some(), turn },
+            gates,
             max_attempts: definition.retry.max.saturating_add(1),
             probe: false,
             prompt: None,
@@ -433,6 +428,8 @@ pub struct Claim {
     pub node: NodeId,
     /// Free slots by lane.
     pub lanes: Vec<(String, u32)>,
+    /// How many runs of all lanes together, dealt out to the lanes in turn.
+    pub total: u32,
     /// Labels of the node, sorted.
     pub labels: Vec<String>,
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,

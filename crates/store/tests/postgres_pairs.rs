@@ -244,6 +244,7 @@ async fn claim(store: &Postgres, now: Timestamp, node: NodeId, lane: &str, slots
         node,
         lanes: vec![(lane.into(), slots)],
         labels: vec!["gpu".into()],
+        total: u32::MAX,
         only: None,
         rescue: true,
     };

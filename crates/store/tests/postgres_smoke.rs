@@ -63,7 +63,14 @@ async fn enqueue(store: &Postgres, name: &str, definition: &AgentDefinition, run
 }
 
 fn claim(node: NodeId, slots: u32) -> Claim {
-    Claim { node, lanes: vec![("cron".into(), slots)], labels: Vec::new(), only: None, rescue: true }
+    Claim {
+        node,
+        lanes: vec![("cron".into(), slots)],
+        total: u32::MAX,
+        labels: Vec::new(),
+        only: None,
+        rescue: true,
+    }
 }
 
 fn done(run: &Claimed) -> Finish {

@@ -31,18 +31,20 @@ impl Driver {
             return;
         }
         let only = self.options.only;
-        let lanes = if only.is_some() { Vec::new() } else { self.free_slots() };
-        let has_room = if only.is_some() { self.tasks.is_empty() } else { !lanes.is_empty() };
+        let (lanes, total) = if only.is_some() { (Vec::new(), 1) } else { self.free_slots() };
+        let has_room = if only.is_some() { self.tasks.is_empty() } else { total > 0 && !lanes.is_empty() };
         if !has_room {
             // The end of an attempt makes room, and asks again.
             self.dispatcher.at = now.mono + self.options.poll_interval;
+            (self.claim_wanted, self.is_full) = (false, true);
             return;
         }
-        self.claim_wanted = false;
+        (self.claim_wanted, self.is_full) = (false, false);
         self.dispatcher.busy = true;
         self.ask(Ask::Claim(Claim {
             node: self.node,
             lanes,
+            total,
             labels: self.options.labels.clone(),
             only,
             // What kills a node must not take other rescued runs with it.
@@ -50,26 +52,22 @@ impl Driver {
         }));
     }
 
-    /// Free slots by lane, in turn, within the limit over all lanes.
-    pub(super) fn free_slots(&mut self) -> Vec<(String, u32)> {
+    /// Free slots by lane, and how many runs may start in all of them together. The lane in which nothing has started for
+    /// longest goes first, so that a limit over all lanes starves none.
+    fn free_slots(&self) -> (Vec<(String, u32)>, u32) {
         let mut used: HashMap<&str, u32> = HashMap::new();
         for task in self.tasks.values().filter(|task| !task.ended) {
             *used.entry(&task.lane).or_default() += 1;
         }
         let total: u32 = used.values().sum();
-        let mut left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
-        let lanes = self.slots.len().max(1);
-        self.lane_turn = (self.lane_turn + 1) % lanes;
-        let mut free = Vec::with_capacity(lanes);
-        for (lane, slots) in self.slots.iter().cycle().skip(self.lane_turn).take(lanes) {
+        let left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
+        let mut lanes: Vec<_> = self.slots.iter().collect();
+        lanes.sort_by_key(|(lane, _)| self.last_claims.get(*lane));
+        let free = lanes.into_iter().map(|(lane, slots)| {
             let taken = used.get(lane.as_str()).copied().unwrap_or(0);
-            let slots = slots.saturating_sub(taken).min(CLAIM_MAX).min(left);
-            if slots > 0 {
-                left = left.saturating_sub(slots);
-                free.push((lane.clone(), slots));
-            }
-        }
-        free
+            (lane.clone(), slots.saturating_sub(taken).min(CLAIM_MAX))
+        });
+        (free.filter(|(_, slots)| *slots > 0).collect(), left)
     }
 
     pub(super) fn claimed(
@@ -89,6 +87,10 @@ impl Driver {
         }
         // Where there was something there may be more.
         self.claim_wanted |= !claimed.is_empty();
+        self.claims += 1;
+        for (claimed, _) in &claimed {
+            self.last_claims.insert(claimed.lane.clone(), self.claims);
+        }
         // Nothing starts that would have to be ended at once: the node may have been frozen since it asked.
         if self.phase != Phase::Running || self.draining || !self.may_start(now) {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();

@@ -9,6 +9,7 @@ impl Driver {
     pub(super) fn ended(&mut self, now: Now, run: RunId, epoch: Epoch, report: Report) {
         let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch) else { return };
         task.ended = true;
+        self.claim_wanted |= self.is_full;
         let retry = &task.definitions.agent_definition.retry;
         let verdict = verdict(report.outcome, run, task.attempt, task.max_attempts, retry, now.wall);
         let finish = Finish {

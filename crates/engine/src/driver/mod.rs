@@ -392,7 +392,11 @@ pub struct Driver {
     ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
-    lane_turn: usize,
+    /// There was no free slot when it last wanted to claim.
+    is_full: bool,
+    /// How many claims were answered, and which of them was the last with a run of a lane.
+    claims: u64,
+    last_claims: HashMap<String, u64>,
     lanes: Loop,
     /// Slots by lane: what the options say, and what was said since.
     slots: BTreeMap<String, u32>,
@@ -475,7 +479,9 @@ impl Driver {
             ahead: 0,
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
-            lane_turn: 0,
+            is_full: false,
+            claims: 0,
+            last_claims: HashMap::new(),
             lanes: Loop::from(now.mono),
             slots: options
                 .lanes

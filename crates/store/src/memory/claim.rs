@@ -1,10 +1,10 @@
 //! Claiming: who may start, in order, within slots and gates.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use belfry_core::definition::Scope;
-use belfry_core::gate::{Admission, Candidate, admit};
-use belfry_core::{AgentId, NodeId, RunId, ScheduleId};
+use belfry_core::definition::{Options, Scope};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Scopes, Standing, admit};
+use belfry_core::{AgentId, NodeId, RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -17,18 +17,32 @@ enum Gate<'a> {
     Agent(AgentId),
     Schedule(ScheduleId),
     Command(AgentId, &'a str),
-    AgentTurn(AgentId),
+    WholeAgent(AgentId),
 }
 
+/// A place in the order of starting, fixed when the run is made.
+type Order = (i32, Timestamp, RunId);
+
 impl Live {
-    fn gates(&self) -> Vec<Gate<'_>> {
+    pub(super) fn order(&self) -> Order {
+        (-i32::from(self.new.priority), self.new.not_before, self.new.id)
+    }
+
+    fn waits(&self) -> bool {
+        self.running.is_none()
+    }
+
+    fn gates(&self, scopes: &BTreeMap<AgentId, Scopes>) -> Vec<(Gate<'_>, Pass)> {
         let new = &self.new;
-        let turn = new.gates.turn.map(|scope| match scope {
-            Scope::Schedule => Gate::Schedule(new.schedule),
-            Scope::Command => Gate::Command(new.agent, &new.command),
-            Scope::Agent => Gate::AgentTurn(new.agent),
-        });
-        new.gates.agent.then_some(Gate::Agent(new.agent)).into_iter().chain(turn).collect()
+        let agent = new.gates.agent.then_some((Gate::Agent(new.agent), Pass::Limit));
+        let turn = new.gates.turn.map(|_| (Gate::Schedule(new.schedule), Pass::Turn));
+        let scopes = scopes.get(&new.agent).filter(|_| new.trigger != Trigger::Message);
+        let pass = |own| if new.gates.turn == Some(own) { Pass::Alone } else { Pass::Beside };
+        let command = scopes.filter(|scopes| scopes.commands.contains(&new.command));
+        let command = command.map(|_| (Gate::Command(new.agent, &new.command), pass(Scope::Command)));
+        let whole = scopes.filter(|scopes| scopes.agent);
+        let whole = whole.map(|_| (Gate::WholeAgent(new.agent), pass(Scope::Agent)));
+        [agent, turn, command, whole].into_iter().flatten().collect()
     }
 }
 
@@ -41,28 +55,50 @@ impl State {
         if let Some(run) = claim.only {
             return self.claim_one(now, claim, run).into_iter().collect();
         }
-        let mut claimed = Vec::new();
+        let mut claimed: Vec<Claimed> = Vec::new();
         let mut rescues = usize::from(claim.rescue);
-        for (lane, slots) in &claim.lanes {
-            for run in self.admitted(now, lane, *slots, &claim.labels, &mut rescues) {
-                claimed.extend(self.start(now, run, claim.node));
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, mut slots)) = deal.next_lane() {
+            let before = claimed.len();
+            let mut is_changed = false;
+            loop {
+                let (runs, ask_again) =
+                    self.admitted(now, &claim.lanes[at].0, slots, &claim.labels, &mut rescues);
+                slots -= runs.len() as u32;
+                for run in runs {
+                    claimed.extend(self.start(now, run, claim.node));
+                }
+                is_changed |= ask_again;
+                if !ask_again {
+                    break;
+                }
+            }
+            deal.started((claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if is_changed {
+                deal.ask_all_again();
             }
         }
+        claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));
         claimed
     }
 
     fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {
         let live = self.live.get(&run)?;
+        let scopes = self.scopes();
         let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
-        let ready = live.running.is_none() && live.not_before <= now && self.has_turn(run, live);
-        let has_room = |gate: &Gate<'_>| self.running_behind(*gate) < self.cap(*gate);
+        let ready = live.waits() && live.not_before <= now && self.has_turn(run, live);
+        let has_room = |(gate, pass): &(Gate<'_>, Pass)| {
+            *pass == Pass::Beside || self.running_behind(*gate, &scopes) < self.cap(*gate)
+        };
         let ready = ready && self.room_of_lane(&live.new.lane) > 0;
-        if !served || !ready || !live.gates().iter().all(has_room) {
+        if !served || !ready || !live.gates(&scopes).iter().all(has_room) {
             return None;
         }
         self.start(now, run, claim.node)
     }
 
+    /// Those that start in a lane, and whether the gates stand differently with the last of them.
     fn admitted(
         &self,
         now: Timestamp,
@@ -70,30 +106,45 @@ impl State {
         slots: u32,
         labels: &[String],
         rescues: &mut usize,
-    ) -> Vec<RunId> {
+    ) -> (Vec<RunId>, bool) {
         let serves =
             |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
         let slots = slots.min(self.room_of_lane(lane));
-        let ready = |live: &Live| live.running.is_none() && live.not_before <= now;
+        let ready = |live: &Live| live.waits() && live.not_before <= now;
         let mut waiting: Vec<(&RunId, &Live)> =
             self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
         waiting.retain(|(run, live)| self.has_turn(**run, live));
-        waiting.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
+        waiting.sort_by_key(|(_, live)| live.order());
+        let scopes = self.scopes();
         let candidates: Vec<_> = waiting
             .iter()
-            .map(|(run, live)| Candidate { run: **run, gates: live.gates(), rescued: live.rescue.is_some() })
+            .map(|(_, live)| Candidate {
+                order: live.order(),
+                gates: live.gates(&scopes),
+                rescued: live.rescue.is_some(),
+            })
             .collect();
-        let mut free: HashMap<Gate<'_>, i64> = HashMap::new();
-        for gate in candidates.iter().flat_map(|candidate| &candidate.gates) {
-            free.entry(*gate).or_insert_with(|| self.cap(*gate) - self.running_behind(*gate));
+        let mut standings: HashMap<Gate<'_>, Standing<Order>> = HashMap::new();
+        for (gate, _) in candidates.iter().flat_map(|candidate| &candidate.gates) {
+            standings.entry(*gate).or_insert_with(|| Standing {
+                room: self.cap(*gate) - self.running_behind(*gate, &scopes),
+                first: self.first_at(now, *gate, &scopes),
+            });
         }
-        let admissions = admit(&candidates, &mut free, slots as usize, rescues);
-        candidates
-            .iter()
-            .zip(admissions)
-            .filter(|(_, admission)| *admission == Admission::Start)
-            .map(|(candidate, _)| candidate.run)
-            .collect()
+        let admissions = admit(&candidates, &mut standings, slots as usize, rescues);
+        let started =
+            candidates.iter().zip(&admissions).filter(|(_, admission)| **admission == Admission::Start);
+        let is_changed = started.clone().any(|(candidate, _)| candidate.is_alone());
+        (started.map(|(candidate, _)| candidate.order.2).collect(), is_changed)
+    }
+
+    /// The scopes of agents, as their schedules are now.
+    fn scopes(&self) -> BTreeMap<AgentId, Scopes> {
+        let mut options: BTreeMap<AgentId, Vec<&Options>> = BTreeMap::new();
+        for row in self.schedules.values().filter(|row| !row.retired) {
+            options.entry(row.record.agent).or_default().push(&row.record.definition.options);
+        }
+        options.into_iter().map(|(agent, options)| (agent, Scopes::of(options))).collect()
     }
 
     fn cap(&self, gate: Gate<'_>) -> i64 {
@@ -103,13 +154,33 @@ impl State {
                 .get(&agent)
                 .and_then(|agent| agent.definition.max_concurrent)
                 .map_or(i64::MAX, i64::from),
-            Gate::Schedule(_) | Gate::Command(..) | Gate::AgentTurn(_) => 1,
+            Gate::Schedule(_) | Gate::Command(..) | Gate::WholeAgent(_) => 1,
         }
     }
 
-    fn running_behind(&self, gate: Gate<'_>) -> i64 {
-        self.live.values().filter(|live| live.running.is_some() && live.gates().contains(&gate)).count()
-            as i64
+    fn running_behind(&self, gate: Gate<'_>, scopes: &BTreeMap<AgentId, Scopes>) -> i64 {
+        let is_behind = |live: &&Live| live.gates(scopes).iter().any(|(own, _)| *own == gate);
+        self.live.values().filter(|live| !live.waits()).filter(is_behind).count() as i64
+    }
+
+    /// See [`Standing::first`].
+    fn first_at(&self, now: Timestamp, gate: Gate<'_>, scopes: &BTreeMap<AgentId, Scopes>) -> Option<Order> {
+        let due = |live: &&Live| live.waits() && live.new.not_before <= now;
+        let earlier = |live: &Live| {
+            let own = self.live.values().filter(|other| other.new.schedule == live.new.schedule);
+            own.filter(due).any(|other| other.new.gates.turn.is_some() && other.order() < live.order())
+        };
+        let is_first = |live: &&Live| {
+            live.gates(scopes).iter().any(|(own, pass)| {
+                *own == gate
+                    && match pass {
+                        Pass::Turn => true,
+                        Pass::Alone => live.not_before <= now && !earlier(live),
+                        Pass::Limit | Pass::Beside => false,
+                    }
+            })
+        };
+        self.live.values().filter(due).filter(is_first).map(Live::order).min()
     }
 
     fn start(&mut self, now: Timestamp, run: RunId, node: NodeId) -> Option<Claimed> {

@@ -26,7 +26,9 @@ impl State {
         if is_ours && !expect.holds(found.map(|row| (row.record.revision, &row.record.definition))) {
             return Put::Differs;
         }
-        self.put_schedule(now, API, *id, &name, definition)
+        let put = self.put_schedule(now, API, *id, &name, definition);
+        self.move_edited();
+        put
     }
 
     pub(super) fn remove_by_api(&mut self, now: Timestamp, id: ScheduleId, expect: &Expect) -> Removed {
@@ -37,7 +39,9 @@ impl State {
         if !expect.holds(Some((row.record.revision, &row.record.definition))) {
             return Removed::Differs;
         }
-        Removed::Gone { cancelled: self.retire(now, id) }
+        let cancelled = self.retire(now, id);
+        self.move_edited();
+        Removed::Gone { cancelled }
     }
 
     pub(super) fn put_agent_by_api(
@@ -69,6 +73,7 @@ impl State {
             self.retire(now, schedule);
             is_changed = true;
         }
+        self.move_edited();
         PutAgent::of(before.is_some(), is_changed)
     }
 
@@ -92,6 +97,7 @@ impl State {
         for schedule in own.map(|row| row.record.id).collect::<Vec<_>>() {
             cancelled += self.retire(now, schedule);
         }
+        self.move_edited();
         Removed::Gone { cancelled }
     }
 

@@ -54,7 +54,7 @@ impl State {
     pub(super) fn back_to_pending(&mut self, run: RunId, not_before: Timestamp, counted: bool) -> Finished {
         if let Some(live) = self.live.get_mut(&run) {
             live.running = None;
-            live.not_before = not_before;
+            live.not_before = not_before.max(live.new.not_before);
             live.attempt -= u32::from(!counted);
             // An attempt that counts has left its node alive; one that does not count may never have started.
             live.rescue = live.rescue.filter(|_| !counted).map(|_| 0);

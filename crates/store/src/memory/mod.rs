@@ -19,7 +19,7 @@ mod token;
 mod watch;
 mod why;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use belfry_core::budget::Budget;
@@ -58,6 +58,8 @@ struct State {
     /// Schedules of files that went with their run, as their definitions ask, by source and name.
     spent: BTreeMap<(String, String), ScheduleDefinition>,
     agents: BTreeMap<AgentId, Agent>,
+    /// Agents whose definitions the verb at work has changed.
+    edited: BTreeSet<AgentId>,
     schedules: BTreeMap<ScheduleId, ScheduleRow>,
     live: BTreeMap<RunId, Live>,
     ended: BTreeMap<RunId, RunRecord>,

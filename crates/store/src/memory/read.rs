@@ -16,7 +16,7 @@ impl State {
 
     pub(super) fn live_runs(&self) -> Vec<RunRecord> {
         let mut live: Vec<_> = self.live.iter().collect();
-        live.sort_by_key(|(run, live)| (-i32::from(live.new.priority), live.not_before, **run));
+        live.sort_by_key(|(_, live)| live.order());
         live.into_iter().map(|(run, live)| self.record(*run, live).listed()).collect()
     }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use belfry_core::edit;
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId};
+use belfry_core::gate::{Place, turn};
+use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Agent, Compiled, ScheduleRow, State, compile};
@@ -33,16 +34,25 @@ impl State {
         self.retire_missing(now, source, agents, &mut applied);
         self.spent.retain(|(from, name), _| from != source || is_named(agents, name));
         self.sources.insert(source.into(), digest.into());
+        self.move_edited();
         applied
     }
 
     pub(super) fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
-            agent.revision += i64::from(*agent.definition != spec.definition);
+            let (id, is_changed) = (*id, *agent.definition != spec.definition);
+            agent.revision += i64::from(is_changed);
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
-            return *id;
+            if is_changed {
+                self.edited.insert(id);
+                let own = self.schedules.iter().filter(|(_, row)| row.record.agent == id);
+                for schedule in own.map(|(schedule, _)| *schedule).collect::<Vec<_>>() {
+                    self.touch(schedule);
+                }
+            }
+            return id;
         }
         let id = self.number();
         let definition = Arc::new(spec.definition.clone());
@@ -85,12 +95,35 @@ impl State {
             row.record.definition = definition.clone();
             row.compiled = compiled.clone();
         }
+        self.touch(id);
+        self.edited.insert(agent);
         let new = (definition, super::compiled(&compiled));
         if edit::redefines(&found.status, Some(&old), new.0, new.1) {
             let change = edit::define(&found, (Some(&old), super::compiled(&old_compiled)), new, now);
             self.write(now, id, change);
         }
         Put::Changed(id)
+    }
+
+    /// Moves the runs of agents whose definitions this verb has changed to their new lanes, labels and gates. Those that run
+    /// count there from now on, and wait there should they come back.
+    pub(super) fn move_edited(&mut self) {
+        for agent in std::mem::take(&mut self.edited) {
+            self.move_runs(agent);
+        }
+    }
+
+    fn move_runs(&mut self, id: AgentId) {
+        let Some(agent) = self.agents.get(&id) else { return };
+        for live in self.live.values_mut().filter(|live| live.new.agent == id) {
+            let Some(row) = self.schedules.get(&live.new.schedule) else { continue };
+            let is_message = live.new.trigger == Trigger::Message;
+            let place = Place::of(&agent.definition, &row.record.definition.options, is_message);
+            (live.new.gates, live.new.needs) = (place.gates, place.needs);
+            if !live.new.own_lane {
+                live.new.lane = place.lane;
+            }
+        }
     }
 
     fn add_schedule(
@@ -133,6 +166,9 @@ impl State {
         let row = ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
         self.schedules.insert(id, row);
         self.write(now, id, change);
+        if turn(&definition.options).is_some() {
+            self.edited.insert(agent);
+        }
         Put::Added(id)
     }
 
@@ -170,6 +206,7 @@ impl State {
         row.retired = true;
         row.record.waits_for = None;
         row.record.open_skip = None;
+        self.edited.insert(row.record.agent);
         let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
             Reason::AgentRemoved
         } else {

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
 use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -37,15 +37,27 @@ const WINDOW: i64 = 500;
 /// Rounds in one transaction, so that a long queue does not hold its gates too long.
 const ROUNDS_MAX: u32 = 16;
 
-/// A place in the order of starting: rank, not before, id.
+/// A place in the order of starting: rank, due_at, id.
 type Order = (i32, Timestamp, Uuid);
 
 /// A run that waits.
 struct Waiting {
     order: Order,
     run: RunId,
-    gates: Vec<i64>,
+    gates: Vec<(i64, Pass)>,
     rescued: bool,
+}
+
+impl Waiting {
+    /// The gate of the scope that it wants for itself.
+    fn alone(&self) -> Option<i64> {
+        self.gates.iter().find(|(_, pass)| *pass == Pass::Alone).map(|(gate, _)| *gate)
+    }
+
+    /// Its limit.
+    fn limit(&self) -> Option<i64> {
+        self.gates.iter().find(|(_, pass)| *pass == Pass::Limit).map(|(gate, _)| *gate)
+    }
 }
 
 /// A lane under the locks of its gates.
@@ -55,8 +67,8 @@ struct Counted {
     free: Vec<Waiting>,
     /// Who waits behind gates.
     waiting: Vec<Waiting>,
-    /// The room of the gates that we hold.
-    room: HashMap<i64, i64>,
+    /// How the gates stand that we hold.
+    standings: HashMap<i64, Standing<Order>>,
 }
 
 /// What one transaction claimed.
@@ -64,35 +76,39 @@ struct Taken {
     claimed: Vec<Claimed>,
     /// A gate was somebody else's while slots were left.
     busy: bool,
+    /// A run has started alone, which leaves the gates standing differently.
+    is_changed: bool,
 }
 
 /// Starts the runs in `$3`.
 /// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
 const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
     rescue = case when rescue is not null then nextval('numbers') end \
-    where id = any($3) and state + 0 = 0 returning id, rank, not_before, epoch, attempt, max_attempts, agent_id, \
+    where id = any($3) and state + 0 = 0 returning id, rank, due_at, epoch, attempt, max_attempts, agent_id, \
     schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue, suspicions";
 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
-const START_FREE: &str = "select id, rank, not_before, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
+const START_FREE: &str = "select id, rank, due_at, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
     trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, 0::smallint as suspicions, place \
     from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
-const CANDIDATES: &str = "select id, rank, not_before, agent_gate, turn_gate, room, rescued from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+const CANDIDATES: &str = "select id, rank, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, room, rescued \
+    from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
-/// The room of gates: cap less running.
-const ROOM: &str = "select g.id, coalesce(g.cap, 2147483647) \
-        - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
-        - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as room \
-    from gates g";
+/// The room of gates: cap less running; and who is the first there.
+const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cross join lateral first_at(g, $1) f where kind < 4";
+
+/// Un-parks what limits among the gates in `$1` have room for. Who asks holds their locks.
+const UNPARK_LIMITS: &str =
+    "select unpark(array(select g.id from gates g where g.id = any($1) and g.kind = 0))";
 
 /// Un-parks, for each queue, as many runs as each gate in `$1` has room for by `$2`.
 const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
     select w.id from unnest($1::bigint[], $2::bigint[]) as f (gate, room) \
     cross join (select id from queues where gated) q cross join lateral ( \
         select p.id from live p where p.state = 1 and p.parked_on = f.gate and p.queue_id = q.id \
-        order by p.rank, p.not_before, p.id limit f.room \
+        order by p.rank, p.due_at, p.id limit f.room \
     ) w))";
 
 impl Postgres {
@@ -100,14 +116,16 @@ impl Postgres {
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
         // Where gates were in the way the last time they will be again, and one question is enough.
-        let (mut claimed, lanes) = match self.gates_in_the_way.load(Ordering::Relaxed) {
+        let is_limited =
+            claim.total < claim.lanes.iter().fold(0, |all, (_, slots)| slots.saturating_add(all));
+        let (mut claimed, lanes) = match is_limited || self.gates_in_the_way.load(Ordering::Relaxed) {
             true => (Vec::new(), claim.lanes.clone()),
             false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim, &self.unread.ids()).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
         for tries in 0..BUSY_MAX {
-            if claim.lanes.iter().all(|(_, slots)| *slots == 0) {
+            if claim.total == 0 || claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
             let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim).await) {
@@ -122,6 +140,7 @@ impl Postgres {
                 {
                     *slots -= 1;
                 }
+                claim.total = claim.total.saturating_sub(1);
             }
             claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
             claimed.extend(taken.claimed);
@@ -138,15 +157,21 @@ impl Postgres {
     }
 
     async fn claim_in(&self, tx: &mut Tx<'_>, now: Timestamp, claim: &Claim) -> Result<Taken, Fault> {
-        let mut taken = Taken { claimed: Vec::new(), busy: false };
+        let mut taken = Taken { claimed: Vec::new(), busy: false, is_changed: false };
         let mut gates = HashSet::new();
-        let mut left = claim.lanes.iter().filter(|(_, slots)| *slots > 0).count();
-        for (name, slots) in claim.lanes.iter().filter(|(_, slots)| *slots > 0) {
-            left -= 1;
-            let is_last = left == 0;
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, slots)) = deal.next_lane() {
             let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
-            let mut lane = Lane { name, now, claim, slots: *slots, may_rescue, is_last, held: &mut gates };
+            let (name, is_last) = (claim.lanes[at].0.as_str(), deal.is_last());
+            let mut lane = Lane { name, now, claim, slots, may_rescue, is_last, held: &mut gates };
+            let before = taken.claimed.len();
+            taken.is_changed = false;
             self.claim_lane(tx, &mut lane, &mut taken).await?;
+            deal.started((taken.claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if taken.is_changed {
+                deal.ask_all_again();
+            }
         }
         Ok(taken)
     }
@@ -168,21 +193,36 @@ impl Postgres {
         let mut parked_any = false;
         let (mut starts, mut busy) = (Vec::new(), false);
         for round in 0..ROUNDS_MAX {
-            let Some(Counted { free, waiting, mut room }) =
+            let Some(Counted { free, waiting, mut standings }) =
                 self.lock_and_count(tx, lane, window, plain.is_none()).await?
             else {
                 taken.busy = true;
                 return Ok(());
             };
-            let plain = plain.get_or_insert(free);
+            let free = plain.get_or_insert(free);
             let slots = lane.slots as usize;
             if waiting.first().is_some_and(|first| {
-                plain.len() < slots || plain.last().is_none_or(|last| first.order < last.order)
+                free.len() < slots || free.last().is_none_or(|last| first.order < last.order)
             }) {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
             let full_window = waiting.len() as i64 >= window;
-            let decided = decide(plain, &waiting, &mut room, lane.slots, lane.may_rescue);
+            let decided = decide(free, &waiting, &mut standings, lane.slots, lane.may_rescue);
+            if let Some(gate) = decided.alone {
+                // Those that waited behind it in its scope may go on, unless another run waits there to be alone.
+                parked_any |= !decided.parks.is_empty();
+                park(tx, &decided.parks).await?;
+                lane.start(tx, &decided.starts, false, taken).await?;
+                tx.query(super::finish::UNPARK, &[&[gate].as_slice()]).await?;
+                lane.slots = lane.slots.saturating_sub(decided.starts.len() as u32);
+                lane.may_rescue &= !taken.claimed.iter().any(|run| run.rescued);
+                taken.is_changed = true;
+                (plain, starts, busy) = (None, Vec::new(), false);
+                if lane.slots == 0 {
+                    break;
+                }
+                continue;
+            }
             starts = decided.starts;
             busy = decided.busy && starts.len() < lane.slots as usize;
             // Whoever parks the rest hides from the others that they have counted too early.
@@ -203,12 +243,12 @@ impl Postgres {
             window = WINDOW.max(2 * i64::from(lane.slots));
         }
         taken.busy |= busy;
-        let commit = lane.is_last && !parked_any && !tx.has_made_room();
+        let commit = lane.is_last && !parked_any && !taken.is_changed && !tx.has_made_room();
         lane.start(tx, &starts, commit, taken).await?;
         if parked_any {
-            // Of what was parked, as much as there is room for after all that.
+            // Of what was parked at limits, as much as there is room for after all that.
             let held: Vec<i64> = lane.held.iter().copied().collect();
-            tx.query(super::finish::UNPARK, &[&held]).await?;
+            tx.query(UNPARK_LIMITS, &[&held]).await?;
         }
         Ok(())
     }
@@ -223,7 +263,7 @@ impl Postgres {
         with_plain: bool,
     ) -> Result<Option<Counted>, Fault> {
         let early = match self.sabotage.is(Sabotage::CountBeforeLock) {
-            true => Some(count_all_and_lock(tx).await?),
+            true => Some(count_all_and_lock(tx, lane.now).await?),
             false => None,
         };
         let held: Vec<i64> = lane.held.iter().copied().collect();
@@ -245,16 +285,16 @@ impl Postgres {
             let agent: Option<i64> = get(row, "agent_gate")?;
             if let (Some(room), Some(gate)) = (get(row, "room")?, agent) {
                 lane.held.insert(gate);
-                counted.room.insert(gate, room);
+                counted.standings.insert(gate, Standing { room, first: first(row)? });
                 continue;
             }
             let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
-            let gates: Vec<i64> = agent.into_iter().chain(get::<Option<i64>>(row, "turn_gate")?).collect();
+            let gates = passes(row)?;
             let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
             list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued: get(row, "rescued")? });
         }
-        if let Some(room) = early {
-            counted.room = room;
+        if let Some(standings) = early {
+            counted.standings = standings;
         }
         Ok(Some(counted))
     }
@@ -338,19 +378,23 @@ async fn claim_free(
 }
 
 /// Counts behind all gates, and only then locks them: only for a store that is broken on purpose.
-async fn count_all_and_lock(tx: &mut Tx<'_>) -> Result<HashMap<i64, i64>, Fault> {
-    let rooms = tx.query(ROOM, &[]).await?;
+async fn count_all_and_lock(tx: &mut Tx<'_>, now: Timestamp) -> Result<HashMap<i64, Standing<Order>>, Fault> {
+    let rooms = tx.query(ROOM, &[&now]).await?;
     tx.query("select 1 from gates order by id for no key update", &[]).await?;
-    rooms.iter().map(|row| Ok((get(row, "id")?, get(row, "room")?))).collect()
+    let standing =
+        |row: &Row| Ok((get(row, "gate")?, Standing { room: get(row, "room")?, first: first(row)? }));
+    rooms.iter().map(standing).collect()
 }
 
 /// What a round came to.
 #[derive(Default)]
 struct Decided {
     starts: Vec<Uuid>,
+    /// The last of these starts alone in the scope of this gate, and nothing is decided about those after it.
+    alone: Option<i64>,
     /// Which run waits behind which gate.
     parks: Vec<(Uuid, i64)>,
-    /// Places at gates that had room for somebody who is parked elsewhere, or for whom nobody came.
+    /// Places at limits that had room for somebody who is parked elsewhere, or for whom nobody came.
     left_open: HashMap<i64, i64>,
     /// Somebody waits for a gate that is not ours.
     busy: bool,
@@ -360,35 +404,43 @@ struct Decided {
 fn decide(
     plain: &[Waiting],
     gated: &[Waiting],
-    room: &mut HashMap<i64, i64>,
+    standings: &mut HashMap<i64, Standing<Order>>,
     slots: u32,
     may_rescue: bool,
 ) -> Decided {
     let mut all: Vec<&Waiting> = plain.iter().chain(gated).collect();
     all.sort_by_key(|run| run.order);
     let candidate =
-        |run: &&Waiting| Candidate { run: run.run.0, gates: run.gates.clone(), rescued: run.rescued };
-    let candidates: Vec<Candidate<Uuid, i64>> = all.iter().map(candidate).collect();
-    let mut before = room.clone();
-    let admissions = admit(&candidates, room, slots as usize, &mut usize::from(may_rescue));
-    let left = room.iter().filter(|(_, room)| **room > 0).map(|(gate, room)| (*gate, *room));
+        |run: &&Waiting| Candidate { order: run.order, gates: run.gates.clone(), rescued: run.rescued };
+    let candidates: Vec<Candidate<i64, Order>> = all.iter().map(candidate).collect();
+    let limits: HashSet<i64> = all.iter().filter_map(|run| run.limit()).collect();
+    let room = |standings: &HashMap<i64, Standing<Order>>| -> HashMap<i64, i64> {
+        let of_limit = standings.iter().filter(|(gate, _)| limits.contains(gate));
+        of_limit.map(|(gate, standing)| (*gate, standing.room)).collect()
+    };
+    let mut before = room(standings);
+    let admissions = admit(&candidates, standings, slots as usize, &mut usize::from(may_rescue));
+    let left = room(standings).into_iter().filter(|(_, room)| *room > 0);
     let mut decided = Decided { left_open: left.collect(), ..Decided::default() };
-    for (candidate, admission) in candidates.iter().zip(admissions) {
-        let ours = candidate.gates.iter().all(|gate| before.contains_key(gate));
+    for (run, admission) in all.iter().zip(admissions) {
+        let ours = run.gates.iter().all(|(gate, _)| standings.contains_key(gate));
         match admission {
             Admission::Start => {
-                decided.starts.push(candidate.run);
-                for gate in &candidate.gates {
-                    before.entry(*gate).and_modify(|room| *room -= 1);
+                decided.starts.push(run.run.0);
+                if let Some(limit) = run.limit() {
+                    before.entry(limit).and_modify(|room| *room -= 1);
+                }
+                if run.alone().is_some() {
+                    decided.alone = run.alone();
+                    break;
                 }
             }
-            // Parking it makes place at its other gate, which only the holder of that lock can give to another.
+            // Parking it makes place at its limit, which only the holder of that lock can give to another.
             Admission::Park(gate) if ours => {
-                decided.parks.push((candidate.run, gate));
-                for other in
-                    candidate.gates.iter().filter(|other| before.get(other).is_some_and(|room| *room > 0))
-                {
-                    *decided.left_open.entry(*other).or_default() += 1;
+                decided.parks.push((run.run.0, gate));
+                let has_room = |limit: &i64| before.get(limit).is_some_and(|room| *room > 0);
+                if let Some(limit) = run.limit().filter(has_room) {
+                    *decided.left_open.entry(limit).or_default() += 1;
                 }
             }
             Admission::Park(_) | Admission::Later => decided.busy |= !ours,
@@ -413,7 +465,23 @@ pub(super) async fn next_start(tx: &mut Tx<'_>, now: Timestamp) -> Result<Option
 }
 
 fn order(row: &Row) -> Result<Order, Fault> {
-    Ok((get(row, "rank")?, get(row, "not_before")?, get(row, "id")?))
+    Ok((get(row, "rank")?, get(row, "due_at")?, get(row, "id")?))
+}
+
+/// Who waits at a gate before all others, if anybody does.
+fn first(row: &Row) -> Result<Option<Order>, Fault> {
+    get::<Option<Uuid>>(row, "id")?.map(|_| order(row)).transpose()
+}
+
+/// The gates of a run, with what they are to it.
+pub(super) fn passes(row: &Row) -> Result<Vec<(i64, Pass)>, Fault> {
+    let gate = |name| get::<Option<i64>>(row, name);
+    let alone = gate("alone_gate")?;
+    let scope = |gate| (gate, if alone == Some(gate) { Pass::Alone } else { Pass::Beside });
+    let limit = gate("agent_gate")?.map(|gate| (gate, Pass::Limit));
+    let turn = gate("turn_gate")?.map(|gate| (gate, Pass::Turn));
+    let scopes = [gate("command_gate")?.map(scope), gate("whole_gate")?.map(scope)];
+    Ok([limit, turn].into_iter().chain(scopes).flatten().collect())
 }
 
 pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use belfry_core::AgentId;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::error::SqlState;
@@ -239,6 +240,8 @@ pub(super) struct Tx<'a> {
     committing: &'a AtomicBool,
     /// Lanes where it may have made room for those that were deferred, to be looked at once, at its end.
     roomy: BTreeSet<String>,
+    /// Agents whose definitions it has changed.
+    edited: BTreeSet<AgentId>,
     /// Such were armed.
     armed: bool,
 }
@@ -250,7 +253,14 @@ impl<'a> Tx<'a> {
         step: Step,
         committing: &'a AtomicBool,
     ) -> Result<Tx<'a>, Error> {
-        Ok(Tx { held: pool.take(part).await?, step, committing, roomy: BTreeSet::new(), armed: false })
+        Ok(Tx {
+            held: pool.take(part).await?,
+            step,
+            committing,
+            roomy: BTreeSet::new(),
+            edited: BTreeSet::new(),
+            armed: false,
+        })
     }
 
     /// There may be room in a lane when this is committed.
@@ -258,6 +268,16 @@ impl<'a> Tx<'a> {
         if !self.roomy.contains(lane) {
             self.roomy.insert(lane.to_owned());
         }
+    }
+
+    /// The definitions of an agent, or of a schedule of it, are others now.
+    pub(super) fn edits(&mut self, agent: AgentId) {
+        self.edited.insert(agent);
+    }
+
+    /// Agents whose definitions are others now.
+    pub(super) fn take_edited(&mut self) -> BTreeSet<AgentId> {
+        std::mem::take(&mut self.edited)
     }
 
     /// Whether something is left to do before it is committed.

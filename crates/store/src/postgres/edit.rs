@@ -36,10 +36,9 @@ impl Postgres {
         if found.is_none_or(|found| found.source == API) && !is_expected(expect, found) {
             return Ok(Put::Differs);
         }
-        source::put_schedules(tx, now, API, &known, &[(agent, spec)])
-            .await?
-            .pop()
-            .ok_or_else(|| crate::Error::unexpected("nothing was put").into())
+        let put = source::put_schedules(tx, now, API, &known, &[(agent, spec)]).await?.pop();
+        self.move_edited(tx).await?;
+        put.ok_or_else(|| crate::Error::unexpected("nothing was put").into())
     }
 
     pub(super) async fn remove_by_api(
@@ -61,6 +60,7 @@ impl Postgres {
         }
         let mut applied = Applied::default();
         self.retire(tx, now, &[id], &mut applied).await?;
+        self.move_edited(tx).await?;
         Ok(Removed::Gone { cancelled: applied.cancelled })
     }
 
@@ -109,6 +109,7 @@ impl Postgres {
             self.retire(tx, now, &gone, &mut Applied::default()).await?;
             is_changed |= !gone.is_empty();
         }
+        self.move_edited(tx).await?;
         self.set_caps(tx, now, specs, &agents).await?;
         Ok(PutAgent::of(before.is_some(), is_changed))
     }
@@ -137,6 +138,7 @@ impl Postgres {
         let gone: Vec<ScheduleId> = gone.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         let mut applied = Applied::default();
         self.retire(tx, now, &gone, &mut applied).await?;
+        self.move_edited(tx).await?;
         Ok(Removed::Gone { cancelled: applied.cancelled })
     }
 

@@ -13,6 +13,21 @@ use super::{Gate, Postgres, Queue};
 use crate::Error;
 use crate::shapes::*;
 
+/// Kinds of gates, as stored.
+pub(super) const GATE_AGENT: i16 = 0;
+pub(super) const GATE_TURN: i16 = 1;
+pub(super) const GATE_COMMAND: i16 = 2;
+pub(super) const GATE_WHOLE: i16 = 3;
+
+/// The kind of gate at which a run takes its turn.
+pub(super) fn turn_kind(gates: Gates) -> Option<i16> {
+    gates.turn.map(|scope| match scope {
+        Scope::Schedule => GATE_TURN,
+        Scope::Command => GATE_COMMAND,
+        Scope::Agent => GATE_WHOLE,
+    })
+}
+
 /// Where a new run goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Place {
@@ -32,13 +47,11 @@ impl Postgres {
         let mut last: Option<(&NewRun, bool, i64)> = None;
         for run in runs {
             let agent_gate = match run.gates.agent {
-                true => Some(self.gate(tx, (0, run.agent, String::new())).await?),
+                true => Some(self.gate(tx, (GATE_AGENT, run.agent, String::new())).await?),
                 false => None,
             };
             let turn_gate = match run.gates.turn {
-                Some(Scope::Schedule) => Some(self.gate(tx, (1, run.schedule, String::new())).await?),
-                Some(Scope::Command) => Some(self.gate(tx, (2, run.agent, run.command.clone())).await?),
-                Some(Scope::Agent) => Some(self.gate(tx, (3, run.agent, String::new())).await?),
+                Some(_) => Some(self.gate(tx, (GATE_TURN, run.schedule, String::new())).await?),
                 None => None,
             };
             let gated = agent_gate.is_some() || turn_gate.is_some();
@@ -61,11 +74,11 @@ impl Postgres {
         Ok(places)
     }
 
-    async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
+    pub(super) async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
         if let Some(id) = self.cache.lock().gates.get(&gate) {
             return Ok(*id);
         }
-        let cap = (gate.0 != 0).then_some(1_i64);
+        let cap = (gate.0 != GATE_AGENT).then_some(1_i64);
         let sql =
             "insert into gates (kind, key, command, cap) values ($1, $2, $3, $4) on conflict do nothing";
         tx.execute(sql, &[&gate.0, &gate.1, &gate.2, &cap]).await?;
@@ -77,7 +90,7 @@ impl Postgres {
         Ok(id)
     }
 
-    async fn queue(&self, tx: &mut Tx<'_>, queue: Queue) -> Result<i64, Fault> {
+    pub(super) async fn queue(&self, tx: &mut Tx<'_>, queue: Queue) -> Result<i64, Fault> {
         if let Some(id) = self.cache.lock().queues.get(&queue) {
             return Ok(*id);
         }
@@ -114,6 +127,8 @@ pub(super) struct Columns<'a> {
     pub(super) prompts: Vec<Option<&'a str>>,
     pub(super) payloads: Vec<String>,
     pub(super) lanes: Vec<&'a str>,
+    pub(super) turns: Vec<Option<i16>>,
+    pub(super) own_lanes: Vec<bool>,
 }
 
 impl<'a> Columns<'a> {
@@ -131,6 +146,7 @@ impl<'a> Columns<'a> {
                     let own =
                         (run.priority, run.agent, run.command.as_str(), run.max_attempts, run.trigger.code());
                     let rest = (run.probe, run.prompt.as_deref(), run.lane.as_str(), run.payload.to_string());
+                    let rest = (rest, run.own_lane, turn_kind(run.gates));
                     *known.entry((place, own, rest)).or_insert_with(|| columns.add_kind(run, place))
                 }
             };
@@ -160,11 +176,13 @@ impl<'a> Columns<'a> {
         self.prompts.push(run.prompt.as_deref());
         self.payloads.push(run.payload.to_string());
         self.lanes.push(&run.lane);
+        self.turns.push(turn_kind(run.gates));
+        self.own_lanes.push(run.own_lane);
         self.lanes.len() as i32
     }
 
     /// In the order in which the functions take them.
-    pub(super) fn params(&self) -> [Param<'_>; 19] {
+    pub(super) fn params(&self) -> [Param<'_>; 21] {
         [
             &self.owners,
             &self.runs,
@@ -185,6 +203,8 @@ impl<'a> Columns<'a> {
             &self.prompts,
             &self.payloads,
             &self.lanes,
+            &self.turns,
+            &self.own_lanes,
         ]
     }
 }
@@ -199,6 +219,8 @@ fn is_alike(one: &NewRun, other: &NewRun) -> bool {
         && one.probe == other.probe
         && one.prompt == other.prompt
         && one.lane == other.lane
+        && one.own_lane == other.own_lane
+        && one.gates == other.gates
         && one.payload == other.payload
 }
 
@@ -216,7 +238,7 @@ pub(super) async fn insert_runs(
     let mut params: Vec<Param<'_>> = vec![&now];
     params.extend(columns.params());
     let sql = "select make_runs($1, null, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, \
-               $19, $20)";
+               $19, $20, $21, $22)";
     tx.query(sql, &params).await?;
     Ok(())
 }

@@ -65,7 +65,7 @@ pub(super) async fn lock_waiting(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
     lock_sessions(tx, runs).await?;
     let books = Books::of_runs(tx, runs).await?;
     // With the gates of their lanes, where they leave room for others.
-    let sql = "select l.schedule_id, l.agent_gate, l.turn_gate, l.lane, g.id as lane_gate from live l \
+    let sql = "select l.schedule_id, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.lane, g.id as lane_gate from live l \
                left join gates g on g.kind = 4 and g.key = 0 and g.command = l.lane \
                where l.id = any($1) and l.state <> 2";
     let (mut schedules, mut gates) = (BTreeSet::new(), BTreeSet::new());
@@ -73,6 +73,8 @@ pub(super) async fn lock_waiting(tx: &mut Tx<'_>, runs: &[Uuid]) -> Result<(Book
         schedules.insert(get::<i64>(&row, "schedule_id")?);
         gates.extend(get::<Option<i64>>(&row, "agent_gate")?);
         gates.extend(get::<Option<i64>>(&row, "turn_gate")?);
+        gates.extend(get::<Option<i64>>(&row, "command_gate")?);
+        gates.extend(get::<Option<i64>>(&row, "whole_gate")?);
         if let Some(gate) = get::<Option<i64>>(&row, "lane_gate")? {
             gates.insert(gate);
             tx.makes_room(get(&row, "lane")?);

@@ -66,6 +66,7 @@ mod finish;
 mod hook;
 mod lane;
 mod list;
+mod moves;
 mod node;
 mod notify;
 mod output;

@@ -44,7 +44,7 @@ pub(super) async fn next_due(tx: &mut Tx<'_>, unread: &[ScheduleId]) -> Result<O
 
 /// Commits plans that look at nothing but their own schedules.
 const PLAN_TICKS: &str = "select held from plan_ticks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, \
-    $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)";
+    $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29)";
 
 impl Postgres {
     /// The tokens first, then what lives: a run that is made in between is counted, or its maker changes the token.

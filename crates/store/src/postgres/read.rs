@@ -44,7 +44,7 @@ pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>
 }
 
 pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> {
-    let sql = concat!(live_list!(), " order by l.rank, l.not_before, l.id");
+    let sql = concat!(live_list!(), " order by l.rank, l.due_at, l.id");
     tx.query(sql, &[]).await?.iter().map(Live::record).collect()
 }
 
@@ -200,23 +200,28 @@ pub(super) async fn tend(tx: &mut Tx<'_>) -> Result<(), Fault> {
 
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.
 const PROMISES: &[&str] = &[
-    // Lowering a limit stops nobody: those that started before do not count.
+    // Lowering a limit stops nobody: those that started before do not count. More than one may run in a scope: it is for
+    // itself only that a run waits until none does.
     "select format('gate %s lets %s run and %s are running', g.id, g.cap, g.running) from ( \
-         select g.id, g.cap, (select count(*) from live r where r.state = 2 and \
-             (r.agent_gate = g.id or r.turn_gate = g.id) and (g.cap_at is null or r.started_at > g.cap_at)) as running \
-         from gates g where g.cap is not null \
+         select g.id, g.cap, (select count(*) from live r where r.state = 2 and r.agent_gate = g.id \
+             and (g.cap_at is null or r.started_at > g.cap_at)) as running \
+         from gates g where g.cap is not null and g.kind = 0 \
      ) g where g.running > g.cap",
     "select format('run %s is parked behind gate %s, which has room for %s and nobody ready', p.id, g.id, g.room) \
-     from ( \
-         select g.id, coalesce(g.cap, 2147483647) \
-             - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id) \
-             - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as room from gates g \
-     ) g join live p on p.state = 1 and p.parked_on = g.id \
-     where g.room > (select count(*) from live w where w.state = 0 and w.queue_id = p.queue_id \
-         and (w.agent_gate = g.id or w.turn_gate = g.id))",
+     from (select g.id, room_at(g) as room from gates g where g.kind = 0) g join live p on p.state = 1 and p.parked_on = g.id \
+     where g.room > (select count(*) from live w where w.state = 0 and w.queue_id = p.queue_id and w.agent_gate = g.id)",
+    "select format('run %s is parked at turn %s, which no other run of its schedule has', p.id, g.id) \
+     from gates g join live p on p.state = 1 and p.parked_on = g.id and g.kind = 1 \
+     where not exists (select 1 from live r where r.turn_gate = g.id and r.id <> p.id \
+         and (r.state = 2 or (r.rank, r.due_at, r.id) < (p.rank, p.due_at, p.id)))",
+    "select format('run %s is parked at scope %s, where nothing runs and nothing waits to be alone before it', p.id, g.id) \
+     from gates g join live p on p.state = 1 and p.parked_on = g.id and g.kind in (2, 3) \
+     where not exists (select 1 from live r where r.state = 2 and g.id in (r.command_gate, r.whole_gate)) \
+     and not exists (select 1 from live r where r.state <> 2 and r.alone_gate = g.id \
+         and (r.rank, r.due_at, r.id) < (p.rank, p.due_at, p.id))",
     "select format('run %s is parked behind nothing of its own', id) from live \
      where state = 1 and (case when parked_on is null then not exists (select 1 from session_runs r where r.run_id = live.id) \
-         else parked_on is distinct from agent_gate and parked_on is distinct from turn_gate end)",
+         else not coalesce(parked_on in (agent_gate, turn_gate, command_gate, whole_gate), false) end)",
     "select format('run %s is the first of its line and has no turn', l.id) from ( \
          select distinct on (session_id) session_id, run_id from session_runs order by session_id, seq \
      ) f join live l on l.id = f.run_id where l.state = 1 and l.parked_on is null \
@@ -262,7 +267,7 @@ const PROMISES: &[&str] = &[
     "select format('the token of schedule %s belongs to nobody', t.schedule_id) from timers t \
      where not exists (select 1 from schedules c where c.id = t.schedule_id)",
     "select format('run %s has no queue', l.id) from live l where not exists \
-     (select 1 from queues q where q.id = l.queue_id and q.gated = (coalesce(l.agent_gate, l.turn_gate) is not null))",
+     (select 1 from queues q where q.id = l.queue_id and q.gated = (coalesce(l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate) is not null))",
 ];
 
 pub(super) async fn integrity(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {

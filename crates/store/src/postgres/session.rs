@@ -217,7 +217,7 @@ impl Postgres {
             }
         }
         if !go.is_empty() {
-            let sql = "update live set state = 0 where id = any($1) and state + 0 = 1 and parked_on is null";
+            let sql = "update live set state = 3 where id = any($1) and state + 0 = 1 and parked_on is null";
             tx.execute(sql, &[&go]).await?;
         }
         if !wait.is_empty() {
@@ -318,7 +318,7 @@ async fn join_run(
     let payload: &str = get(found.first().ok_or(Fault::Again)?, "payload")?;
     let mut payload = serde_json::from_str(payload).unwrap_or_default();
     add_message(&mut payload, now, seq, new);
-    let sql = "update live set not_before = $2, payload = $3 where id = $1";
+    let sql = "update live set due_at = $2, not_before = $2, payload = $3 where id = $1";
     tx.execute(sql, &[&run.0, &not_before, &payload.to_string()]).await?;
     Ok(())
 }

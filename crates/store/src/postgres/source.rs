@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use belfry_core::definition::{FORMAT, When, read_stored};
 use belfry_core::edit::{self, Change};
+use belfry_core::gate::turn;
 use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, ScheduleId, Token};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -133,6 +134,7 @@ impl Postgres {
         let sql = "insert into sources (name, digest, applied_at) values ($1, $2, $3) \
                    on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at";
         tx.execute(sql, &[&source, &digest, &now]).await?;
+        self.move_edited(tx).await?;
         self.set_caps(tx, now, specs, &agents).await?;
         Ok(applied)
     }
@@ -225,7 +227,10 @@ impl Postgres {
         let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
                    skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
         tx.execute(sql, &[&gone]).await?;
-        tx.execute("update schedules set retired_at = $2 where id = any($1)", &[&gone, &now]).await?;
+        let sql = "update schedules set retired_at = $2 where id = any($1) returning agent_id";
+        for row in tx.query(sql, &[&gone, &now]).await? {
+            tx.edits(get(&row, "agent_id")?);
+        }
         for (agent_is_gone, reason) in [(true, Reason::AgentRemoved), (false, Reason::ScheduleRemoved)] {
             let sql = "select l.id from live l join schedules c on c.id = l.schedule_id \
                        join agents a on a.id = c.agent_id where l.schedule_id = any($1) and l.state <> 2 \
@@ -279,6 +284,12 @@ pub(super) async fn put_agents(
         // What a newer version wrote stays: that version knows better what it is.
         let same = newer.contains(&id)
             || known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
+        if !same && known.get(spec.name).is_some_and(|(_, _, known)| known != text) {
+            // Plans that were made with the old definition do not hold: they have its limits, labels and lane.
+            let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
+            tx.query(sql, &[&id]).await?;
+            tx.edits(id);
+        }
         if !same {
             let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
                        policies = $4, format = $5 where id = $1";
@@ -315,7 +326,12 @@ pub(super) async fn put_schedules(
                 None if spent.get(&schedule.name).is_some_and(|spent| spent == schedule.definition) => {
                     put.push(Put::Spent);
                 }
-                None if names.insert(schedule.name.as_str()) => fresh.push((*agent, schedule)),
+                None if names.insert(schedule.name.as_str()) => {
+                    if turn(&schedule.definition.options).is_some() {
+                        tx.edits(*agent);
+                    }
+                    fresh.push((*agent, schedule));
+                }
                 None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
                 Some(known) if known.format > FORMAT => put.push(Put::OwnedBy(NEWER_VERSION.to_owned())),
                 Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
@@ -327,6 +343,9 @@ pub(super) async fn put_schedules(
                         tx.execute(sql, &[&known.id, &source]).await?;
                     }
                     let changed = change(tx, now, known, schedule).await?;
+                    if changed {
+                        tx.edits(*agent);
+                    }
                     put.push(if changed { Put::Changed(known.id) } else { Put::Unchanged(known.id) });
                 }
             }
@@ -457,7 +476,11 @@ async fn change(
             let old = (old.as_ref(), memory::compiled(&old_compiled));
             Some(edit::define(&found, old, (spec.definition, compiled), now))
         }
-        false => None,
+        false => {
+            // Plans that were made with the old definition do not hold.
+            tx.query("select touch_token($1)", &[&known.id]).await?;
+            None
+        }
     };
     let new_revision = change.as_ref().is_some_and(|change| change.new_revision);
     let revision = known.revision + i64::from(new_revision);

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use belfry_core::RunId;
-use belfry_core::gate::{Admission, Candidate, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
+use super::gate::{Order, StoredGates};
 use super::source::from_json;
 use super::{Done, Verb, bytes, lossy, micros, node_bytes, number, run_id};
 use crate::sessions::read_given;
@@ -24,16 +25,27 @@ const START_ONE: &str = "update live set state = 2, parked_on = null, node_id = 
 /// What is read of a ready run.
 macro_rules! ready_columns {
     () => {
-        "id, rank, not_before, agent_gate, turn_gate, epoch, attempt, max_attempts, agent_id, schedule_id, command,
-         trigger, tick_at, prompt, payload, trace_id, rescue is not null, suspicions > 0"
+        "id, rank, due_at, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload,
+         trace_id, rescue is not null, suspicions > 0, agent_gate, turn_gate, command_gate, whole_gate, alone_gate"
     };
+}
+
+/// Where there may be more to claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// Nowhere.
+    Nothing,
+    /// In the same lane: behind those that were parked, or among those that parking has let through.
+    ThisLane,
+    /// In any lane: a run has started alone.
+    AllLanes,
 }
 
 /// A ready run: its place in the order, its gates, and what its claim will say. The attempt is still the one before.
 struct Ready {
     queue: i64,
-    place: (i64, i64, [u8; 16]),
-    gates: Vec<i64>,
+    place: Order,
+    gates: StoredGates,
     claimed: Claimed,
 }
 
@@ -49,22 +61,33 @@ impl Verb<'_> {
         if let Some(run) = claim.only {
             return self.claim_one(now, claim, run);
         }
-        let mut claimed = Vec::new();
+        self.execute("update live set state = 0 where state = 3 and not_before <= ?", [micros(now)])?;
+        let mut claimed: Vec<Claimed> = Vec::new();
         let mut rescues = usize::from(claim.rescue);
-        for (lane, slots) in &claim.lanes {
+        let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
+        while let Some((at, slots)) = deal.next_lane() {
+            let lane = &claim.lanes[at].0;
+            let before = claimed.len();
+            let mut is_changed = false;
             let queues = self.queues(lane, &claim.labels)?;
-            let mut slots = (*slots).min(self.room_of_lane(lane)?) as usize;
-            // Whoever meets a full gate is parked, and makes room for the next to be looked at.
-            while slots > 0 {
-                let ready = self.ready(now, &queues, lane, slots)?;
-                let before = claimed.len();
-                let look_again = self.admit(now, claim, ready, slots, &mut rescues, &mut claimed)?;
-                slots -= claimed.len() - before;
-                if !look_again {
+            let most = before + slots.min(self.room_of_lane(lane)?) as usize;
+            // A run that a gate holds is parked, and makes room for the next to be looked at.
+            while claimed.len() < most {
+                let free = most - claimed.len();
+                let ready = self.ready(now, &queues, lane, free)?;
+                let next = self.admit(now, claim, ready, free, &mut rescues, &mut claimed)?;
+                is_changed |= next == Next::AllLanes;
+                if next == Next::Nothing {
                     break;
                 }
             }
+            deal.started((claimed.len() - before) as u32);
+            // A run that started alone leaves the gates standing differently.
+            if is_changed {
+                deal.ask_all_again();
+            }
         }
+        claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));
         Ok(claimed)
     }
 
@@ -81,7 +104,7 @@ impl Verb<'_> {
             concat!(
                 "select ",
                 ready_columns!(),
-                " from live where id = ? and (state = 0 or state = 1 and parked_on is not null) and not_before <= ?"
+                " from live where id = ? and (state in (0, 3) or state = 1 and parked_on is not null) and not_before <= ?"
             ),
             params![bytes(run), micros(now)],
             |row| ready_of(row, queue, &lane),
@@ -92,8 +115,8 @@ impl Verb<'_> {
         if self.room_of_lane(&lane)? == 0 {
             return Ok(Vec::new());
         }
-        for gate in &ready.gates {
-            if self.room(*gate)? <= 0 {
+        for (gate, pass) in ready.gates.passes() {
+            if pass != Pass::Beside && self.room(gate)? <= 0 {
                 return Ok(Vec::new());
             }
         }
@@ -113,7 +136,12 @@ impl Verb<'_> {
     /// When the next run that is not due yet may start. Queue by queue and rank by rank, so that those that are due are not
     /// walked over.
     pub(super) fn next_start(&self, now: Timestamp) -> Done<Option<Timestamp>> {
-        let (mut place, mut earliest) = ((i64::MIN, i64::MIN), None::<i64>);
+        let mut earliest = self.row(
+            "select not_before from live where state = 3 and not_before > ? order by not_before limit 1",
+            [micros(now)],
+            |row| row.get::<_, i64>(0),
+        )?;
+        let mut place = (i64::MIN, i64::MIN);
         loop {
             let next = self.row(
                 "select queue_id, rank from live where state = 0 and (queue_id, rank) > (?, ?) order by queue_id, rank limit 1",
@@ -123,7 +151,7 @@ impl Verb<'_> {
             let Some(next) = next else { break };
             place = next;
             let first = self.row(
-                "select not_before from live where state = 0 and queue_id = ? and rank = ? and not_before > ? order by not_before limit 1",
+                "select due_at from live where state = 0 and queue_id = ? and rank = ? and due_at > ? order by due_at limit 1",
                 params![place.0, place.1, micros(now)],
                 |row| row.get::<_, i64>(0),
             )?;
@@ -158,8 +186,8 @@ impl Verb<'_> {
                     "select ",
                     ready_columns!(),
                     " from live indexed by live_rescued
-                      where queue_id = ? and state = 0 and rescue is not null and not_before <= ?
-                        and schedule_id not in (select value from json_each(?))"
+                      where queue_id = ?1 and state = 0 and rescue is not null and due_at <= ?2 and not_before <= ?2
+                        and schedule_id not in (select value from json_each(?3))"
                 ),
                 params![queue, micros(now), unread],
                 |row| ready_of(row, *queue, lane),
@@ -172,8 +200,8 @@ impl Verb<'_> {
                 concat!(
                     "select ",
                     ready_columns!(),
-                    " from live where queue_id = ? and state = 0 and rescue is null and not_before <= ?
-                        and schedule_id not in (select value from json_each(?)) order by rank, not_before, id limit ?"
+                    " from live where queue_id = ?1 and state = 0 and rescue is null and due_at <= ?2 and not_before <= ?2
+                        and schedule_id not in (select value from json_each(?3)) order by rank, due_at, id limit ?4"
                 ),
                 params![queue, micros(now), unread, limit as i64],
                 |row| ready_of(row, *queue, lane),
@@ -188,8 +216,7 @@ impl Verb<'_> {
         Ok(ready)
     }
 
-    /// Starts and parks ready runs in order. Says whether there may be more to look at: behind those that were parked, or
-    /// among those that parking has let through.
+    /// Starts and parks ready runs in order, and says where there may be more to look at.
     fn admit(
         &self,
         now: Timestamp,
@@ -198,43 +225,49 @@ impl Verb<'_> {
         slots: usize,
         rescues: &mut usize,
         claimed: &mut Vec<Claimed>,
-    ) -> Done<bool> {
-        let mut free: HashMap<i64, i64> = HashMap::new();
-        for gate in ready.iter().flat_map(|run| &run.gates) {
-            if !free.contains_key(gate) {
-                free.insert(*gate, self.room(*gate)?);
-            }
-        }
+    ) -> Done<Next> {
         let candidates: Vec<_> = ready
             .iter()
-            .map(|run| Candidate { run: (), gates: run.gates.clone(), rescued: run.claimed.rescued })
+            .map(|run| Candidate {
+                order: run.place,
+                gates: run.gates.passes(),
+                rescued: run.claimed.rescued,
+            })
             .collect();
+        let mut standings: HashMap<i64, Standing<Order>> = HashMap::new();
+        for (gate, pass) in candidates.iter().flat_map(|candidate| &candidate.gates) {
+            if !standings.contains_key(gate) {
+                standings.insert(*gate, self.standing(now, *gate, *pass)?);
+            }
+        }
         let reads_all = self.shared.unread.ids().is_empty();
-        let mut parked = false;
+        let mut next = Next::Nothing;
         let mut left = *rescues;
-        let mut free_starts: BTreeMap<i64, (i64, i64, [u8; 16])> = BTreeMap::new();
-        for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut free, slots, &mut left)) {
+        let mut free_starts: BTreeMap<i64, Order> = BTreeMap::new();
+        for (run, admission) in ready.into_iter().zip(admit(&candidates, &mut standings, slots, &mut left)) {
             let id = bytes(run.claimed.run);
             match admission {
                 Admission::Start => {
                     *rescues -= usize::from(run.claimed.rescued);
-                    if run.gates.is_empty() && !run.claimed.rescued && reads_all {
+                    if !run.gates.is_gated() && !run.claimed.rescued && reads_all {
                         free_starts.insert(run.queue, run.place);
                     } else {
                         self.start_one(now, claim, &run)?;
+                    }
+                    // Those that waited behind it in its scope may go on, unless another run waits there to be alone.
+                    if let Some(gate) = run.gates.alone {
+                        self.release(gate)?;
+                        next = Next::AllLanes;
                     }
                     let Claimed { epoch, attempt, .. } = run.claimed;
                     claimed.push(Claimed { epoch: epoch + 1, attempt: attempt + 1, ..run.claimed });
                 }
                 Admission::Park(gate) => {
-                    parked = true;
+                    next = next.max(Next::ThisLane);
                     self.execute("update live set state = 1, parked_on = ? where id = ?", params![gate, id])?;
-                    // It was the first at its other gates, where somebody waits behind it who need not.
-                    let mut let_through = 0;
-                    for other in run.gates.iter().filter(|other| **other != gate) {
-                        let_through += self.release(*other)?;
-                    }
-                    if let_through > 0 {
+                    // It was the first at its limit, where somebody waits behind it who need not.
+                    let limit = run.gates.agent.filter(|limit| *limit != gate);
+                    if limit.map_or(Ok(0), |limit| self.release(limit))? > 0 {
                         break;
                     }
                 }
@@ -243,84 +276,39 @@ impl Verb<'_> {
         }
         // Nobody is passed by in a queue without gates: those that start are all up to the last of them. `or fail` spares a
         // journal of this statement alone: a verb that fails is taken back as a whole.
-        for (queue, (rank, not_before, id)) in free_starts {
+        for (queue, (rank, due_at, id)) in free_starts {
             self.execute(
                 "update or fail live indexed by live_ready
                  set state = 2, node_id = ?, epoch = epoch + 1, attempt = attempt + 1, started_at = ?3
-                 where queue_id = ?2 and state = 0 and rescue is null and not_before <= ?3 and (rank, not_before, id) <= (?4, ?5, ?6)",
-                params![node_bytes(claim.node), queue, micros(now), rank, not_before, id],
+                 where queue_id = ?2 and state = 0 and rescue is null and due_at <= ?3 and not_before <= ?3
+                   and (rank, due_at, id) <= (?4, ?5, ?6)",
+                params![node_bytes(claim.node), queue, micros(now), rank, due_at, id],
             )?;
         }
-        Ok(parked)
-    }
-
-    /// How many more may run behind a gate.
-    pub(super) fn room(&self, gate: i64) -> Done<i64> {
-        let room = self.row(
-            "select cap, (select count(*) from live where state = 2 and agent_gate = ?1)
-                       + (select count(*) from live where state = 2 and turn_gate = ?1) from gates where id = ?1",
-            [gate],
-            |row| Ok(row.get::<_, Option<i64>>(0)?.map_or(i64::MAX, |cap| cap - row.get::<_, i64>(1).unwrap_or(0))),
-        )?;
-        Ok(room.unwrap_or(i64::MAX))
-    }
-
-    /// Lets runs through that wait at a gate, as many of each queue as there is room for, the first first: nodes that
-    /// serve one queue do not wait for those that serve another. Gives their number.
-    pub(super) fn release(&self, gate: i64) -> Done<usize> {
-        if self
-            .row("select 1 from live where state = 1 and parked_on = ? limit 1", [gate], |_| Ok(()))?
-            .is_none()
-        {
-            return Ok(0);
-        }
-        let room = self.room(gate)?;
-        if room <= 0 {
-            return Ok(0);
-        }
-        self.execute(
-            "update live set state = 0, parked_on = null where id in
-               (select id from (select id, row_number() over (partition by queue_id order by rank, not_before, id) as place
-                                from live where state = 1 and parked_on = ?) where place <= ?)",
-            params![gate, room],
-        )
-    }
-
-    /// Lets runs through at all gates that this verb has made room at.
-    pub(super) fn release_freed(&self) -> Done<()> {
-        for gate in self.freed.take() {
-            self.release(gate)?;
-        }
-        Ok(())
+        Ok(next)
     }
 }
 
 fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
     let id: [u8; 16] = row.get(0)?;
-    let (trigger, payload, unreadable) = read_given(number(row, 11)?, row.get_ref(14)?.as_bytes()?);
+    let (trigger, payload, unreadable) = read_given(number(row, 9)?, row.get_ref(12)?.as_bytes()?);
     let claimed = Claimed {
         run: run_id(id),
-        epoch: number(row, 5)?,
-        attempt: number(row, 6)?,
-        max_attempts: number(row, 7)?,
-        agent: row.get(8)?,
-        schedule: row.get(9)?,
-        command: lossy(row, 10)?.unwrap_or_default(),
+        epoch: number(row, 3)?,
+        attempt: number(row, 4)?,
+        max_attempts: number(row, 5)?,
+        agent: row.get(6)?,
+        schedule: row.get(7)?,
+        command: lossy(row, 8)?.unwrap_or_default(),
         trigger,
-        tick_at: row.get::<_, Option<i64>>(12)?.map(unknown::instant),
+        tick_at: row.get::<_, Option<i64>>(10)?.map(unknown::instant),
         lane: lane.to_owned(),
-        prompt: lossy(row, 13)?,
+        prompt: lossy(row, 11)?,
         payload,
-        trace_id: row.get::<_, Option<[u8; 16]>>(15)?.map(uuid::Uuid::from_bytes),
+        trace_id: row.get::<_, Option<[u8; 16]>>(13)?.map(uuid::Uuid::from_bytes),
         unreadable,
-        rescued: row.get(16)?,
-        suspect: row.get(17)?,
+        rescued: row.get(14)?,
+        suspect: row.get(15)?,
     };
-    let gates = [row.get::<_, Option<i64>>(3)?, row.get(4)?];
-    Ok(Ready {
-        queue,
-        place: (row.get(1)?, row.get(2)?, id),
-        gates: gates.into_iter().flatten().collect(),
-        claimed,
-    })
+    Ok(Ready { queue, place: (row.get(1)?, row.get(2)?, id), gates: StoredGates::read(row, 16)?, claimed })
 }

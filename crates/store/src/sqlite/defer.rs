@@ -96,7 +96,8 @@ impl Verb<'_> {
     fn waiting_in(&self, lane: &str) -> Done<i64> {
         let waiting = self.row(
             "select (select count(*) from live where state = 0 and queue_id in (select id from queues where lane = ?1))
-                  + (select count(*) from live where state = 1 and queue_id in (select id from queues where lane = ?1))",
+                  + (select count(*) from live where state = 1 and queue_id in (select id from queues where lane = ?1))
+                  + (select count(*) from live where state = 3 and queue_id in (select id from queues where lane = ?1))",
             [lane],
             |row| row.get(0),
         )?;

@@ -7,6 +7,7 @@ use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Tr
 use belfry_time::Timestamp;
 use rusqlite::params;
 
+use super::gate::StoredGates;
 use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
 use super::{Done, Verb, bytes, lossy, maybe_number, micros, number, run_id};
 use crate::sabotage::Sabotage;
@@ -25,7 +26,7 @@ struct Ending {
     tick_at: Option<i64>,
     queue: i64,
     trigger: i16,
-    gates: [Option<i64>; 2],
+    gates: StoredGates,
 }
 
 /// A schedule, as far as the end of its run needs to know it.
@@ -69,7 +70,8 @@ impl Verb<'_> {
     fn ending(&self, run: RunId, epoch: Option<Epoch>) -> Done<Option<Ending>> {
         self.row(
             "select st.status, st.waits_for, st.delete_after_run, st.ended, st.ended_failed, st.last_failed, st.last_other,
-                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.tick_at, l.queue_id, l.agent_gate, l.turn_gate, l.trigger
+                    l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.tick_at, l.queue_id, l.trigger,
+                    l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate
              from live l left join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
@@ -92,8 +94,8 @@ impl Verb<'_> {
                     schedule: row.get(11)?,
                     tick_at: row.get(12)?,
                     queue: row.get(13)?,
-                    gates: [row.get(14)?, row.get(15)?],
-                    trigger: number(row, 16)?,
+                    trigger: number(row, 14)?,
+                    gates: StoredGates::read(row, 15)?,
                 })
             },
         )
@@ -156,21 +158,23 @@ impl Verb<'_> {
 
     /// Waits for its next attempt; `counted` says whether this one counts.
     pub(super) fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
-        let (gates, trigger) = self
-            .row("select agent_gate, turn_gate, trigger from live where id = ?", [bytes(run)], |row| {
-                Ok(([row.get::<_, Option<i64>>(0)?, row.get(1)?], number::<i16>(row, 2)?))
-            })?
+        let (trigger, gates) = self
+            .row(
+                "select trigger, agent_gate, turn_gate, command_gate, whole_gate, alone_gate from live where id = ?",
+                [bytes(run)],
+                |row| Ok((number::<i16>(row, 0)?, StoredGates::read(row, 1)?)),
+            )?
             .unwrap_or_default();
         if trigger == Trigger::Message.code() {
             self.moved.borrow_mut().extend(self.session_of(run)?);
         }
         self.execute(
             // An attempt that counts has left its node alive; one that does not count may never have started.
-            "update live set state = 0, node_id = null, due_at = coalesce(due_at, not_before), not_before = ?1,
+            "update live set state = 3, node_id = null, not_before = max(?1, due_at),
                  attempt = attempt - ?2, rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
-        self.freed.borrow_mut().extend(gates.into_iter().flatten());
+        self.freed.borrow_mut().extend(gates.all());
         Ok(Finished::Pending)
     }
 
@@ -205,7 +209,7 @@ impl Verb<'_> {
             "insert or fail into history (id, place, ordinal, previous, schedule_id, tick_at, agent_id, command, trigger, lane, not_before, due_at,
                                   state, reason, attempt, max_attempts, epoch, node_id, exit_code, error, summary, session, prompt, payload, trace_id,
                                   created_at, started_at, finished_at)
-             select id, ?2, ?3, ?4, schedule_id, tick_at, agent_id, command, trigger, ?5, not_before, due_at,
+             select id, ?2, ?3, ?4, schedule_id, tick_at, agent_id, command, trigger, ?5, not_before, nullif(due_at, not_before),
                     ?6, ?7, attempt, max_attempts, epoch, node_id, ?8, ?9, ?10, session, prompt,
                     case payload when '{}' then null else payload end, trace_id, created_at, started_at, ?11
              from live where id = ?1 on conflict (id) do nothing",
@@ -235,7 +239,7 @@ impl Verb<'_> {
             self.moved.borrow_mut().extend(self.session_of(run)?);
             self.execute("delete from session_runs where run_id = ?", [bytes(run)])?;
         }
-        self.freed.borrow_mut().extend(ending.gates.into_iter().flatten());
+        self.freed.borrow_mut().extend(ending.gates.all());
         // By damage a run that has ended may live all the same. Its first end holds.
         if stored > 0 {
             self.tell_schedule(now, ending, state, reason, result)?;

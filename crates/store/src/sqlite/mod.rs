@@ -8,6 +8,7 @@ mod claim;
 mod defer;
 mod edit;
 mod finish;
+mod gate;
 mod hook;
 mod identity;
 mod lane;
@@ -286,6 +287,8 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
         alone: Cell::default(),
         freed: RefCell::default(),
         moved: RefCell::default(),
+        edited: RefCell::default(),
+        scopes: Cell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
         limits: RefCell::default(),
@@ -347,6 +350,8 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
         alone: Cell::default(),
         freed: RefCell::default(),
         moved: RefCell::default(),
+        edited: RefCell::default(),
+        scopes: Cell::default(),
         policies: RefCell::default(),
         lanes: RefCell::default(),
         limits: RefCell::default(),
@@ -377,6 +382,10 @@ struct Verb<'a> {
     freed: RefCell<BTreeSet<i64>>,
     /// Sessions whose line is another now, likewise.
     moved: RefCell<BTreeSet<i64>>,
+    /// Agents whose definitions, or those of whose schedules, are others now, likewise.
+    edited: RefCell<BTreeSet<AgentId>>,
+    /// Whether there are scopes, once asked for.
+    scopes: Cell<Option<bool>>,
     /// Policies of agents that this verb has asked for.
     policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
     /// Lanes of queues that this verb has asked for.
@@ -402,12 +411,15 @@ impl Verb<'_> {
         }
         self.freed.take();
         self.moved.take();
+        self.edited.take();
+        self.scopes.take();
         self.policies.take();
         self.lanes.take();
         self.limits.take();
         self.made_room.take();
         let done = verb(self).and_then(|done| {
             self.settle_moved()?;
+            self.move_edited()?;
             self.release_freed()?;
             self.arm_deferred()?;
             Ok(done)

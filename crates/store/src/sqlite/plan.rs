@@ -15,7 +15,7 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::{GATE_AGENT, GATE_TURN, from_json, to_json};
+use super::source::{GATE_AGENT, from_json, to_json};
 use super::{Done, Verb, bytes, instant, maybe_instant, maybe_number, micros, node_id, number, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -293,21 +293,13 @@ impl Verb<'_> {
     }
 
     pub(super) fn insert_run(&self, now: Timestamp, new: &NewRun) -> Done<()> {
-        let agent_gate =
-            if new.gates.agent { Some(self.gate(GATE_AGENT, &new.agent.to_string())?) } else { None };
-        let turn_gate = match new.gates.turn {
-            None => None,
-            Some(Scope::Schedule) => Some(self.gate(GATE_TURN, &format!("schedule {}", new.schedule))?),
-            Some(Scope::Command) => {
-                Some(self.gate(GATE_TURN, &format!("command {} {}", new.agent, new.command))?)
-            }
-            Some(Scope::Agent) => Some(self.gate(GATE_TURN, &format!("agent {}", new.agent))?),
-        };
-        let queue = self.queue(&new.lane, &new.needs, agent_gate.is_some() || turn_gate.is_some())?;
+        let gates = self.gates_of(new.agent, new.schedule, &new.command, new.gates, new.trigger)?;
+        let queue = self.queue(&new.lane, &new.needs, gates.is_gated())?;
         self.execute(
-            "insert into live (id, state, queue_id, rank, not_before, schedule_id, tick_at, agent_id, command, trigger, agent_gate,
-                               turn_gate, epoch, attempt, max_attempts, prompt, payload, trace_id, created_at)
-             values (?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)",
+            "insert into live (id, state, queue_id, rank, due_at, not_before, schedule_id, tick_at, agent_id, command, trigger,
+                               agent_gate, turn_gate, command_gate, whole_gate, alone_gate, own_lane, epoch, attempt, max_attempts,
+                               prompt, payload, trace_id, created_at)
+             values (?, 0, ?, ?, ?4, ?4, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, ?, ?)",
             params![
                 bytes(new.id),
                 queue,
@@ -318,8 +310,12 @@ impl Verb<'_> {
                 new.agent,
                 new.command,
                 new.trigger.code(),
-                agent_gate,
-                turn_gate,
+                gates.agent,
+                gates.turn,
+                gates.command,
+                gates.whole,
+                gates.alone,
+                new.own_lane,
                 new.max_attempts,
                 new.prompt,
                 new.payload.to_string(),
@@ -330,8 +326,8 @@ impl Verb<'_> {
         .map(drop)
     }
 
-    /// The number of a gate; a turn is for one at a time.
-    fn gate(&self, kind: i64, key: &str) -> Done<i64> {
+    /// The number of a gate; all but limits are for one at a time.
+    pub(super) fn gate(&self, kind: i64, key: &str) -> Done<i64> {
         let find = |verb: &Self| {
             verb.row("select id from gates where kind = ? and key = ?", params![kind, key], |row| row.get(0))
         };
@@ -340,12 +336,12 @@ impl Verb<'_> {
         }
         self.execute(
             "insert into gates (kind, key, cap) values (?, ?, ?)",
-            params![kind, key, (kind == GATE_TURN).then_some(1)],
+            params![kind, key, (kind != GATE_AGENT).then_some(1)],
         )?;
         Ok(self.connection.last_insert_rowid())
     }
 
-    fn queue(&self, lane: &str, needs: &[String], gated: bool) -> Done<i64> {
+    pub(super) fn queue(&self, lane: &str, needs: &[String], gated: bool) -> Done<i64> {
         let needs = to_json(&needs)?;
         let known = self.row(
             "select id from queues where lane = ? and needs = ? and gated = ?",
@@ -390,7 +386,7 @@ impl Verb<'_> {
         }
         self.insert_run(now, run)?;
         // A plan that did not know of this run is not committed.
-        self.execute("update timers set version = random() where schedule_id = ?", [run.schedule])?;
+        self.touch(run.schedule)?;
         Ok(Enqueued::Made)
     }
 

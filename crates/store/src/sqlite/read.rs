@@ -20,7 +20,7 @@ impl Verb<'_> {
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {
-        self.rows(live_list("true order by l.rank, l.not_before, l.id"), [], record)
+        self.rows(live_list("true order by l.rank, l.due_at, l.id"), [], record)
     }
 
     /// Along the two chains of a schedule, the last first.
@@ -160,16 +160,27 @@ impl Verb<'_> {
             .collect();
         let promises = [
             (
-                // An agent's limit may have been lowered; a turn is always for one.
-                "turns that more than one has",
-                "select count(*) from gates g where kind = 1 and cap < (select count(*) from live where state = 2 and turn_gate = g.id)",
+                "gates that a run has which does not belong there",
+                "select count(*) from live where alone_gate is not null and alone_gate not in (coalesce(command_gate, -1), coalesce(whole_gate, -1))",
             ),
             (
                 "runs parked at a gate with room, and nobody let through before them",
-                "select count(*) from live l join gates g on g.id = l.parked_on where l.state = 1
-                   and (g.cap is null or g.cap > (select count(*) from live where state = 2 and agent_gate = g.id)
-                                               + (select count(*) from live where state = 2 and turn_gate = g.id))
-                   and not exists (select 1 from live r where r.state = 0 and r.queue_id = l.queue_id and g.id in (r.agent_gate, r.turn_gate))",
+                "select count(*) from live l join gates g on g.id = l.parked_on where l.state = 1 and g.kind = 0
+                   and (g.cap is null or g.cap > (select count(*) from live where state = 2 and agent_gate = g.id))
+                   and not exists (select 1 from live r where r.state = 0 and r.queue_id = l.queue_id and g.id = r.agent_gate)",
+            ),
+            (
+                "runs parked at a turn that no other run of their schedule has",
+                "select count(*) from live l join gates g on g.id = l.parked_on where l.state = 1 and g.kind = 1
+                   and not exists (select 1 from live r where r.turn_gate = g.id and r.id <> l.id
+                                   and (r.state = 2 or (r.rank, r.due_at, r.id) < (l.rank, l.due_at, l.id)))",
+            ),
+            (
+                "runs parked at a scope where nothing runs and nothing waits to be alone before them",
+                "select count(*) from live l join gates g on g.id = l.parked_on where l.state = 1 and g.kind > 1
+                   and not exists (select 1 from live r where r.state = 2 and g.id in (r.command_gate, r.whole_gate))
+                   and not exists (select 1 from live r where r.state <> 2 and r.alone_gate = g.id
+                                   and (r.rank, r.due_at, r.id) < (l.rank, l.due_at, l.id))",
             ),
             (
                 "parked runs without a gate and without a line",

@@ -89,7 +89,7 @@ impl Verb<'_> {
         let mut payload = payload.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         add_message(&mut payload, now, seq, new);
         self.execute(
-            "update live set not_before = ?, payload = ? where id = ?",
+            "update live set due_at = ?1, not_before = ?1, payload = ?2 where id = ?3",
             params![micros(not_before), payload.to_string(), bytes(run)],
         )
         .map(drop)
@@ -247,7 +247,7 @@ impl Verb<'_> {
                 }
                 self.execute(
                     "update live set state = ?, parked_on = null where id = ? and state <> 2",
-                    params![i64::from(!turn), bytes(run)],
+                    params![if turn { 3 } else { 1 }, bytes(run)],
                 )?;
             }
         }

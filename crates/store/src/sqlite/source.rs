@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use belfry_core::check::Status;
 use belfry_core::definition::{FORMAT, ScheduleDefinition, When, read_stored};
+use belfry_core::gate::turn;
 use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -17,6 +18,8 @@ use crate::views::*;
 /// Kinds of gates, as stored.
 pub(super) const GATE_AGENT: i64 = 0;
 pub(super) const GATE_TURN: i64 = 1;
+pub(super) const GATE_COMMAND: i64 = 2;
+pub(super) const GATE_WHOLE: i64 = 3;
 
 /// Codes of what a schedule's status can be, where others ask for them.
 pub(super) const STATUS_ACTIVE: i64 = 0;
@@ -65,6 +68,15 @@ impl Verb<'_> {
             // A newer version wrote it, and knows better what it is.
             Some((id, known)) if known > FORMAT => return Ok(id),
             Some((id, _)) => {
+                let is_same = self.row(
+                    "select 1 from agents where id = ? and definition = ?",
+                    params![id, definition],
+                    |_| Ok(()),
+                )?;
+                if is_same.is_none() {
+                    self.touch_all(id)?;
+                    self.edited.borrow_mut().insert(id);
+                }
                 self.execute(
                     "update agents set source = ?1, revision = revision + (definition <> ?2), definition = ?2, breaker = ?3,
                          budget = ?4, format = ?5 where id = ?6",
@@ -133,6 +145,9 @@ impl Verb<'_> {
                 params![id, micros(now), definition.options.delete_after_run],
             )?;
             self.write(id, &change)?;
+            if turn(&definition.options).is_some() {
+                self.edited.borrow_mut().insert(agent);
+            }
             return Ok(Put::Added(id));
         };
         if old_format > FORMAT {
@@ -150,6 +165,8 @@ impl Verb<'_> {
             return Ok(Put::Unchanged(id));
         }
         let old_compiled = self.compile(id, name, &old_text);
+        self.touch(id)?;
+        self.edited.borrow_mut().insert(agent);
         self.execute(
             "update schedules set definition = ?, format = ? where id = ?",
             params![text, format, id],
@@ -170,6 +187,20 @@ impl Verb<'_> {
             }
         }
         Ok(Put::Changed(id))
+    }
+
+    /// Plans that were made on the schedule's timer do not hold.
+    pub(super) fn touch(&self, id: ScheduleId) -> Done<()> {
+        self.execute("update timers set version = random() where schedule_id = ?", [id]).map(drop)
+    }
+
+    /// Plans that were made with the agent's old definition do not hold: they have its limits, labels and lane.
+    fn touch_all(&self, agent: AgentId) -> Done<()> {
+        self.execute(
+            "update timers set version = random() where schedule_id in (select id from schedules where agent_id = ?)",
+            [agent],
+        )
+        .map(drop)
     }
 
     fn start_revision(&self, now: Timestamp, id: ScheduleId, text: &str, format: i32) -> Done<()> {
@@ -269,6 +300,11 @@ impl Verb<'_> {
             [id],
         )?;
         self.execute("update schedules set retired_at = ? where id = ?", params![micros(now), id])?;
+        self.edited.borrow_mut().extend(self.row(
+            "select agent_id from schedules where id = ?",
+            [id],
+            |row| row.get::<_, AgentId>(0),
+        )?);
         let pending =
             self.rows("select id from live where schedule_id = ? and state <> 2 order by id", [id], |row| {
                 row.get(0).map(run_id)

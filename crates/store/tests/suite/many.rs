@@ -231,6 +231,7 @@ async fn claim<S: Store>(arena: &Arena<S>, node: NodeId, random: &mut Random, ru
         node,
         lanes: vec![("cron".into(), 1 + random.below(8) as u32)],
         labels: Vec::new(),
+        total: u32::MAX,
         only: None,
         rescue: true,
     };

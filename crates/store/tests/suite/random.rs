@@ -77,7 +77,7 @@ enum Operation {
     Enqueue(usize, Option<usize>),
     Backfill { which: usize, minutes: i64, key: Option<usize> },
     Knock { which: usize, how: usize, signed: Option<usize>, key: Option<usize> },
-    Claim(u128, u32, bool),
+    Claim(u128, u32, bool, u32),
     Finish { which: usize, outcome: usize, stale: bool },
     Cancel(usize),
     GiveBack(usize),
@@ -141,7 +141,10 @@ fn operation(random: &mut Random) -> Operation {
                 [100, 1_000, 10_000, 60_000, 120_000, 600_000, 60_000, 120_000, 600_000][random.below(9)];
             Operation::Advance(if random.chance(8) { -ms } else { ms })
         }
-        30..=47 => Operation::Claim(random.below(3) as u128, random.below(4) as u32, random.chance(70)),
+        30..=47 => {
+            let total = if random.chance(30) { random.below(5) as u32 } else { u32::MAX };
+            Operation::Claim(random.below(3) as u128, random.below(4) as u32, random.chance(70), total)
+        }
         48..=69 => {
             Operation::Finish { which: random.below(1000), outcome: random.below(7), stale: random.chance(5) }
         }
@@ -319,8 +322,8 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                 self.runs.push(knock.run.id);
                 format!("{:?}", store.knock(now, &knock).await.unwrap())
             }
-            Operation::Claim(node, slots, rescue) => {
-                let claimed = self.world.claim_with(node_id(*node), *slots, *rescue).await;
+            Operation::Claim(node, slots, rescue, total) => {
+                let claimed = self.world.claim_in_total(node_id(*node), *slots, *total, *rescue).await;
                 let words: Vec<_> = claimed.iter().map(|claimed| self.claimed_words(claimed)).collect();
                 self.claimed.extend(claimed);
                 words.join("\n")

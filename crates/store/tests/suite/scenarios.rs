@@ -37,6 +37,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
     Box::pin(super::cases::all(&fresh)).await;
+    Box::pin(super::claiming::all(&fresh)).await;
     Box::pin(super::deferring::all(&fresh)).await;
     Box::pin(super::editing::all(&fresh)).await;
     Box::pin(super::listing::all(&fresh)).await;

@@ -81,14 +81,17 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
         max_concurrent: Some(1 + variant as u32 % 3),
         limits_sessions: variant.is_multiple_of(2),
         retry: Retry { max: 1, ..Retry::default() },
+        lane: if variant % 4 == 1 { "main" } else { "cron" }.into(),
         ..AgentDefinition::default()
     };
     let fragile = AgentDefinition {
         breaker: Some(Breaker { threshold: 2, reset_after_ms: 600_000 }),
         budget: Some(Budget { max: 3, period_ms: 3_600_000 }),
         retry: Retry { max: if variant.is_multiple_of(2) { 0 } else { 2 }, ..Retry::default() },
-        ..unlimited()
+        max_concurrent: if variant % 3 == 1 { Some(2) } else { None },
+        ..AgentDefinition::default()
     };
+    let scope = [Scope::Schedule, Scope::Agent, Scope::Command][variant / 2 % 3];
     let mut agents = vec![
         agent(
             "limited",
@@ -122,7 +125,13 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
                 ),
                 (
                     "agentwide",
-                    schedule(When::Cron("*/3 * * * *".into()), options(IfRunning::Skip, Scope::Agent)),
+                    schedule(
+                        When::Cron("*/3 * * * *".into()),
+                        options(
+                            if variant % 5 == 2 { IfRunning::Queue } else { IfRunning::Skip },
+                            Scope::Agent,
+                        ),
+                    ),
                 ),
             ],
         ),
@@ -130,10 +139,7 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
             "fragile",
             fragile,
             &[
-                (
-                    "cancel",
-                    schedule(When::Cron("* * * * *".into()), options(IfRunning::Cancel, Scope::Schedule)),
-                ),
+                ("cancel", schedule(When::Cron("* * * * *".into()), options(IfRunning::Cancel, scope))),
                 (
                     "command",
                     schedule(
@@ -161,7 +167,11 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
         ),
         agent(
             "free",
-            AgentDefinition { lane: "main".into(), needs: vec!["gpu".into()], ..unlimited() },
+            AgentDefinition {
+                lane: "main".into(),
+                needs: vec![if variant % 8 == 6 { "tpu" } else { "gpu" }.into()],
+                ..unlimited()
+            },
             &[
                 (
                     "allow",
@@ -286,9 +296,14 @@ impl<'a, S: Store> World<'a, S> {
     }
 
     pub async fn claim_with(&self, node: NodeId, slots: u32, rescue: bool) -> Vec<Claimed> {
+        self.claim_in_total(node, slots, u32::MAX, rescue).await
+    }
+
+    pub async fn claim_in_total(&self, node: NodeId, slots: u32, total: u32, rescue: bool) -> Vec<Claimed> {
         let claim = Claim {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
+            total,
             labels: vec!["gpu".into()],
             only: None,
             rescue,
@@ -297,8 +312,14 @@ impl<'a, S: Store> World<'a, S> {
     }
 
     pub async fn claim_only(&self, node: NodeId, run: RunId) -> Vec<Claimed> {
-        let claim =
-            Claim { node, lanes: Vec::new(), labels: vec!["gpu".into()], only: Some(run), rescue: true };
+        let claim = Claim {
+            node,
+            lanes: Vec::new(),
+            total: 1,
+            labels: vec!["gpu".into()],
+            only: Some(run),
+            rescue: true,
+        };
         self.store.claim(self.now, &claim).await.unwrap()
     }
 
@@ -335,10 +356,8 @@ impl<'a, S: Store> World<'a, S> {
         let record = self.schedule(name).await;
         let id = self.run_id();
         let compiled = record.definition.compile(name).unwrap();
-        let definition = fleet(0)
-            .into_iter()
-            .find(|spec| name.starts_with(&spec.name))
-            .map_or_else(AgentDefinition::default, |spec| spec.definition);
+        let definition =
+            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
         let mut run = NewRun::of(id, record.agent, record.id, &compiled, &definition, self.now);
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});

@@ -2,22 +2,53 @@
 -- volatile PL/pgSQL function takes a snapshot of its own under READ COMMITTED, so that what is counted after a lock is
 -- counted as it is after the lock, just as from outside.
 
+-- The queue for runs with gates that has the lane and the labels of another queue.
+create function gated_queue(which bigint) returns bigint language plpgsql as $$
+declare
+    found_id bigint;
+begin
+    insert into queues (lane, needs, gated) select q.lane, q.needs, true from queues q where q.id = which and not q.gated
+        on conflict do nothing;
+    select g.id into found_id from queues q join queues g on g.lane = q.lane and g.needs = q.needs and g.gated
+        where q.id = which;
+    return found_id;
+end $$;
+
 -- Makes runs: of each its kind, which names what many have in common, by its place among the kinds. With `held` only
 -- those whose owner is among these. Arguments that are arrays are read by place, which is faster than to unnest them.
 create function make_runs(
     made_at timestamptz, held integer[], owners integer[], runs uuid[], kinds integer[], schedules bigint[],
     not_befores timestamptz[], tick_ats timestamptz[], trace_ids uuid[],
     queues bigint[], ranks integer[], agents bigint[], commands text[], agent_gates bigint[], turn_gates bigint[],
-    max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[]
+    max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[],
+    turns smallint[], own_lanes boolean[]
 ) returns void language plpgsql as $$
+declare
+    command_gates bigint[];
+    whole_gates bigint[];
+    alone_gates bigint[];
 begin
-    insert into live (id, state, created_at, schedule_id, not_before, tick_at, trace_id, queue_id, rank, agent_id,
-        command, agent_gate, turn_gate, max_attempts, trigger, probe, prompt, payload, lane)
-    select runs[u.place], 0, made_at, schedules[u.place], not_befores[u.place], tick_ats[u.place], trace_ids[u.place],
-        queues[kinds[u.place]], ranks[kinds[u.place]], agents[kinds[u.place]], commands[kinds[u.place]],
-        agent_gates[kinds[u.place]], turn_gates[kinds[u.place]], max_attempts[kinds[u.place]],
-        triggers[kinds[u.place]], probes[kinds[u.place]], prompts[kinds[u.place]], payloads[kinds[u.place]],
-        lanes[kinds[u.place]]
+    -- Beside the gates of their own definitions those that other schedules of their agents want for themselves.
+    perform 1 from scopes s where s.agent_id = any(agents);
+    if found then
+        select array_agg(c.gate_id order by k.nth), array_agg(w.gate_id order by k.nth),
+            array_agg(case turns[k.nth] when 2 then c.gate_id when 3 then w.gate_id end order by k.nth),
+            array_agg(case when c.gate_id is null and w.gate_id is null then queues[k.nth]
+                else gated_queue(queues[k.nth]) end order by k.nth)
+            into command_gates, whole_gates, alone_gates, queues
+        from generate_series(1, cardinality(agents)) as k (nth)
+        left join scopes c on c.agent_id = agents[k.nth] and c.command = commands[k.nth] and triggers[k.nth] <> 4
+        left join scopes w on w.agent_id = agents[k.nth] and w.command = '' and triggers[k.nth] <> 4;
+    end if;
+    insert into live (id, state, created_at, schedule_id, due_at, not_before, tick_at, trace_id, queue_id, rank, agent_id,
+        command, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, own_lane, max_attempts, trigger, probe, prompt,
+        payload, lane)
+    select runs[u.place], 0, made_at, schedules[u.place], not_befores[u.place], not_befores[u.place], tick_ats[u.place],
+        trace_ids[u.place], queues[kinds[u.place]], ranks[kinds[u.place]], agents[kinds[u.place]],
+        commands[kinds[u.place]], agent_gates[kinds[u.place]], turn_gates[kinds[u.place]], command_gates[kinds[u.place]],
+        whole_gates[kinds[u.place]], alone_gates[kinds[u.place]], own_lanes[kinds[u.place]],
+        max_attempts[kinds[u.place]], triggers[kinds[u.place]], probes[kinds[u.place]], prompts[kinds[u.place]],
+        payloads[kinds[u.place]], lanes[kinds[u.place]]
     from generate_series(1, cardinality(runs)) as u (place)
     where held is null or owners[u.place] = any(held);
 end $$;
@@ -32,7 +63,7 @@ create function plan_ticks(
     schedules bigint[], not_befores timestamptz[], tick_ats timestamptz[], trace_ids uuid[],
     queues bigint[], ranks integer[], agents bigint[], commands text[], agent_gates bigint[], turn_gates bigint[],
     max_attempts bigint[], triggers smallint[], probes boolean[], prompts text[], payloads text[], lanes text[],
-    admitted boolean, out held integer[]
+    turns smallint[], own_lanes boolean[], admitted boolean, out held integer[]
 ) language plpgsql as $$
 declare
     places tid[];
@@ -54,7 +85,7 @@ begin
     delete from timers where ctid = any(places);
     perform make_runs(planned_at, case when cardinality(held) < cardinality(tokens) then held end, owners, runs, kinds,
         schedules, not_befores, tick_ats, trace_ids, queues, ranks, agents, commands, agent_gates, turn_gates,
-        max_attempts, triggers, probes, prompts, payloads, lanes);
+        max_attempts, triggers, probes, prompts, payloads, lanes, turns, own_lanes);
     -- The versions are below zero, where nobody else's are.
     insert into timers (due_at, schedule_id, kind, tick_at, version)
     select next_dues[u.nth], tokens[u.nth], next_kinds[u.nth], next_ticks[u.nth], - (number + u.nth)
@@ -73,21 +104,60 @@ begin
     end loop;
 end $$;
 
--- Un-parks, at each gate and for each queue, as many runs as the gate has room for. By queue, because who serves one may
--- not be able to serve another. Whoever calls this holds the gates' locks.
+-- How many more may run behind a gate.
+create function room_at(gate gates) returns bigint language plpgsql as $$
+begin
+    return coalesce(gate.cap, 2147483647) - case gate.kind
+        when 0 then (select count(*) from live r where r.state = 2 and r.agent_gate = gate.id)
+        when 1 then (select count(*) from live r where r.state = 2 and r.turn_gate = gate.id)
+        when 2 then (select count(*) from live r where r.state = 2 and r.command_gate = gate.id)
+        else (select count(*) from live r where r.state = 2 and r.whole_gate = gate.id) end;
+end $$;
+
+-- The first that waits at a gate: of a turn the first of its schedule that is due, of a scope the first that waits to be
+-- alone and that no earlier run of its own schedule holds back.
+create function first_at(gate gates, asked_at timestamptz, out rank integer, out due_at timestamptz, out id uuid)
+language plpgsql as $$
+begin
+    if gate.kind = 1 then
+        select l.rank, l.due_at, l.id into rank, due_at, id from live l
+        where l.turn_gate = gate.id and l.state <> 2 and l.due_at <= asked_at order by l.rank, l.due_at, l.id limit 1;
+    elsif gate.kind in (2, 3) then
+        select l.rank, l.due_at, l.id into rank, due_at, id from live l
+        where l.alone_gate = gate.id and l.state <> 2 and l.due_at <= asked_at and l.not_before <= asked_at
+            and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= asked_at
+                and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
+        order by l.rank, l.due_at, l.id limit 1;
+    end if;
+end $$;
+
+-- Un-parks runs. At a limit, for each queue, as many as there is room for: who serves one queue may not be able to serve
+-- another. At a turn the first of all. At a scope all: what holds them is looked at by the next claim. Whoever calls this
+-- holds the gates' locks.
 create function unpark(held bigint[]) returns void language plpgsql as $$
 begin
     update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array(
         select w.id from (
-            select g.id, coalesce(g.cap, 2147483647)
-                - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
-                - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id) as room
-            from gates g where g.id = any(held)
+            select g.id, g.kind, case when g.kind < 2 then room_at(g) end as room from gates g where g.id = any(held)
             and exists (select 1 from live p where p.state = 1 and p.parked_on = g.id)
-        ) f cross join (select id from queues where gated) q cross join lateral (
-            select p.id from live p where p.state = 1 and p.parked_on = f.id and p.queue_id = q.id
-            order by p.rank, p.not_before, p.id limit greatest(f.room, 0)
+        ) f cross join lateral (
+            select p.id from (select q.id from queues q where q.gated) q cross join lateral (
+                select p.id from live p where f.kind = 0 and p.state = 1 and p.parked_on = f.id and p.queue_id = q.id
+                order by p.rank, p.due_at, p.id limit greatest(f.room, 0)
+            ) p
+            union all
+            (select p.id from live p where f.kind = 1 and f.room > 0 and p.state = 1 and p.parked_on = f.id
+                order by p.rank, p.due_at, p.id limit 1)
+            union all
+            select p.id from live p where f.kind > 1 and p.state = 1 and p.parked_on = f.id
         ) w));
+end $$;
+
+-- Makes those ready that came back and whose time has come.
+create function wake_waiting(asked_at timestamptz) returns void language plpgsql as $$
+begin
+    update live set state = 0 where state + 0 = 3 and id = any(array(
+        select l.id from live l where l.state = 3 and l.not_before <= asked_at for update skip locked));
 end $$;
 
 -- Locks gates, and un-parks what they have room for. The second statement sees all that ended before the lock.
@@ -104,7 +174,7 @@ create function claim_free(
     claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean,
     unread bigint[]
 ) returns table (
-    place integer, id uuid, rank integer, not_before timestamptz, epoch integer, attempt bigint, max_attempts bigint,
+    place integer, id uuid, rank integer, due_at timestamptz, epoch integer, attempt bigint, max_attempts bigint,
     agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
     trace_id uuid
 ) language plpgsql as $$
@@ -115,8 +185,9 @@ declare
     gated boolean;
     rescued boolean := false;
 begin
+    perform wake_waiting(claimed_at);
     if may_rescue then
-        perform 1 from live l where l.state = 0 and l.rescue is not null and l.not_before <= claimed_at
+        perform 1 from live l where l.state = 0 and l.rescue is not null and l.due_at <= claimed_at and l.not_before <= claimed_at
             and not l.schedule_id = any(unread) limit 1;
         rescued := found;
     end if;
@@ -130,23 +201,23 @@ begin
             continue;
         end if;
         select w.* into before from queues q cross join lateral (
-            select l.rank, l.not_before, l.id from live l
-            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
+            select l.rank, l.due_at, l.id from live l
+            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at
                 and not l.schedule_id = any(unread)
-            order by l.rank, l.not_before, l.id limit 1
-        ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.not_before, w.id limit 1;
+            order by l.rank, l.due_at, l.id limit 1
+        ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.due_at, w.id limit 1;
         gated := found;
         if not gated then
-            select 2147483647 as rank, claimed_at as not_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid as id into before;
+            select 2147483647 as rank, claimed_at as due_at, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid as id into before;
         end if;
         plain := array(select q.id from queues q where q.lane = lanes[nth] and not q.gated and q.needs <@ labels);
         first := array(
             select c.place from unnest(plain) as q (id) cross join lateral (
-                select l.ctid as place, l.rank, l.not_before, l.id from live l
-                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at
-                    and not l.schedule_id = any(unread) and (l.rank, l.not_before, l.id) <= (before.rank, before.not_before, before.id)
-                order by l.rank, l.not_before, l.id limit slots[nth] for update skip locked
-            ) c order by c.rank, c.not_before, c.id limit slots[nth]);
+                select l.ctid as place, l.rank, l.due_at, l.id from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at
+                    and not l.schedule_id = any(unread) and (l.rank, l.due_at, l.id) <= (before.rank, before.due_at, before.id)
+                order by l.rank, l.due_at, l.id limit slots[nth] for update skip locked
+            ) c order by c.rank, c.due_at, c.id limit slots[nth]);
         if cardinality(first) > 0 then
             -- A node whose claims do not hold gets none; the lock keeps it from being fenced until we are done.
             perform 1 from nodes n where n.id = node and not n.fenced for share;
@@ -157,7 +228,7 @@ begin
         -- They are locked and do not move.
         return query update live l set state = 2, node_id = node, attempt = l.attempt + 1, epoch = l.epoch + 1,
             started_at = claimed_at where l.ctid = any(first)
-            returning nth, l.id, l.rank, l.not_before, l.epoch, l.attempt, l.max_attempts, l.agent_id, l.schedule_id,
+            returning nth, l.id, l.rank, l.due_at, l.epoch, l.attempt, l.max_attempts, l.agent_id, l.schedule_id,
                 l.command, l.trigger, l.tick_at, l.prompt, l.payload, l.trace_id;
         if gated and cardinality(first) < slots[nth] then
             return query select nth, null::uuid, 0, claimed_at, 0, slots[nth] - cardinality(first), 0::bigint, 0::bigint,
@@ -172,15 +243,16 @@ create function next_start(asked_at timestamptz) returns timestamptz language pl
 declare
     queue bigint := -9223372036854775808;
     ranked integer := -2147483648;
-    earliest timestamptz;
+    earliest timestamptz := (select l.not_before from live l where l.state = 3 and l.not_before > asked_at
+        order by l.not_before limit 1);
     first timestamptz;
 begin
     loop
         select l.queue_id, l.rank into queue, ranked from live l where l.state = 0 and (l.queue_id, l.rank) > (queue, ranked)
             order by l.queue_id, l.rank limit 1;
         exit when not found;
-        select l.not_before into first from live l where l.state = 0 and l.queue_id = queue and l.rank = ranked
-            and l.not_before > asked_at order by l.not_before limit 1;
+        select l.due_at into first from live l where l.state = 0 and l.queue_id = queue and l.rank = ranked
+            and l.due_at > asked_at order by l.due_at limit 1;
         if found then
             earliest := least(earliest, first);
         end if;
@@ -196,27 +268,30 @@ create function candidates(
     claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
     may_rescue boolean, unread bigint[]
 ) returns table (
-    id uuid, rank integer, not_before timestamptz, agent_gate bigint, turn_gate bigint, room bigint, rescued boolean
+    id uuid, rank integer, due_at timestamptz, agent_gate bigint, turn_gate bigint, command_gate bigint, whole_gate bigint,
+    alone_gate bigint, room bigint, rescued boolean
 ) language plpgsql as $$
 declare
+    -- First, so that what is read below has them.
+    woken boolean := slots > 0 and wake_waiting(claimed_at) is null;
     behind bigint[] := array(select q.id from queues q where q.lane = served and q.gated and q.needs <@ labels);
     -- Rescued runs behind gates. They keep their places at the gates also while they are held back.
     back uuid[] := array(
         select l.id from unnest(behind) as q (id) cross join lateral (
             select l.id from live l
-            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l);
     most bigint := wanted + case when cardinality(back) > 0 then 1000 else 0 end;
     needed bigint[] := array(
         select distinct w.gate from (
-            select f.agent_gate, f.turn_gate from unnest(behind) as q (id) cross join lateral (
-                select l.agent_gate, l.turn_gate from live l
-                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
-                order by l.rank, l.not_before, l.id limit most
+            select f.* from unnest(behind) as q (id) cross join lateral (
+                select l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                order by l.rank, l.due_at, l.id limit most
             ) f
             union all
-            select l.agent_gate, l.turn_gate from live l where l.id = any(back)
-        ) c cross join lateral (values (c.agent_gate), (c.turn_gate)) as w (gate)
+            select l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate from live l where l.id = any(back)
+        ) c cross join lateral (values (c.agent_gate), (c.turn_gate), (c.command_gate), (c.whole_gate)) as w (gate)
         where w.gate is not null and not w.gate = any(held));
     ours bigint[] := array(select g.id from gates g where g.id = any(needed) order by g.id for no key update skip locked);
     busy boolean := cardinality(needed) > 0 and cardinality(ours) = 0 and cardinality(held) = 0;
@@ -233,37 +308,39 @@ begin
         end if;
     end if;
     if busy then
-        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, false;
+        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
+            null::bigint, false;
         return;
     end if;
-    return query select null::uuid, 0, claimed_at, g.id, null::bigint, coalesce(g.cap, 2147483647)
-            - (select count(*) from live r where r.state = 2 and r.agent_gate = g.id)
-            - (select count(*) from live r where r.state = 2 and r.turn_gate = g.id), false
-        from gates g where g.id = any(held || ours);
+    -- Of each gate its room, and the first that waits there.
+    return query select f.id, f.rank, f.due_at, g.id, null::bigint, null::bigint, null::bigint, null::bigint, room_at(g), false
+        from gates g cross join lateral first_at(g, claimed_at) f where g.id = any(held || ours);
     return query select c.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, false from live l
-            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
-            order by l.rank, l.not_before, l.id limit most
-        ) c order by c.rank, c.not_before, c.id limit most;
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false from live l
+            where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+            order by l.rank, l.due_at, l.id limit most
+        ) c order by c.rank, c.due_at, c.id limit most;
     -- Read again: a run that came back before the gates were locked keeps its place, too.
     return query select l.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.not_before, l.agent_gate, l.turn_gate, null::bigint, true from live l
-            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true from live l
+            where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l;
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
-                select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, false from live l
-                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.not_before <= claimed_at and not l.schedule_id = any(unread)
-                order by l.rank, l.not_before, l.id limit slots for update skip locked
+                select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
+                    null::bigint, null::bigint, false from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                order by l.rank, l.due_at, l.id limit slots for update skip locked
             ) c where q.lane = served and not q.gated and q.needs <@ labels
-            order by c.rank, c.not_before, c.id limit slots;
+            order by c.rank, c.due_at, c.id limit slots;
         if may_rescue then
             return query select c.* from queues q cross join lateral (
-                    select l.id, l.rank, l.not_before, null::bigint, null::bigint, null::bigint, true from live l
-                    where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.not_before <= claimed_at and not l.schedule_id = any(unread)
-                    order by l.rank, l.not_before, l.id limit 1 for update skip locked
+                    select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
+                    null::bigint, null::bigint, true from live l
+                    where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                    order by l.rank, l.due_at, l.id limit 1 for update skip locked
                 ) c where q.lane = served and not q.gated and q.needs <@ labels
-                order by c.rank, c.not_before, c.id limit 1;
+                order by c.rank, c.due_at, c.id limit 1;
         end if;
     end if;
 end $$;
@@ -301,8 +378,7 @@ begin
     end if;
     if array_position(ends, null) is not null then
         with back as (
-            update live l set state = 0, node_id = null, parked_on = null,
-                due_at = coalesce(l.due_at, l.not_before), not_before = not_befores[f.place],
+            update live l set state = 3, node_id = null, parked_on = null, not_before = greatest(not_befores[f.place], l.due_at),
                 attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
                 -- An attempt that counts has left its node alive; one that does not count may never have started.
                 rescue = case when l.rescue is not null and not counted[f.place] then 0 end,
@@ -311,10 +387,9 @@ begin
                 select u.place from generate_series(1, cardinality(runs)) as u (place) order by runs[u.place]
             ) f where l.id = runs[f.place] and l.epoch = epochs[f.place] and (l.state + 0 = 2) = running
                 and ends[f.place] is null and l.cancel_reason is null
-            returning f.place, l.agent_gate, l.turn_gate
-        ) select array_agg(b.place), array_agg(0::smallint), array_agg(b.agent_gate) filter (where b.agent_gate is not null),
-            array_agg(b.turn_gate) filter (where b.turn_gate is not null) into places, states, held, turns from back b;
-        held := held || turns;
+            returning f.place, array_remove(array[l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate], null) as gates
+        ) select array_agg(b.place), array_agg(0::smallint), (select array_agg(x.gate) from back c, unnest(c.gates) as x (gate))
+            into places, states, held from back b;
     end if;
     number := nextval('numbers') << 20;
     with gone as materialized (
@@ -326,8 +401,8 @@ begin
             ends[f.place] is not distinct from 3 as failed,
             case when ends[f.place] is null then l.cancel_reason else reasons[f.place] end as reason,
             exit_codes[f.place] as exit_code, errors[f.place] as error, summaries[f.place] as summary,
-            l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.lane, l.attempt,
-            l.max_attempts, l.epoch, l.node_id, l.session, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate
+            l.schedule_id, l.agent_id, l.command, l.trigger, l.tick_at, l.not_before, nullif(l.due_at, l.not_before) as due_at, l.lane, l.attempt,
+            l.max_attempts, l.epoch, l.node_id, l.session, l.prompt, l.payload, l.trace_id, l.created_at, l.started_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate
     ), twice as materialized (
         select count(distinct g.schedule_id) < count(*) as any from gone g
     ), told as materialized (
@@ -427,7 +502,9 @@ begin
     )
     select places || array_agg(g.place), states || array_agg(g.state),
         held || array_agg(g.agent_gate) filter (where g.agent_gate is not null),
-        array_agg(g.turn_gate) filter (where g.turn_gate is not null),
+        array_agg(g.turn_gate) filter (where g.turn_gate is not null)
+            || array_agg(g.command_gate) filter (where g.command_gate is not null)
+            || array_agg(g.whole_gate) filter (where g.whole_gate is not null),
         (select array_agg(c.schedule_id) from changed c where c.waited_for is not null),
         (select array_agg(case when c.waited_for = c.run then c.place
             else (select t.place from told t where t.run = c.waited_for) end) from changed c where c.waited_for is not null),
@@ -464,10 +541,10 @@ declare
 begin
     delete from session_runs r where r.run_id = any(doubles);
     with gone as (
-        delete from live l where l.id = any(doubles) returning l.agent_gate, l.turn_gate
-    ) select array_agg(g.gate) into held from (
-        select gone.agent_gate as gate from gone union all select gone.turn_gate from gone
-    ) g where g.gate is not null;
+        delete from live l where l.id = any(doubles) returning l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate
+    ) select array_agg(g.gate) into held from gone cross join lateral (
+        values (gone.agent_gate), (gone.turn_gate), (gone.command_gate), (gone.whole_gate)
+    ) g (gate) where g.gate is not null;
     with freed as (
         update schedule_state s set waits_for = null where s.waits_for = any(doubles)
         returning s.schedule_id, s.status, s.retired
@@ -485,7 +562,8 @@ declare
     own bigint[] := array(select q.id from queues q where q.lane = which);
 begin
     return (select count(*) from live l where l.state = 0 and l.queue_id = any(own))
-        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own));
+        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own))
+        + (select count(*) from live l where l.state = 3 and l.queue_id = any(own));
 end $$;
 
 -- Arms schedules that were deferred in lanes, in each the oldest first, as many as there is room for, and says how many.

@@ -127,8 +127,8 @@ create table queues (
     constraint queues_place unique (lane, needs, gated)
 );
 
--- Limits on how many are running at once. Kinds: 0 an agent, 1 a schedule's turn, 2 a command's turn, 3 an agent's turn,
--- 4 a lane.
+-- Limits on how many are running at once. Kinds: 0 an agent's limit, 1 the turn of a schedule that queues or cancels, 2 the
+-- command and 3 the agent that runs of such schedules want for themselves, 4 a lane.
 -- No cap is no limit.
 create table gates (
     id bigint generated always as identity primary key,
@@ -143,23 +143,38 @@ create table gates (
     constraint gates_place unique (kind, key, command)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 
--- Runs that have not ended. States: 0 ready, 1 parked behind a full gate, 2 running.
+-- Commands (or '' for the whole agent) that runs of some schedule of an agent want for themselves: all runs of the agent
+-- that belong there pass this gate. Who makes runs reads it in the same transaction; who edits locks it, so that no run is
+-- made by the definitions of before.
+create table scopes (
+    agent_id bigint not null,
+    command text not null,
+    gate_id bigint not null,
+    primary key (agent_id, command)
+);
+
+-- Runs that have not ended. States: 0 ready, 1 parked behind a gate, 2 running, 3 came back and waits until not_before.
 create table live (
     id uuid primary key,
     state smallint not null,
     queue_id bigint not null,
+    -- The order of starting, fixed when it is made: rank, due_at, id.
     rank integer not null,
+    due_at timestamptz not null,
+    -- When it may start, never before due_at.
     not_before timestamptz not null,
-    -- What not_before was first, where it changed.
-    due_at timestamptz,
     schedule_id bigint not null,
     tick_at timestamptz,
     agent_id bigint not null,
     command text not null,
     agent_gate bigint,
     turn_gate bigint,
-    lane_gate bigint,
-    session_gate bigint,
+    command_gate bigint,
+    whole_gate bigint,
+    -- The one of these two that it wants for itself.
+    alone_gate bigint,
+    -- Its lane came with it.
+    own_lane boolean not null,
     parked_on bigint,
     node_id uuid,
     epoch integer not null default 0,
@@ -186,11 +201,16 @@ create table live (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 -- Also the tripwire: a tick that is planned twice fails here.
 create unique index live_tick on live (schedule_id, tick_at);
-create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
-create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
-create index live_parked on live (parked_on, queue_id, rank, not_before, id) where state = 1;
+create index live_ready on live (queue_id, rank, due_at, id) where state = 0;
+create index live_rescued on live (queue_id, rank, due_at, id) where state = 0 and rescue is not null;
+create index live_parked on live (parked_on, queue_id, rank, due_at, id) where state = 1;
+create index live_back on live (not_before) where state = 3;
+create index live_turn on live (turn_gate, rank, due_at, id) where state <> 2 and turn_gate is not null;
+create index live_alone on live (alone_gate, rank, due_at, id) where state <> 2 and alone_gate is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
+create index live_command_gate on live (command_gate) where state = 2 and command_gate is not null;
+create index live_whole_gate on live (whole_gate) where state = 2 and whole_gate is not null;
 create index live_node on live (node_id) where state = 2;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_session on live (session, schedule_id) where session is not null;

@@ -106,6 +106,8 @@ create table queues (
   unique (lane, needs, gated)
 ) strict;
 
+-- Kinds: 0 an agent's limit, 1 the turn of a schedule that queues or cancels, 2 the command and 3 the agent that runs of such
+-- schedules want for themselves.
 create table gates (
   id integer primary key,
   kind integer not null,
@@ -114,16 +116,26 @@ create table gates (
   unique (kind, key)
 ) strict;
 
+-- Commands (or '' for the whole agent) that runs of some schedule of an agent want for themselves: all runs of the agent
+-- that belong there pass this gate.
+create table scopes (
+  agent_id integer not null,
+  command text not null,
+  gate_id integer not null,
+  primary key (agent_id, command)
+) strict, without rowid;
+
 -- Runs that can still change, in the order of their ids, which is that of their making. state: 0 ready, 1 parked at a gate,
--- 2 running.
+-- 2 running, 3 came back and waits until not_before.
 create table live (
   id blob primary key,
   state integer not null,
   queue_id integer not null,
+  -- The order of starting, fixed when it is made: rank, due_at, id.
   rank integer not null,
+  due_at integer not null,
+  -- When it may start, never before due_at.
   not_before integer not null,
-  -- What not_before was first, where it changed.
-  due_at integer,
   schedule_id integer not null,
   tick_at integer,
   agent_id integer not null,
@@ -131,8 +143,12 @@ create table live (
   trigger integer not null,
   agent_gate integer,
   turn_gate integer,
-  lane_gate integer,
-  session_gate integer,
+  command_gate integer,
+  whole_gate integer,
+  -- The one of these two that it wants for itself.
+  alone_gate integer,
+  -- Its lane came with it.
+  own_lane integer not null default 0,
   parked_on integer,
   node_id blob,
   epoch integer not null,
@@ -156,12 +172,17 @@ create table live (
 ) strict, without rowid;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
-create index live_ready on live (queue_id, rank, not_before, id) where state = 0;
-create index live_rescued on live (queue_id, rank, not_before, id) where state = 0 and rescue is not null;
-create index live_parked on live (parked_on, rank, not_before, id) where state = 1;
+create index live_ready on live (queue_id, rank, due_at, id) where state = 0;
+create index live_rescued on live (queue_id, rank, due_at, id) where state = 0 and rescue is not null;
+create index live_parked on live (parked_on, rank, due_at, id) where state = 1;
+create index live_back on live (not_before) where state = 3;
+create index live_turn on live (turn_gate, rank, due_at, id) where state <> 2 and turn_gate is not null;
+create index live_alone on live (alone_gate, rank, due_at, id) where state <> 2 and alone_gate is not null;
 create index live_cancelled on live (node_id) where cancel_reason is not null;
 create index live_agent_gate on live (agent_gate) where state = 2 and agent_gate is not null;
 create index live_turn_gate on live (turn_gate) where state = 2 and turn_gate is not null;
+create index live_command_gate on live (command_gate) where state = 2 and command_gate is not null;
+create index live_whole_gate on live (whole_gate) where state = 2 and whole_gate is not null;
 create index live_session on live (session, schedule_id) where session is not null;
 
 -- Runs that have ended: inserted once. Each knows its place among those of its schedule, and the one before it of the same

@@ -1,0 +1,323 @@
+//! Sentences about the order of starting, and about what runs wait for.
+
+use belfry_core::definition::{IfRunning, Options, Scope, When};
+use belfry_core::retry::Outcome;
+use belfry_core::{AgentDefinition, RunId, ScheduleDefinition};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+
+use super::world::*;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    a_run_that_queues_waits_for_whatever_runs_in_its_scope(&fresh().await).await;
+    a_run_that_cancels_starts_after_what_it_cancelled_whatever_made_that(&fresh().await).await;
+    nobody_younger_starts_while_a_run_waits_to_be_alone(&fresh().await).await;
+    a_run_waits_for_earlier_ones_of_its_schedule_and_not_for_others_that_only_wait(&fresh().await).await;
+    runs_of_sessions_hold_nobody(&fresh().await).await;
+    a_run_that_comes_back_keeps_its_place(&fresh().await).await;
+    waiting_runs_follow_labels_and_lanes_of_the_newest_definition(&fresh().await).await;
+    a_new_limit_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
+    a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
+    a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
+    a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
+}
+
+fn by_hand(if_running: IfRunning, overlap: Scope, command: &str) -> ScheduleDefinition {
+    let options = Options { if_running, overlap, command: command.into(), ..Options::default() };
+    schedule(When::Webhook(serde_json::json!({})), options)
+}
+
+fn ids(claimed: &[Claimed]) -> Vec<RunId> {
+    claimed.iter().map(|claimed| claimed.run).collect()
+}
+
+impl<S: Store> World<'_, S> {
+    /// A run by hand, and a moment later.
+    async fn next(&mut self, name: &str) -> RunId {
+        self.advance(1);
+        self.enqueue(name, None).await.0
+    }
+}
+
+async fn a_run_that_queues_waits_for_whatever_runs_in_its_scope(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let skip = |command| by_hand(IfRunning::Skip, Scope::Schedule, command);
+    world
+        .apply(&[agent(
+            "a",
+            unlimited(),
+            &[
+                ("any", by_hand(IfRunning::Queue, Scope::Agent, "poll")),
+                ("sync", by_hand(IfRunning::Queue, Scope::Command, "sync")),
+                ("skip", skip("poll")),
+                ("skip_sync", skip("sync")),
+                ("allow", by_hand(IfRunning::Allow, Scope::Schedule, "other")),
+            ],
+        )])
+        .await;
+    let allow = world.next("a/allow").await;
+    let running = world.claim(node, 9).await;
+    assert_eq!(ids(&running), [allow]);
+    let sync = world.next("a/sync").await;
+    let started = world.claim(node, 9).await;
+    assert_eq!(ids(&started), [sync], "another command does not matter to it");
+    let any = world.next("a/any").await;
+    assert!(world.claim(node, 9).await.is_empty(), "two others of the agent run");
+    world.complete(&running[0]).await;
+    assert!(world.claim(node, 9).await.is_empty(), "one still runs");
+    world.complete(&started[0]).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [any]);
+    let other = world.next("a/skip_sync").await;
+    assert_eq!(ids(&world.claim(node, 9).await), [other], "only starting alone was asked for");
+    world.assert_whole().await;
+}
+
+async fn a_run_that_cancels_starts_after_what_it_cancelled_whatever_made_that(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let cancel = schedule(
+        When::Cron("* * * * *".into()),
+        Options { if_running: IfRunning::Cancel, overlap: Scope::Agent, ..Options::default() },
+    );
+    let five = AgentDefinition { max_concurrent: Some(5), ..AgentDefinition::default() };
+    let hand = by_hand(IfRunning::Skip, Scope::Schedule, "poll");
+    world.apply(&[agent("a", five, &[("hand", hand), ("tick", cancel)])]).await;
+    world.plan_all().await;
+    world.next("a/hand").await;
+    let old = world.claim(node, 9).await;
+    assert_eq!(old.len(), 1);
+    world.advance(60_000);
+    assert_eq!(world.plan_all().await, 1);
+    assert!(world.claim(node, 9).await.is_empty(), "what it cancelled is still there");
+    world.finish(&old[0], Outcome::Cancelled(belfry_core::Reason::Overlap)).await;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.assert_whole().await;
+}
+
+async fn nobody_younger_starts_while_a_run_waits_to_be_alone(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let main = Options { lane: Some("main".into()), if_running: IfRunning::Allow, ..Options::default() };
+    world
+        .apply(&[agent(
+            "a",
+            unlimited(),
+            &[
+                ("alone", by_hand(IfRunning::Queue, Scope::Agent, "poll")),
+                ("second", by_hand(IfRunning::Queue, Scope::Agent, "poll")),
+                ("allow", by_hand(IfRunning::Allow, Scope::Schedule, "poll")),
+                ("main", schedule(When::Webhook(serde_json::json!({})), main)),
+            ],
+        )])
+        .await;
+    let first = world.next("a/allow").await;
+    let running = world.claim(node, 9).await;
+    assert_eq!(ids(&running), [first]);
+    let alone = world.next("a/alone").await;
+    let younger = [world.next("a/allow").await, world.next("a/main").await, world.next("a/allow").await];
+    let second = world.next("a/second").await;
+    let youngest = world.next("a/allow").await;
+    for _ in 0..3 {
+        assert!(world.claim(node, 9).await.is_empty(), "the run that waits to be alone is older than all");
+    }
+    world.complete(&running[0]).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(
+        ids(&claimed),
+        [alone, younger[0], younger[2], younger[1]],
+        "up to the next that is to be alone"
+    );
+    for claimed in &claimed[..3] {
+        world.complete(claimed).await;
+    }
+    assert!(world.claim(node, 9).await.is_empty());
+    world.complete(&claimed[3]).await;
+    assert_eq!(ids(&world.claim(node, 9).await), [second, youngest]);
+    world.assert_whole().await;
+}
+
+async fn a_run_waits_for_earlier_ones_of_its_schedule_and_not_for_others_that_only_wait(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let queue = || by_hand(IfRunning::Queue, Scope::Agent, "poll");
+    world.apply(&[agent("a", unlimited(), &[("one", queue()), ("two", queue())])]).await;
+    let first = world.next("a/one").await;
+    let claimed = world.claim(node, 9).await;
+    world.fail(&claimed[0]).await;
+    let next = world.next("a/one").await;
+    let other = world.next("a/two").await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(
+        ids(&claimed),
+        [other],
+        "the first of a/one waits for its retry, which holds the next of a/one alone"
+    );
+    world.complete(&claimed[0]).await;
+    assert!(world.claim(node, 9).await.is_empty());
+    world.advance(60_000);
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [first]);
+    world.complete(&claimed[0]).await;
+    assert_eq!(ids(&world.claim(node, 9).await), [next]);
+    world.assert_whole().await;
+}
+
+async fn runs_of_sessions_hold_nobody(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let talk = chat(serde_json::json!({"debounce": "0s"}));
+    let queue = by_hand(IfRunning::Queue, Scope::Agent, "poll");
+    world.apply(&[agent("a", unlimited(), &[("talk", talk), ("one", queue)])]).await;
+    world.send("a/talk", "x", "hello", |_| {}).await;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
+    let one = world.next("a/one").await;
+    assert_eq!(ids(&world.claim(node, 9).await), [one]);
+    world.send("a/talk", "y", "hello", |_| {}).await;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_comes_back_keeps_its_place(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let one = AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let queue = by_hand(IfRunning::Queue, Scope::Schedule, "poll");
+    let allow = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    world.apply(&[agent("a", unlimited(), &[("queue", queue)]), agent("b", one, &[("allow", allow)])]).await;
+    for name in ["a/queue", "b/allow"] {
+        let runs = [world.next(name).await, world.next(name).await, world.next(name).await];
+        let claimed = world.claim(node, 1).await;
+        assert_eq!(ids(&claimed), runs[..1], "{name}");
+        world.advance(1_000);
+        world.finish(&claimed[0], Outcome::Shutdown).await;
+        let claimed = world.claim(node, 1).await;
+        assert_eq!(ids(&claimed), runs[..1], "{name}: back from a node that shut down");
+        world.advance(1_000);
+        let lease = store.nodes().await.unwrap()[0].lease_until;
+        store.fence(world.now, node, lease).await.unwrap();
+        world.join(1).await;
+        let mut order = Vec::new();
+        for _ in 0..3 {
+            let claimed = world.claim(node, 9).await;
+            order.extend(ids(&claimed));
+            world.complete(&claimed[0]).await;
+        }
+        assert_eq!(order, runs, "{name}: back from a node that died");
+    }
+    world.assert_whole().await;
+}
+
+async fn waiting_runs_follow_labels_and_lanes_of_the_newest_definition(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let with = |needs: &[&str], lane: &str| AgentDefinition {
+        needs: needs.iter().map(|label| (*label).to_owned()).collect(),
+        lane: lane.into(),
+        ..unlimited()
+    };
+    let queue = || by_hand(IfRunning::Queue, Scope::Schedule, "poll");
+    let fleet = |definition, lane: Option<&str>| {
+        let mut own = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+        own.options.lane = lane.map(str::to_owned);
+        [agent("a", definition, &[("queue", queue()), ("own", own)])]
+    };
+    world.apply(&fleet(with(&["typo"], "cron"), Some("elsewhere"))).await;
+    let runs = [world.next("a/queue").await, world.next("a/own").await];
+    assert!(world.claim(node, 9).await.is_empty());
+    world.apply(&fleet(with(&["gpu"], "nowhere"), None)).await;
+    assert!(world.claim(node, 9).await.is_empty(), "the lane is served by nobody");
+    assert_eq!(store.run(runs[0]).await.unwrap().unwrap().lane, "nowhere");
+    world.apply(&fleet(with(&["gpu"], "main"), Some("cron"))).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [runs[1], runs[0]]);
+    assert_eq!(claimed[1].lane, "main");
+    world.apply(&fleet(with(&["gpu"], "cron"), None)).await;
+    assert_eq!(store.run(runs[0]).await.unwrap().unwrap().lane, "cron", "it runs, and counts there");
+    world.finish(&claimed[1], Outcome::Shutdown).await;
+    assert_eq!(world.claim(node, 9).await[0].lane, "cron", "it came back, and waits there");
+    world.assert_whole().await;
+}
+
+async fn a_new_limit_holds_for_runs_that_wait_and_counts_those_that_run(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let allow = || by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    let with = |max_concurrent| {
+        let definition = AgentDefinition { max_concurrent, ..AgentDefinition::default() };
+        [agent("a", definition, &[("allow", allow())])]
+    };
+    world.apply(&with(None)).await;
+    let runs = [world.next("a/allow").await, world.next("a/allow").await, world.next("a/allow").await];
+    let running = world.claim(node, 1).await;
+    assert_eq!(ids(&running), runs[..1]);
+    world.apply(&with(Some(1))).await;
+    assert!(world.claim(node, 9).await.is_empty(), "one runs already");
+    world.complete(&running[0]).await;
+    assert_eq!(ids(&world.claim(node, 9).await), runs[1..2]);
+    assert!(world.claim(node, 9).await.is_empty());
+    world.apply(&with(None)).await;
+    assert_eq!(ids(&world.claim(node, 9).await), runs[2..]);
+    world.assert_whole().await;
+}
+
+async fn a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let with = |if_running| {
+        let one = by_hand(if_running, Scope::Agent, "poll");
+        [agent("a", unlimited(), &[("one", one), ("two", by_hand(IfRunning::Skip, Scope::Schedule, "poll"))])]
+    };
+    world.apply(&with(IfRunning::Allow)).await;
+    world.next("a/two").await;
+    let running = world.claim(node, 9).await;
+    let one = world.next("a/one").await;
+    world.apply(&with(IfRunning::Queue)).await;
+    assert!(world.claim(node, 9).await.is_empty(), "another of its agent runs");
+    world.complete(&running[0]).await;
+    let running = world.claim(node, 9).await;
+    assert_eq!(ids(&running), [one]);
+    let next = [world.next("a/one").await, world.next("a/one").await];
+    assert!(world.claim(node, 9).await.is_empty());
+    world.apply(&with(IfRunning::Allow)).await;
+    assert_eq!(ids(&world.claim(node, 9).await), next, "nothing holds them any more");
+    world.assert_whole().await;
+}
+
+async fn a_total_is_dealt_out_to_the_lanes_in_turn(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let allow = || by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    let main = AgentDefinition { lane: "main".into(), ..unlimited() };
+    world.apply(&[agent("a", unlimited(), &[("s", allow())]), agent("b", main, &[("s", allow())])]).await;
+    let runs = [world.next("a/s").await, world.next("a/s").await, world.next("a/s").await];
+    assert_eq!(ids(&world.claim_in_total(node, 9, 1, true).await), runs[..1], "the other lane has nothing");
+    let other = [world.next("b/s").await, world.next("b/s").await, world.next("b/s").await];
+    assert_eq!(ids(&world.claim_in_total(node, 9, 3, true).await), [runs[1], runs[2], other[0]]);
+    assert!(world.claim_in_total(node, 9, 0, true).await.is_empty());
+    assert_eq!(
+        ids(&world.claim_in_total(node, 9, 5, true).await),
+        other[1..],
+        "and this one has all that is left"
+    );
+    world.assert_whole().await;
+}
+
+async fn a_plan_that_was_made_before_an_edit_does_not_hold(store: &impl Store) {
+    let mut world = World::new(store);
+    let with = |lane: &str| {
+        [agent("a", AgentDefinition { lane: lane.into(), ..unlimited() }, &[("tick", every("1m"))])]
+    };
+    world.apply(&with("cron")).await;
+    let due = store.due(world.now, None, 9).await.unwrap();
+    let commit = world.decide(&due[0]);
+    world.apply(&with("main")).await;
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
+    world.plan_all().await;
+    let lanes: Vec<String> = store.live_runs().await.unwrap().into_iter().map(|run| run.lane).collect();
+    assert_eq!(lanes, ["main"]);
+    world.now += SignedDuration::from_mins(1);
+    world.assert_whole().await;
+}
