@@ -353,7 +353,9 @@ impl House {
         let node = &mut self.nodes[number];
         let log = File::options().create(true).append(true).open(node.folder.join("log"))?;
         let mut command = Command::new(std::env::current_exe()?);
-        own_settings().for_each(|name| drop(command.env_remove(name)));
+        for name in own_settings() {
+            command.env_remove(name);
+        }
         command.args(["up", "--log-format", "json", "--listen", "127.0.0.1:0"]);
         if !self.shift.is_zero() {
             command.args(["--clock-shift", &format!("{}s", self.shift.as_secs())]);
@@ -368,7 +370,9 @@ impl House {
         let node = &self.nodes[number];
         let log = File::options().create(true).append(true).open(node.folder.join("log"))?;
         let mut command = tokio::process::Command::new(std::env::current_exe()?);
-        own_settings().for_each(|name| drop(command.env_remove(name)));
+        for name in own_settings() {
+            command.env_remove(name);
+        }
         command.args(arguments).arg("-c").arg(node.file()).current_dir(&node.folder).stdin(Stdio::null());
         let mut process = command.stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()?;
         let ended = tokio::time::timeout(Duration::from_secs(5), process.wait()).await;

@@ -306,8 +306,9 @@ mod tests {
 
     #[test]
     fn slots_are_dealt_out_one_each_and_what_one_lane_leaves_goes_to_the_others() {
-        // Free slots and waiting runs by lane, the total, and what each lane starts.
-        let cases: [(&[u32], &[u32], u32, &[u32]); 6] = [
+        /// Free slots and waiting runs by lane, the total, and what each lane starts.
+        type Case = (&'static [u32], &'static [u32], u32, &'static [u32]);
+        let cases: [Case; 6] = [
             (&[10, 10], &[3, 9], u32::MAX, &[3, 9]),
             (&[10, 10], &[9, 9], 5, &[3, 2]),
             (&[10, 10, 10], &[0, 9, 9], 4, &[0, 2, 2]),

@@ -298,7 +298,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let run = NewRun { id, ..belfry::prepare(&store, &Options::default(), now, name).await? };
+            let run = NewRun { id, ..belfry::prepare(&store, &Options::default(), now, name).await?.0 };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
     }
@@ -316,7 +316,7 @@ impl Sim {
         for tick in ticks {
             let id = RunId(self.new_id());
             self.done(async {
-                let run = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+                let (run, _) = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
                 let run = NewRun { id, trigger: Trigger::Backfill, tick_at: Some(tick), ..run };
                 Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
             });
@@ -328,7 +328,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let run = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+            let (run, _) = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
             let run = NewRun { id, trigger: Trigger::Webhook, ..run };
             let options = record.definition.options.clone();
             Ok(store.knock(now, &Knock { run, signed: None, keys: Vec::new(), options }).await?)
