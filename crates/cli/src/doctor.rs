@@ -172,6 +172,11 @@ async fn look(
     for row in reading.store.unreadable_rows().await? {
         findings.add("row", Grade::Warn, row);
     }
+    for refusal in reading.store.refusals().await? {
+        let of =
+            refusal.run.map_or_else(|| refusal.name.clone(), |run| format!("{}, run {run}", refusal.name));
+        findings.add("refused", Grade::Warn, format!("{of}: {}", refusal.words()));
+    }
     if let Some(path) = address.strip_prefix("sqlite:")
         && let Some(pid) = Sqlite::server(Path::new(path))
     {
