@@ -56,12 +56,23 @@ struct Held {
 async fn held(reading: &Reading) -> Result<Vec<Held>, Failure> {
     let mut schedules: BTreeMap<i64, Vec<(String, ScheduleDefinition, bool)>> = BTreeMap::new();
     for record in reading.schedules(None).await? {
+        if let Some(why) = &record.unreadable {
+            reading::remark(&format!("{} is left out: {why}", record.name));
+            continue;
+        }
         let name = record.name.split_once('/').map_or(record.name.as_str(), |(_, name)| name).to_owned();
         let is_api = record.source == API;
         schedules.entry(record.agent).or_default().push((name, record.definition, is_api));
     }
-    let agents = reading.store.agents().await?.into_iter();
+    let agents = reading.store.agents().await?;
+    for agent in &agents {
+        if let Some(why) = &agent.unreadable {
+            reading::remark(&format!("agent {} is left out: {why}", agent.name));
+        }
+    }
     Ok(agents
+        .into_iter()
+        .filter(|agent| agent.unreadable.is_none())
         .map(|agent| {
             let schedules = schedules.remove(&agent.id).unwrap_or_default();
             let api = schedules.iter().filter(|(.., api)| *api).map(|(name, ..)| name.clone()).collect();

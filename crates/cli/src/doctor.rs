@@ -216,6 +216,11 @@ async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings)
     for row in reading.store.unreadable_rows().await? {
         findings.add("row", Grade::Warn, row);
     }
+    for refusal in reading.store.refusals().await? {
+        let of =
+            refusal.run.map_or_else(|| refusal.name.clone(), |run| format!("{}, run {run}", refusal.name));
+        findings.add("refused", Grade::Warn, format!("{of}: {}", refusal.words()));
+    }
     nodes(&reading, loaded, findings).await?;
     skew(&reading, loaded, findings).await?;
     schedules(&reading, findings).await

@@ -33,6 +33,8 @@ mod lists;
 mod login;
 #[path = "http/nodes.rs"]
 mod nodes;
+#[path = "http/poison.rs"]
+mod poison;
 #[path = "http/proxies.rs"]
 mod proxies;
 #[path = "http/remote.rs"]

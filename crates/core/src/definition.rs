@@ -38,12 +38,13 @@ impl std::fmt::Display for Unreadable {
         match self {
             Unreadable::Newer { format } => write!(
                 formatter,
-                "needs a newer version of Belfry: its definition has format {format}, this version reads up to {FORMAT}"
+                "written by a newer version of Belfry (format {format}, this version reads up to {FORMAT}); this version leaves it \
+                 alone"
             ),
             Unreadable::Broken { detail } => {
                 write!(
                     formatter,
-                    "its stored definition cannot be read by this version of Belfry, but by the one that wrote it: {detail}"
+                    "its stored definition cannot be read by this version of Belfry, which leaves it alone: {detail}"
                 )
             }
         }

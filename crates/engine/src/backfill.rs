@@ -111,12 +111,9 @@ fn refused(detail: String) -> Error {
 
 fn timing(record: &ScheduleRecord, request: &Backfill) -> Result<Timing, Error> {
     let name = &record.name;
+    crate::refuse_unreadable(record)?;
     let compiled = record.definition.compile(name);
-    let compiled = compiled.map_err(|detail| {
-        // Of a definition that cannot be read the status knows more.
-        let why = if let Status::Invalid { reason } = &record.status { reason } else { &detail };
-        refused(format!("{name} is invalid and has no ticks: {why}"))
-    })?;
+    let compiled = compiled.map_err(|why| refused(format!("{name} is invalid and has no ticks: {why}")))?;
     let timing = compiled
         .timing
         .ok_or_else(|| refused(format!("{name} runs on request and has no ticks to make up for")))?;

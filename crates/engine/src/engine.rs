@@ -716,7 +716,7 @@ pub async fn prepare(
     let definitions =
         definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
     if let Some(why) = &definitions.unreadable {
-        return Err(refused(why.to_string()));
+        return Err(Error::Unreadable { name: name.to_owned(), why: why.to_string() });
     }
     let compiled = record.definition.compile(name).map_err(&refused)?;
     let mut run =

@@ -101,6 +101,14 @@ pub enum Error {
         /// What was asked for.
         node: belfry_core::NodeId,
     },
+    /// This version cannot read the definition of the schedule or of its agent.
+    #[error("{name}: {why}")]
+    Unreadable {
+        /// What was asked for.
+        name: String,
+        /// Why it cannot be read.
+        why: String,
+    },
     /// There is no such schedule.
     #[error("there is no schedule {name}")]
     NotFound {
@@ -165,6 +173,7 @@ impl Error {
             Error::ReservedKey { .. } => "reserved_key",
             Error::NodeDead { .. } => "node_dead",
             Error::NoChat { .. } | Error::NotFound { .. } | Error::NoNode { .. } => "not_found",
+            Error::Unreadable { .. } => "unreadable",
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",
             Error::Store(_) => "store",

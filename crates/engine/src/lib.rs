@@ -55,5 +55,5 @@ pub use node::{drain, host};
 pub use session::{
     Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
 };
-pub use standing::{Resume, Resumed, clock_back, is_expired, past_words, resume};
+pub use standing::{Resume, Resumed, clock_back, is_expired, past_words, refuse_unreadable, resume};
 pub use why::{Decision, skip_words, why, why_at};

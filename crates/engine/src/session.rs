@@ -99,11 +99,14 @@ pub async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
         false => {
             let filter = ScheduleFilter { agent: Some(target.to_owned()), ..ScheduleFilter::default() };
             let all = store.schedules(&filter, None, 1000).await?.items;
+            // One that cannot be read may be the chat that is meant.
+            let unreadable = all.iter().find(|record| record.unreadable.is_some()).cloned();
             let is_chat = |record: &ScheduleRecord| matches!(record.definition.when, When::Chat(_));
             let mut chats: Vec<ScheduleRecord> = all.into_iter().filter(is_chat).collect();
-            match chats.len() {
-                1 => chats.remove(0),
-                0 => return Err(no_chat(format!("agent {target} has no chat schedule"))),
+            match (chats.len(), unreadable) {
+                (1, _) => chats.remove(0),
+                (0, Some(unreadable)) => unreadable,
+                (0, None) => return Err(no_chat(format!("agent {target} has no chat schedule"))),
                 _ => {
                     let names: Vec<_> = chats.iter().map(|chat| chat.name.as_str()).collect();
                     let detail =
@@ -113,6 +116,7 @@ pub async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
             }
         }
     };
+    crate::refuse_unreadable(&record)?;
     let compiled = record.definition.compile(&record.name).map_err(|detail| refused(&record.name, detail))?;
     let Some(policy) = compiled.chat else {
         return Err(no_chat(format!("{} is no chat: it takes no messages", record.name)));

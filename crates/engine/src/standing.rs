@@ -27,6 +27,14 @@ pub enum Resumed {
     Lives(RunId),
 }
 
+/// Refuses to change or use a schedule that this version cannot read.
+pub fn refuse_unreadable(record: &ScheduleRecord) -> Result<(), Error> {
+    match &record.unreadable {
+        Some(why) => Err(Error::Unreadable { name: record.name.clone(), why: why.clone() }),
+        None => Ok(()),
+    }
+}
+
 /// Ends a pause by hand. What it left out is recorded as skipped, or planned by `catch_up`. With [`Resume::FromNow`] also
 /// a schedule goes on that waits for the clock, which was set back.
 pub async fn resume(
@@ -35,6 +43,7 @@ pub async fn resume(
     record: &ScheduleRecord,
     how: Resume,
 ) -> Result<Resumed, Error> {
+    refuse_unreadable(record)?;
     // A pause whose end has come is over, also where nobody has planned since: what was due after it is not left out.
     if let Status::Paused { until: Some(until), .. } = record.status
         && until <= now

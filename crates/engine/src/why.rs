@@ -13,7 +13,7 @@ use belfry_core::plan::Standing;
 use belfry_core::{
     AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
 };
-use belfry_store::{AnyStore, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
+use belfry_store::{AnyStore, Refusal, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_duration};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +52,12 @@ impl Decision {
 const NO_TICK: &str = "no_tick";
 /// The reason for a run that no node here can start.
 const NO_NODE: &str = "no_node";
+/// The reason while the store refuses to keep its plan, or the end of its run.
+const REFUSED: &str = "refused";
+/// The reason for a run whose row cannot be read.
+const UNREADABLE: &str = "unreadable";
+/// What is said of a run that no node can start.
+const UNSTARTABLE: &str = "is never started: its stored epoch or attempt is out of range. `belfry cancel` ends it, and `belfry retry` makes another";
 /// The reason while the last tick lies ahead of a clock that was set back.
 const CLOCK_BACK: &str = "clock_back";
 /// The reason for a tick of which nothing is remembered.
@@ -154,6 +160,8 @@ struct Known {
     /// The lane that its tick was deferred in, or that it runs in, with how many may wait there.
     lane: (String, Option<u32>),
     zone: Zone,
+    /// What the store refuses to keep of it.
+    refusals: Vec<Refusal>,
 }
 
 impl Known {
@@ -188,7 +196,9 @@ impl Known {
         let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
-        Ok(Known { now, schedule, unreadable, agent, facts, live, nodes, lane, zone, record })
+        let mut refusals = store.refusals().await?;
+        refusals.retain(|refusal| refusal.schedule == record.id);
+        Ok(Known { now, schedule, unreadable, agent, facts, live, nodes, lane, zone, record, refusals })
     }
 
     /// The planner's checks, and what a run would have to wait for.
@@ -225,6 +235,9 @@ impl Known {
             let place = checks.iter().position(|check| check.check == "not_due").unwrap_or(checks.len());
             checks.insert(place, Check { check: CLOCK_BACK, ok: false, detail: self.clock_back_words(at) });
         }
+        if let Some(refusal) = self.refused_plan() {
+            checks.insert(0, Check { check: REFUSED, ok: false, detail: refusal.words() });
+        }
         let waits = [("at_capacity", self.at_capacity()), (NO_NODE, self.no_node())];
         for (check, waits) in self.lane_full().map(|full| ("lane_full", full)).into_iter().chain(waits) {
             let (ok, detail) = match waits {
@@ -234,6 +247,11 @@ impl Known {
             checks.push(Check { check, ok, detail });
         }
         checks
+    }
+
+    /// The plan of it that the store refuses.
+    fn refused_plan(&self) -> Option<&Refusal> {
+        self.refusals.iter().find(|refusal| refusal.run.is_none())
     }
 
     fn clock_back_words(&self, at: Timestamp) -> String {
@@ -339,11 +357,15 @@ impl Known {
         let why = run.reason.map_or(String::new(), |reason| format!(" ({reason})"));
         let reason = run.reason.map(|reason| reason.as_str());
         match run.state {
+            RunState::Pending if run.is_unstartable() => (Some(UNREADABLE), UNSTARTABLE.into()),
             RunState::Pending => match &self.unreadable {
                 Some(why) => (Some(NO_NODE), format!("waits for a node that can read its definition: {why}")),
                 None => self.waits_for(run),
             },
-            RunState::Running => (None, format!("has been running for {took}{attempt}")),
+            RunState::Running => match self.refusals.iter().find(|refusal| refusal.run == Some(run.id)) {
+                Some(refusal) => (Some(REFUSED), format!("ran{attempt}, but {}", refusal.words())),
+                None => (None, format!("has been running for {took}{attempt}")),
+            },
             RunState::Completed => (None, format!("completed after {took}{attempt}")),
             RunState::Failed => {
                 let error = run.error.as_deref().map_or(String::new(), |error| format!(": {}", line(error)));
@@ -433,6 +455,9 @@ impl Known {
             let (reason, words) = match (token.due_at > self.now, self.no_node()) {
                 (true, _) => ("not_due", format!("it is due at {}", self.time(token.due_at))),
                 (false, Err(detail)) => ("no_node", detail),
+                (false, Ok(_)) if self.refused_plan().is_some() => {
+                    (REFUSED, self.refused_plan().map(Refusal::words).unwrap_or_default())
+                }
                 (false, Ok(_)) => ("not_due", "it is about to be planned".into()),
             };
             return self.nothing(tick_at, reason, format!("The tick at {time} waits: {words}."));

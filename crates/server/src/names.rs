@@ -23,6 +23,15 @@ impl Shared {
         }
     }
 
+    /// An agent that this version can read, or why there is none.
+    pub async fn readable_agent(&self, name: &str) -> Result<AgentRecord, Problem> {
+        let record = self.agent(name).await?;
+        match &record.unreadable {
+            Some(why) => Err(Problem::unreadable(name, why)),
+            None => Ok(record),
+        }
+    }
+
     /// Why a schedule is not found.
     pub async fn no_schedule(&self, name: &str) -> Result<Problem, Problem> {
         let agent = name.split_once('/').map_or(name, |(agent, _)| agent);

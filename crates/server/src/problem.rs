@@ -91,6 +91,12 @@ impl Problem {
         Problem::new(StatusCode::CONFLICT, code, detail)
     }
 
+    /// This version cannot read the definition of a schedule or an agent.
+    pub fn unreadable(name: &str, why: &str) -> Problem {
+        Problem::conflict("unreadable", format!("{name}: {why}"))
+            .way_out("use the version of Belfry that wrote it, or remove it")
+    }
+
     pub fn forbidden(code: &'static str, detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::FORBIDDEN, code, detail)
     }
@@ -175,6 +181,7 @@ impl From<belfry::Error> for Problem {
         match error {
             belfry::Error::Store(error) => error.into(),
             belfry::Error::NotFound { .. } => Problem::not_found(error.to_string()),
+            belfry::Error::Unreadable { name, why } => Problem::unreadable(&name, &why),
             belfry::Error::KeyReused { .. } => Problem::conflict("key_reused", error.to_string())
                 .field("Idempotency-Key")
                 .way_out("use a new key for another request"),

@@ -11,10 +11,16 @@ use crate::state::Shared;
 
 /// A store that answers later does not answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How often it is tried whether the store takes writes.
+const PROBE_EVERY: Duration = Duration::from_secs(2);
 /// Rounds of the planner that may be missing.
 const ROUNDS_MAX: u32 = 3;
 /// A tick that is due for longer should have been planned.
 const LAG_MAX: SignedDuration = SignedDuration::from_secs(60);
+
+fn no_answer() -> String {
+    format!("no answer within {} s", ANSWER_WITHIN.as_secs())
+}
 
 impl Shared {
     pub async fn ready(&self) -> Ready {
@@ -32,12 +38,14 @@ impl Shared {
         }];
         checks.push(self.planner(now));
         let due = tokio::time::timeout(ANSWER_WITHIN, self.store().next_due()).await;
-        let writes = self.engine.store_is_well();
-        let (ok, detail, lag) = match due {
-            Ok(Ok(due)) if writes => (true, "it answers and takes writes".to_owned(), due),
-            Ok(Ok(due)) => (false, "it answers, but takes no writes".to_owned(), due),
-            Ok(Err(error)) => (false, error.to_string(), None),
-            Err(_) => (false, format!("no answer within {} s", ANSWER_WITHIN.as_secs()), None),
+        let (ok, detail, lag) = match (due, self.probe().await) {
+            (Ok(Ok(due)), Ok(())) if self.engine.store_is_well() => {
+                (true, "it answers and takes writes".to_owned(), due)
+            }
+            (Ok(Ok(due)), Ok(())) => (false, "it answers, but takes no writes".to_owned(), due),
+            (Ok(Ok(due)), Err(error)) => (false, format!("it answers, but takes no writes: {error}"), due),
+            (Ok(Err(error)), _) => (false, error.to_string(), None),
+            (Err(_), _) => (false, no_answer(), None),
         };
         checks.push(ReadyCheck { check: "store", ok, detail });
         let lag = lag.map_or(SignedDuration::ZERO, |due| now.duration_since(due).max(SignedDuration::ZERO));
@@ -51,6 +59,21 @@ impl Shared {
             ),
         });
         Ready { ready: checks.iter().all(|check| check.ok), checks }
+    }
+
+    /// Whether the store takes a write. Tried at most every few seconds, because anybody may ask.
+    async fn probe(&self) -> Result<(), String> {
+        let mut probed = self.probed.lock().await;
+        if let Some((at, outcome)) = &*probed
+            && at.elapsed() < PROBE_EVERY
+        {
+            return outcome.clone();
+        }
+        let outcome = tokio::time::timeout(ANSWER_WITHIN, self.store().probe()).await;
+        let outcome =
+            outcome.map_or_else(|_| Err(no_answer()), |done| done.map_err(|error| error.to_string()));
+        *probed = Some((tokio::time::Instant::now(), outcome.clone()));
+        outcome
     }
 
     /// Whether the planner has looked lately.

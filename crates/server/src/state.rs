@@ -72,6 +72,8 @@ pub struct Shared {
     /// Wrong codes of each peer.
     pub wrong_codes: Limiter,
     pub readers: Readers,
+    /// When it was last tried whether the store takes writes, and what came of it.
+    pub probed: tokio::sync::Mutex<Option<(tokio::time::Instant, Result<(), String>)>>,
     /// Somebody has come to listen.
     pub came: Notify,
     pub ring: Ring,
@@ -107,6 +109,7 @@ impl Shared {
             bodies: Bodies::new(told.limits.bodies_bytes_max),
             wrong_codes: Limiter::default(),
             readers: Readers::new(told.limits.connections_max),
+            probed: tokio::sync::Mutex::default(),
             came: Notify::new(),
             ring: Ring::new(),
             document: OnceLock::new(),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use belfry_core::edit::Resume;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId,
+    SkipRange,
 };
 use belfry_time::Timestamp;
 use uuid::Uuid;
@@ -50,6 +51,30 @@ impl AnyStore {
 }
 
 impl AnyStore {
+    /// Says of running runs whose end the store refuses that it does.
+    async fn with_refused_ends(&self, mut runs: Vec<RunRecord>) -> Answer<Vec<RunRecord>> {
+        if runs.iter().any(|run| run.state == RunState::Running) {
+            for refusal in self.refusals().await? {
+                let run =
+                    runs.iter_mut().find(|run| refusal.run == Some(run.id) && run.state == RunState::Running);
+                run.into_iter().for_each(|run| run.error = Some(refusal.words()));
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Says of schedules whose plans the store refuses that it does.
+    async fn with_refused_plans(&self, mut schedules: Vec<ScheduleRecord>) -> Answer<Vec<ScheduleRecord>> {
+        // Only a schedule with a timer can be planned.
+        if schedules.iter().any(|schedule| schedule.token.is_some()) {
+            for refusal in self.refusals().await?.into_iter().filter(|refusal| refusal.run.is_none()) {
+                let schedule = schedules.iter_mut().find(|schedule| schedule.id == refusal.schedule);
+                schedule.into_iter().for_each(|schedule| schedule.last_error = Some(refusal.words()));
+            }
+        }
+        Ok(schedules)
+    }
+
     /// Whether nodes on several machines may share it.
     pub fn is_shared(&self) -> bool {
         matches!(self, AnyStore::Postgres(_))
@@ -341,11 +366,13 @@ impl Store for AnyStore {
     }
 
     async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
-        each!(self, store => store.run(run).await)
+        let found = each!(self, store => store.run(run).await)?;
+        Ok(self.with_refused_ends(found.into_iter().collect()).await?.pop())
     }
 
     async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
-        each!(self, store => store.live_runs().await)
+        let found = each!(self, store => store.live_runs().await)?;
+        self.with_refused_ends(found).await
     }
 
     async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
@@ -353,7 +380,8 @@ impl Store for AnyStore {
     }
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
-        each!(self, store => store.schedule(name).await)
+        let found = each!(self, store => store.schedule(name).await)?;
+        Ok(self.with_refused_plans(found.into_iter().collect()).await?.pop())
     }
 
     async fn schedules(
@@ -362,7 +390,8 @@ impl Store for AnyStore {
         after: Option<&str>,
         limit: u32,
     ) -> Answer<Page<ScheduleRecord, String>> {
-        each!(self, store => store.schedules(filter, after, limit).await)
+        let found = each!(self, store => store.schedules(filter, after, limit).await)?;
+        Ok(Page { items: self.with_refused_plans(found.items).await?, next: found.next })
     }
 
     async fn runs(
@@ -371,7 +400,8 @@ impl Store for AnyStore {
         after: Option<RunId>,
         limit: u32,
     ) -> Answer<Page<RunRecord, RunId>> {
-        each!(self, store => store.runs(filter, after, limit).await)
+        let found = each!(self, store => store.runs(filter, after, limit).await)?;
+        Ok(Page { items: self.with_refused_ends(found.items).await?, next: found.next })
     }
 
     async fn agents(&self) -> Answer<Vec<AgentRecord>> {
@@ -419,8 +449,16 @@ impl Store for AnyStore {
         each!(self, store => store.unreadable_rows().await)
     }
 
-    fn leave_alone(&self, schedule: ScheduleId) {
-        each!(self, store => store.leave_alone(schedule));
+    async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
+        each!(self, store => store.note_refusal(now, part, reason).await)
+    }
+
+    async fn refusals(&self) -> Answer<Vec<Refusal>> {
+        each!(self, store => store.refusals().await)
+    }
+
+    async fn probe(&self) -> Answer<()> {
+        each!(self, store => store.probe().await)
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

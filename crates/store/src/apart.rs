@@ -15,7 +15,7 @@ use belfry_time::Timestamp;
 use crate::error::Error;
 use crate::shapes::{Arm, Commit, Committed, Finish, Finished};
 use crate::store::{Answer, Store};
-use crate::views::TickFate;
+use crate::views::{RefusedPart, TickFate};
 
 /// What became of a batch.
 #[derive(Debug)]
@@ -61,8 +61,8 @@ trait Part: Clone + Send + Sync {
     /// What can be written in its place, the most of it first.
     fn lesser<S: Store>(&self, store: &S, error: &Error) -> impl Future<Output = Vec<Self>> + Send;
 
-    /// It cannot be written in any form: what it is about is left alone for a while.
-    fn leave_alone<S: Store>(&self, store: &S);
+    /// What it is, where it cannot be written in any form.
+    fn refused(&self) -> RefusedPart;
 }
 
 async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
@@ -85,11 +85,15 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
                 }
                 Err(error) => {
                     let is_of_content = error.is_of_content();
+                    if is_of_content {
+                        // A store that refuses this as well is told of by events alone.
+                        let reason = error.to_string();
+                        let _ = store.note_refusal(now, parts[from].refused(), &bounded(&reason, 500)).await;
+                    }
                     written.error = Some(error);
                     if !is_of_content {
                         break;
                     }
-                    parts[from].leave_alone(store);
                     written.answers.push(None);
                 }
             },
@@ -135,8 +139,8 @@ impl Part for Commit {
         lesser
     }
 
-    fn leave_alone<S: Store>(&self, store: &S) {
-        store.leave_alone(self.schedule);
+    fn refused(&self) -> RefusedPart {
+        RefusedPart::Plan(self.schedule)
     }
 }
 
@@ -175,5 +179,7 @@ impl Part for Finish {
         vec![without_text, bare]
     }
 
-    fn leave_alone<S: Store>(&self, _store: &S) {}
+    fn refused(&self) -> RefusedPart {
+        RefusedPart::End(self.run)
+    }
 }

@@ -34,6 +34,16 @@ pub(crate) fn made_runs(commits: &[Commit], committed: &[Committed]) -> bool {
     commits.iter().zip(committed).any(|(commit, committed)| held(committed) && !commit.runs.is_empty())
 }
 
+/// Schedules of plans that were committed.
+pub(crate) fn held(
+    commits: &[Commit],
+    committed: &Answer<Vec<Committed>>,
+) -> impl Iterator<Item = belfry_core::ScheduleId> {
+    let answers = committed.iter().flatten();
+    let held = commits.iter().zip(answers).filter(|(_, committed)| **committed == Committed::Held);
+    held.map(|(commit, _)| commit.schedule)
+}
+
 /// Whether an end or a retry changed anything.
 pub(crate) fn ended(finished: &[Finished]) -> bool {
     finished.iter().any(|finished| *finished != Finished::Stale)

@@ -692,6 +692,12 @@ pub struct RunRecord {
 }
 
 impl RunRecord {
+    /// Whether no node can start it: its stored epoch or attempt leaves no room for one more.
+    pub fn is_unstartable(&self) -> bool {
+        self.state == RunState::Pending
+            && (self.epoch == Epoch::MIN || self.epoch == Epoch::MAX || self.attempt == u32::MAX)
+    }
+
     /// The record with what of it cannot be read, where nothing else went wrong.
     pub(crate) fn noting(mut self, unreadable: Option<String>) -> RunRecord {
         self.error = self.error.or(unreadable);
@@ -750,6 +756,8 @@ pub struct ScheduleRecord {
     pub next_retry_at: Option<Timestamp>,
     /// What is used of its agent's failure budget.
     pub budget: Option<Budget>,
+    /// Why this version cannot read it or its agent; then `definition` says nothing.
+    pub unreadable: Option<String>,
 }
 
 impl ScheduleRecord {
@@ -769,13 +777,14 @@ impl ScheduleRecord {
 
     /// As this version shows a schedule that it cannot read: invalid, with the reason. What is stored stays as it is.
     pub(crate) fn unreadable(self, why: &belfry_core::definition::Unreadable) -> ScheduleRecord {
-        let status = Status::Invalid { reason: why.to_string() };
-        ScheduleRecord { status, token: None, deferred: None, ..self }
+        let why = why.to_string();
+        let status = Status::Invalid { reason: why.clone() };
+        ScheduleRecord { status, token: None, deferred: None, unreadable: Some(why), ..self }
     }
 }
 
 /// Owner of a definition that an older version must not change.
-pub(crate) const NEWER_VERSION: &str = "a newer version of Belfry";
+pub const NEWER_VERSION: &str = "a newer version of Belfry";
 
 /// A tick that waits for room in its lane. Its schedule has no token, or one of that kind once there is room.
 #[derive(Debug, Clone, PartialEq, Eq)]

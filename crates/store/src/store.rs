@@ -362,10 +362,29 @@ pub trait Store: Send + Sync + 'static {
         std::future::ready(Ok(Vec::new()))
     }
 
-    /// Leaves a schedule whose plans are refused alone on this node: it is neither due nor claimed until
-    /// [`Store::unreadable`] is asked next. Only this process knows.
-    fn leave_alone(&self, schedule: ScheduleId) {
-        let _ = schedule;
+    /// Notes that a plan or an end is refused in every form, for [`Store::refusals`]. The schedule of such a plan is not due
+    /// on this node until [`Store::unreadable`] is asked next.
+    /// Crash: it is noted or not.
+    fn note_refusal(
+        &self,
+        now: Timestamp,
+        part: RefusedPart,
+        reason: &str,
+    ) -> impl Future<Output = Answer<()>> + Send {
+        let _ = (now, part, reason);
+        std::future::ready(Ok(()))
+    }
+
+    /// Plans and ends that the store refuses, as far as that could be noted.
+    fn refusals(&self) -> impl Future<Output = Answer<Vec<Refusal>>> + Send {
+        std::future::ready(Ok(Vec::new()))
+    }
+
+    /// Writes something small, so that it is known whether the store takes writes: fails where it cannot, where a table of
+    /// it is gone, or where this process may not write to one.
+    /// Crash: nothing is lost.
+    fn probe(&self) -> impl Future<Output = Answer<()>> + Send {
+        std::future::ready(Ok(()))
     }
 
     /// Whether no other process can take over what runs here, for as long as this one lives: it alone serves the store, by a

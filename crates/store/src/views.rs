@@ -185,6 +185,50 @@ pub enum Removed {
     NotFound,
 }
 
+/// What a store was to keep and refuses in every form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusedPart {
+    /// A plan of this schedule.
+    Plan(ScheduleId),
+    /// The end of an attempt of this run.
+    End(RunId),
+}
+
+/// A plan or an end that the store refuses in every form. It is tried again every 30 seconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The schedule.
+    pub schedule: ScheduleId,
+    /// Its name, `agent/schedule`.
+    pub name: String,
+    /// The run whose end is refused; none if it is a plan.
+    pub run: Option<RunId>,
+    /// Since when.
+    pub since: Timestamp,
+    /// What the database said.
+    pub reason: String,
+}
+
+impl Refusal {
+    /// What it means, and what helps.
+    pub fn words(&self) -> String {
+        let Refusal { since, reason, .. } = self;
+        match self.run {
+            None => format!(
+                "since {since} the store refuses its plans, so no tick of it makes a run: {reason}. It is tried again every \
+                 30 s; mend what the database names, or `belfry pause` the schedule"
+            ),
+            Some(_) => format!(
+                "since {since} the store refuses the end of this run, which is over and counts as running: {reason}. It is \
+                 tried again every 30 s; mend what the database names"
+            ),
+        }
+    }
+}
+
+/// How long a refusal is told of after it was seen last; one that lasts is seen every 30 seconds.
+pub(crate) const REFUSAL_LASTS: SignedDuration = SignedDuration::from_mins(10);
+
 /// What a node tells those who listen elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Telling {

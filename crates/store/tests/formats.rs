@@ -58,7 +58,7 @@ async fn holds<S: Store>(open: impl AsyncFn() -> S, sql: impl AsyncFn(&'static s
     let words: Vec<String> =
         store.unreadable().await.unwrap().iter().map(|found| found.why.to_string()).collect();
     assert!(words[0].contains("unknown field `shiny`"), "{words:?}");
-    assert!(words[3].contains("needs a newer version of Belfry"), "{words:?}");
+    assert!(words[3].contains("written by a newer version of Belfry"), "{words:?}");
     assert_eq!(world.plan_all().await, 1);
     assert!(store.next_due().await.unwrap().is_none(), "and does not wait for the rest");
 

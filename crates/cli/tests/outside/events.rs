@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 28] = [
+const KEYS: [(&str, &str); 31] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_draining", "node state"),
@@ -44,6 +44,9 @@ const KEYS: [(&str, &str); 28] = [
     ("schedule_deleted", "agent schedule"),
     ("schedule_paused", "agent schedule"),
     ("schedule_resumed", "agent schedule"),
+    ("schedule_unreadable", "agent schedule node detail"),
+    ("row_unreadable", "node detail"),
+    ("write_refused", "agent schedule run_id node detail"),
     ("store_unavailable", "detail"),
     ("store_available", ""),
 ];

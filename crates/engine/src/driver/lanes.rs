@@ -56,8 +56,7 @@ impl Driver {
         for UnreadableSchedule { schedule, name, why } in found {
             if self.unreadable.insert(schedule) {
                 let event = Event::new(now.wall, Level::Warn, Name::ScheduleUnreadable).of(&name);
-                let detail = format!("{why}; this node leaves it alone");
-                self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+                self.note(Event { node: Some(self.node), detail: Some(why.to_string()), ..event });
             }
         }
     }

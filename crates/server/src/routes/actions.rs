@@ -186,6 +186,7 @@ async fn pause(
         return Err(Problem::meaningless("past", detail).field("until"));
     }
     let record = shared.schedule(&named.full()).await?;
+    belfry::refuse_unreadable(&record)?;
     let changed = shared.store().pause(now, record.id, body.reason.as_deref(), until).await?;
     audit::made(changed);
     if changed {

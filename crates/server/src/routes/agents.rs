@@ -12,14 +12,14 @@ use belfry_config::{About, env_is_written_out, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
 use belfry_core::work::is_secret_name;
-use belfry_store::{API, AgentRecord, Expect, PutAgent, Removed, Scope, Store};
+use belfry_store::{API, AgentRecord, Expect, NEWER_VERSION, PutAgent, Removed, Scope, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::edit::{
-    ScheduleKeys, changed, field_of, is_conditional, preconditions, refusal, refuse_past,
+    LEFT_ALONE, ScheduleKeys, changed, field_of, is_conditional, preconditions, refusal, refuse_past,
     refuse_written_secrets,
 };
 use super::schedules::tag;
@@ -52,7 +52,7 @@ async fn show(
     actor: Option<Extension<Actor>>,
     Segment(name): Segment,
 ) -> Result<Response, Problem> {
-    let record = shared.agent(&name).await?;
+    let record = shared.readable_agent(&name).await?;
     let is_admin = actor.is_none_or(|Extension(actor)| actor.scope >= Scope::Admin);
     Ok(detailed(&shared, StatusCode::OK, &record, is_admin))
 }
@@ -379,6 +379,7 @@ fn tell(shared: &Shared, name: Name, agent: &str) {
 /// Why an agent of somebody else is not touched.
 fn owned(shared: &Shared, name: &str, source: &str) -> Problem {
     match source {
+        NEWER_VERSION => Problem::unreadable(name, LEFT_ALONE),
         "files" => Problem::conflict("owned_by_file", format!("agent {name} belongs to {}", shared.file))
             .way_out(format!("edit it in {}", shared.file)),
         other => {

@@ -10,7 +10,7 @@ use belfry_config::{About, Errors, Inherited, Input, Parsed, is_written_out, par
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_store::{API, Expect, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
+use belfry_store::{API, Expect, NEWER_VERSION, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -29,6 +29,9 @@ pub const TRIES: u32 = 16;
 pub fn router() -> Routes {
     Routes::new().routes(routes!(create)).routes(routes!(schedules::show, replace, change, remove))
 }
+
+/// What is said of a definition that a newer version wrote, if its format is not at hand.
+pub const LEFT_ALONE: &str = "written by a newer version of Belfry; this version leaves it alone";
 
 /// The keys of a schedule, as in a file. Exactly one of `every`, `cron`, `at`, `after`, `webhook` and `chat` makes it run.
 #[derive(ToSchema)]
@@ -199,6 +202,7 @@ async fn replace(
     preconditions(&headers, record.as_ref().map(tag_of), "schedule")?;
     if let Some(record) = &record {
         refuse_owned(&shared, record)?;
+        belfry::refuse_unreadable(record)?;
     }
     if record.is_none() {
         refuse_lookalike(&shared, &named).await?;
@@ -232,6 +236,7 @@ async fn change(
     let _turn = shared.edits.lock().await;
     for _ in 0..TRIES {
         let record = shared.schedule(&named.full()).await?;
+        belfry::refuse_unreadable(&record)?;
         let definition = match keys.is_empty() {
             true => record.definition.clone(),
             false => read(&shared, &named, &keys, Some(&record.definition)).await?,
@@ -325,7 +330,7 @@ pub async fn read_written(
     base: Option<&ScheduleDefinition>,
     field: impl Fn(&Errors) -> Option<String>,
 ) -> Result<Parsed<ScheduleDefinition>, Problem> {
-    let agent = shared.agent(&named.agent).await?.definition;
+    let agent = shared.readable_agent(&named.agent).await?.definition;
     let (settings, name) = (shared.settings(), named.full());
     let mut inherited = Shared::inherited(&settings);
     inherited = Inherited { timezone: written.timezone.or(inherited.timezone), ..inherited };
@@ -537,6 +542,7 @@ impl Shared {
     /// Why a schedule of somebody else is not touched.
     pub fn owned(&self, name: &str, source: &str) -> Problem {
         match source {
+            NEWER_VERSION => Problem::unreadable(name, LEFT_ALONE),
             "files" => Problem::conflict(
                 "owned_by_file",
                 format!("{name} belongs to {}; it can only be paused and run here", self.file),

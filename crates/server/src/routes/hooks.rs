@@ -80,6 +80,7 @@ async fn hook(
     let record = shared.store().schedule(&named.full()).await?;
     let no_hook = || Problem::not_found(format!("there is no webhook {}", named.full()));
     let record = record.ok_or_else(no_hook)?;
+    belfry::refuse_unreadable(&record)?;
     let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
     let asked = asked(&shared, &record.name, settings, &parts, now).await?;
     shared.refuse_draining()?;

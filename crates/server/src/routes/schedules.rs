@@ -97,7 +97,10 @@ impl ScheduleDetail {
     pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, now: Timestamp) -> ScheduleDetail {
         ScheduleDetail {
             schedule: Schedule::of(record, agent, now),
-            definition: belfry_config::schedule_keys(&record.definition),
+            definition: match record.unreadable {
+                Some(_) => Map::new(),
+                None => belfry_config::schedule_keys(&record.definition),
+            },
         }
     }
 }

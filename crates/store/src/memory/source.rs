@@ -162,6 +162,7 @@ impl State {
             pending: 0,
             next_retry_at: None,
             budget: None,
+            unreadable: None,
         };
         let row = ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
         self.schedules.insert(id, row);

@@ -514,15 +514,12 @@ pub(super) fn error_of(fault: Fault, place: &str) -> Error {
             _ => Error::Unavailable { detail, ambiguous: false },
         };
     };
-    if *code == SqlState::INSUFFICIENT_PRIVILEGE {
-        return Error::Unavailable { detail, ambiguous: false };
-    }
     match &code.code()[..2] {
         // Wrong data, a broken constraint, a limit of the server.
         "21" | "22" | "23" | "54" => Error::Refused { detail },
         "53" if *code == SqlState::DISK_FULL => Error::Full { place: place.to_owned() },
-        // Also a missing right and a failure of the system below the database.
-        "08" | "28" | "3D" | "40" | "53" | "55" | "57" | "58" | "25" => {
+        // Also a missing right or table, and a failure of the system below the database.
+        "08" | "25" | "28" | "3D" | "40" | "42" | "53" | "55" | "57" | "58" => {
             Error::Unavailable { detail, ambiguous: false }
         }
         "XX" => Error::Corrupt { place: place.to_owned(), detail },

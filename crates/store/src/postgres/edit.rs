@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use belfry_core::definition::read_stored;
+use belfry_core::definition::{Unreadable, read_stored};
 use belfry_core::{AgentDefinition, AgentId, RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -14,7 +14,7 @@ use super::plan::cold_of;
 use super::rows::get;
 use super::source::{self, Known, Spec};
 use super::{Cold, Postgres, finish};
-use crate::shapes::Applied;
+use crate::shapes::{Applied, NEWER_VERSION};
 use crate::views::*;
 
 impl Postgres {
@@ -83,14 +83,22 @@ impl Postgres {
                 if source != API {
                     return Ok(PutAgent::OwnedBy(source));
                 }
-                Some((get::<i64>(row, "edition")?, finish::definition(row)?))
+                Some((get::<i64>(row, "edition")?, finish::read_agent(row)?))
             }
         };
-        if !expect.holds(before.as_ref().map(|(edition, before)| (*edition, before))) {
+        if matches!(before, Some((_, Err(Unreadable::Newer { .. })))) {
+            return Ok(PutAgent::OwnedBy(NEWER_VERSION.to_owned()));
+        }
+        let is_expected = match &before {
+            None => expect.holds(None),
+            Some((edition, Ok(before))) => expect.holds(Some((*edition, before))),
+            Some((_, Err(_))) => *expect == Expect::Any,
+        };
+        if !is_expected {
             return Ok(PutAgent::Differs);
         }
         let before = before.map(|(_, before)| before);
-        let mut is_changed = before.as_ref().is_some_and(|before| before != spec.definition);
+        let mut is_changed = before.as_ref().is_some_and(|before| before.as_ref() != Ok(spec.definition));
         let specs = std::slice::from_ref(spec);
         let agents = source::put_agents(tx, API, specs).await?;
         let id = *agents.get(spec.name).ok_or_else(|| crate::Error::unexpected("an agent without an id"))?;
@@ -129,7 +137,12 @@ impl Postgres {
         if source != API {
             return Ok(Removed::OwnedBy(source));
         }
-        if !expect.holds(Some((get(row, "edition")?, &finish::definition(row)?))) {
+        // One that cannot be read is none that anybody has seen.
+        let is_expected = match finish::read_agent(row)? {
+            Ok(definition) => expect.holds(Some((get(row, "edition")?, &definition))),
+            Err(_) => *expect == Expect::Any,
+        };
+        if !is_expected {
             return Ok(Removed::Differs);
         }
         tx.execute("update agents set retired_at = $2 where id = $1", &[&id, &now]).await?;

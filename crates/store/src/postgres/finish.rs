@@ -421,8 +421,3 @@ pub(super) async fn mark(
 pub(super) fn read_agent(row: &tokio_postgres::Row) -> Result<Result<AgentDefinition, Unreadable>, Fault> {
     Ok(read_stored(get(row, "format")?, get(row, "definition")?))
 }
-
-/// An agent's definition.
-pub(super) fn definition(row: &tokio_postgres::Row) -> Result<AgentDefinition, Fault> {
-    read_agent(row)?.map_err(|why| Error::unexpected(format!("an agent {why}")).into())
-}

@@ -166,6 +166,7 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         pending: small(get(row, "pending")?),
         next_retry_at: get(row, "retry_at")?,
         budget: budget(row)?,
+        unreadable: None,
     };
     Ok(match unreadable {
         Some(why) => record.unreadable(&why),

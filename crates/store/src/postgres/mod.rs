@@ -74,6 +74,7 @@ mod overlap;
 mod pause;
 mod plan;
 mod read;
+mod refusal;
 mod relay;
 mod rows;
 mod schema;
@@ -108,7 +109,7 @@ use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
-use crate::unread::Unread;
+use crate::unread::{Unread, set_aside};
 use crate::views::*;
 use crate::{Error, hint};
 
@@ -411,7 +412,7 @@ impl Store for Postgres {
     }
 
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
-        look!(self, Work, |tx| plan::next_due(&mut tx, &self.unread.ids()).await)
+        look!(self, Work, |tx| plan::next_due(&mut tx, &self.unread.not_awaited()).await)
     }
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
@@ -422,6 +423,11 @@ impl Store for Postgres {
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, Work, |tx| self.places(&mut tx, &runs).await)?;
         let answer = self.commit_or_defer(now, commits, &places).await;
+        let stored = self.unread.stored(hint::held(commits, &answer));
+        if !stored.is_empty() {
+            // If this fails, the note goes when the next tick is planned.
+            let _ = transact!(self, Work, |tx| refusal::forget(&mut tx, &stored).await);
+        }
         self.hint(answer, |committed| hint::made_runs(commits, committed))
     }
 
@@ -494,12 +500,18 @@ impl Store for Postgres {
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        match claim.only {
+        let claimed = match claim.only {
             Some(run) => {
                 transact!(self, Work, |tx| claim_one::claim_one(&mut tx, now, claim, run, &self.unread.ids())
                     .await)
             }
             None => self.claim_until_settled(now, claim).await,
+        };
+        match claimed {
+            Err(error) if error.is_of_content() => {
+                Err(set_aside(transact!(self, Work, |tx| unread::set_aside(&mut tx).await)?, error))
+            }
+            claimed => claimed,
         }
     }
 
@@ -659,8 +671,20 @@ impl Store for Postgres {
         look!(self, |tx| unread::unreadable_rows(&mut tx).await)
     }
 
-    fn leave_alone(&self, schedule: ScheduleId) {
-        self.unread.add(schedule, &"the store refuses its plans");
+    async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
+        if let RefusedPart::Plan(schedule) = part {
+            self.unread.refused(schedule);
+        }
+        let reason = clean(reason);
+        transact!(self, Work, |tx| refusal::note(&mut tx, now, part, &reason).await)
+    }
+
+    async fn refusals(&self) -> Answer<Vec<Refusal>> {
+        look!(self, |tx| refusal::list(&mut tx).await)
+    }
+
+    async fn probe(&self) -> Answer<()> {
+        transact!(self, |tx| refusal::probe(&mut tx).await)
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

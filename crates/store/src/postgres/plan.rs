@@ -37,7 +37,8 @@ struct Token {
 }
 
 pub(super) async fn next_due(tx: &mut Tx<'_>, unread: &[ScheduleId]) -> Result<Option<Timestamp>, Fault> {
-    let sql = "select due_at from timers where not schedule_id = any($1) order by due_at limit 1";
+    let sql = "select t.due_at from timers t where not t.schedule_id = any($1) \
+               and exists (select 1 from schedule_state s where s.schedule_id = t.schedule_id) order by t.due_at limit 1";
     let first = tx.query(sql, &[&unread]).await?;
     first.first().map(|row| get(row, "due_at")).transpose()
 }
@@ -63,7 +64,7 @@ impl Postgres {
                        and not schedule_id = any($5) order by due_at, schedule_id limit $2) t \
                    join schedule_state s on s.schedule_id = t.schedule_id order by t.due_at, t.schedule_id";
         let (due_at, schedule) = after.unzip();
-        let unread = self.unread.ids();
+        let unread = self.unread.not_planned();
         let found = tx.query(sql, &[&now, &i64::from(limit), &due_at, &schedule, &unread]).await?;
         let mut tokens = Vec::with_capacity(found.len());
         for row in &found {

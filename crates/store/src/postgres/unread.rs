@@ -12,6 +12,13 @@ use super::rows::get;
 use crate::unread::{UNREAD_MAX, UNREADABLE_ROWS_MAX};
 use crate::views::UnreadableSchedule;
 
+/// Whether no claim can start a run: it adds one to both.
+macro_rules! unclaimable {
+    () => {
+        "(epoch > 2147483646 or attempt > 4294967294)"
+    };
+}
+
 impl Postgres {
     /// Looks by format, which takes an index of those that not every version can read, and again at those that were found
     /// broken on the way.
@@ -53,6 +60,16 @@ fn why(row: &Row) -> Result<Option<Unreadable>, Fault> {
     Ok(read.or_else(|| read_stored::<AgentDefinition>(format, agent).err()))
 }
 
+/// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then.
+pub(super) async fn set_aside(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
+    let sql = concat!(
+        "update live set state = 1, parked_on = null where state = 0 and ",
+        unclaimable!(),
+        " returning id::text as run"
+    );
+    tx.query(sql, &[]).await?.iter().map(|row| get(row, "run")).collect()
+}
+
 pub(super) async fn unreadable_rows(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
     let mut found = Vec::new();
     for sql in UNREADABLE_ROWS {
@@ -79,6 +96,14 @@ macro_rules! no_u32 {
 
 /// Rows of which a part counts as something else: each query gives a sentence for each row.
 const UNREADABLE_ROWS: &[&str] = &[
+    concat!(
+        "select format('run %s: its stored epoch or attempt is out of range; it is never started. `belfry cancel` ends it', id) \
+         from live where ",
+        unclaimable!(),
+        " limit $1"
+    ),
+    "select format('a timer of schedule %s, which does not exist: nothing is planned for it', schedule_id) from timers t \
+     where not exists (select 1 from schedule_state s where s.schedule_id = t.schedule_id) limit $1",
     concat!(
         "select format('agent %s: its stored failure budget is out of range', coalesce(a.name, b.agent_id::text)) \
          from budgets b left join agents a on a.id = b.agent_id where ",

@@ -82,7 +82,10 @@ pub(super) async fn revision_at(
     let found = tx.query(sql, &[&id, &at]).await?;
     let revision = |row: &Row| {
         let definition = read_stored(get(row, "format")?, get(row, "definition")?);
-        Ok((get(row, "revision")?, definition.map_err(|why| Error::unexpected(format!("a schedule {why}")))?))
+        Ok((
+            get(row, "revision")?,
+            definition.map_err(|why| Error::unexpected(format!("a schedule: {why}")))?,
+        ))
     };
     found.first().map(revision).transpose()
 }

@@ -9,7 +9,8 @@ use rusqlite::params;
 
 use super::gate::{Order, StoredGates};
 use super::source::from_json;
-use super::{Done, Verb, bytes, lossy, micros, node_bytes, number, run_id};
+use super::unread::{counter, own_id};
+use super::{Done, Verb, bytes, lossy, maybe_id, micros, node_bytes, number, run_id, text};
 use crate::sessions::read_given;
 use crate::shapes::*;
 use crate::unknown;
@@ -96,7 +97,7 @@ impl Verb<'_> {
         let place = self.row(
             "select q.id, q.lane, q.needs from live l join queues q on q.id = l.queue_id where l.id = ?",
             [bytes(run)],
-            |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)),
+            |row| Ok((row.get::<_, i64>(0)?, text(row, 1)?, text(row, 2)?)),
         )?;
         let Some((queue, lane, needs)) = place else { return Ok(Vec::new()) };
         let needs: Vec<String> = from_json(&needs)?;
@@ -163,7 +164,7 @@ impl Verb<'_> {
     /// The queues of a lane that a node with these labels can serve.
     fn queues(&self, lane: &str, labels: &[String]) -> Done<Vec<i64>> {
         let all = self.rows("select id, needs from queues where lane = ? order by id", [lane], |row| {
-            Ok((row.get(0)?, row.get::<_, String>(1)?))
+            Ok((row.get(0)?, text(row, 1)?))
         })?;
         let mut served = Vec::new();
         for (id, needs) in all {
@@ -290,12 +291,12 @@ impl Verb<'_> {
 }
 
 fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
-    let id: [u8; 16] = row.get(0)?;
+    let id = own_id(row, 0)?;
     let (trigger, payload, unreadable) = read_given(number(row, 9)?, row.get_ref(12)?.as_bytes()?);
     let claimed = Claimed {
         run: run_id(id),
-        epoch: number(row, 3)?,
-        attempt: number(row, 4)?,
+        epoch: counter(row, 3)?,
+        attempt: counter(row, 4)?,
         max_attempts: number(row, 5)?,
         agent: row.get(6)?,
         schedule: row.get(7)?,
@@ -305,7 +306,7 @@ fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result
         lane: lane.to_owned(),
         prompt: lossy(row, 11)?,
         payload,
-        trace_id: row.get::<_, Option<[u8; 16]>>(13)?.map(uuid::Uuid::from_bytes),
+        trace_id: maybe_id(row, 13)?.map(uuid::Uuid::from_bytes),
         unreadable,
         rescued: row.get(14)?,
         suspect: row.get(15)?,

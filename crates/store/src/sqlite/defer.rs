@@ -4,7 +4,7 @@ use belfry_core::ScheduleId;
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Verb, instant, micros};
+use super::{Done, Verb, instant, micros, text};
 use crate::shapes::*;
 
 impl Verb<'_> {
@@ -57,7 +57,7 @@ impl Verb<'_> {
             return Ok(());
         }
         let lanes: Vec<String> =
-            self.rows("select distinct lane from deferred where armed = 0", [], |row| row.get(0))?;
+            self.rows("select distinct lane from deferred where armed = 0", [], |row| text(row, 0))?;
         for lane in lanes {
             let room = match self.queue_limit(&lane)? {
                 Some(limit) => {
@@ -106,5 +106,9 @@ impl Verb<'_> {
 }
 
 fn deferred_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Deferred> {
-    Ok(Deferred { lane: row.get("lane")?, tick_at: instant(row, "tick_at")?, since: instant(row, "since")? })
+    Ok(Deferred {
+        lane: text(row, "lane")?,
+        tick_at: instant(row, "tick_at")?,
+        since: instant(row, "since")?,
+    })
 }

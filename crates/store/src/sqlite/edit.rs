@@ -7,9 +7,8 @@ use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, Schedule
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
-use super::{COMPILED_MAX, Done, Verb, maybe_instant, micros, run_id};
-use crate::error::Error;
-use crate::shapes::AgentSpec;
+use super::{COMPILED_MAX, Done, Verb, json, maybe_id, maybe_instant, micros, number, run_id, text};
+use crate::shapes::{AgentSpec, NEWER_VERSION};
 use crate::views::*;
 
 /// A schedule as an edit finds it.
@@ -21,7 +20,12 @@ struct Found {
 }
 
 fn standing(row: &Row<'_>) -> rusqlite::Result<Found> {
-    Ok(Found { source: row.get(0)?, revision: row.get(1)?, definition: row.get(2)?, format: row.get(3)? })
+    Ok(Found {
+        source: text(row, 0)?,
+        revision: row.get(1)?,
+        definition: json(row, 2)?,
+        format: number(row, 3)?,
+    })
 }
 
 fn is_expected(expect: &Expect, found: Option<&Found>) -> Done<bool> {
@@ -39,7 +43,17 @@ struct KnownAgent {
     id: AgentId,
     source: String,
     revision: i64,
-    definition: AgentDefinition,
+    definition: Result<AgentDefinition, Unreadable>,
+}
+
+impl KnownAgent {
+    /// Whether it is what is expected. One that cannot be read is none that anybody has seen.
+    fn is_expected(&self, expect: &Expect<AgentDefinition>) -> bool {
+        match &self.definition {
+            Ok(definition) => expect.holds(Some((self.revision, definition))),
+            Err(_) => *expect == Expect::Any,
+        }
+    }
 }
 
 impl Verb<'_> {
@@ -94,11 +108,14 @@ impl Verb<'_> {
         if let Some(known) = known.as_ref().filter(|known| known.source != API) {
             return Ok(PutAgent::OwnedBy(known.source.clone()));
         }
-        if !expect.holds(known.as_ref().map(|known| (known.revision, &known.definition))) {
+        if matches!(&known, Some(KnownAgent { definition: Err(Unreadable::Newer { .. }), .. })) {
+            return Ok(PutAgent::OwnedBy(NEWER_VERSION.to_owned()));
+        }
+        if !known.as_ref().map_or_else(|| expect.holds(None), |known| known.is_expected(expect)) {
             return Ok(PutAgent::Differs);
         }
         let before = known.map(|known| known.definition);
-        let mut is_changed = before.as_ref().is_some_and(|before| *before != spec.definition);
+        let mut is_changed = before.as_ref().is_some_and(|before| before.as_ref() != Ok(&spec.definition));
         let id = self.put_agent(API, spec)?;
         let mut kept = Vec::new();
         for (name, definition) in &spec.schedules {
@@ -120,13 +137,11 @@ impl Verb<'_> {
             "select id, source, revision, definition, format from agents where name = ? and retired_at is null",
             [name],
             |row| {
-                let text: String = row.get(3)?;
-                Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, i64>(2)?, read_stored(row.get(4)?, &text)))
+                let read = read_stored(number(row, 4)?, &json(row, 3)?);
+                Ok((row.get(0)?, text(row, 1)?, row.get::<_, i64>(2)?, read))
             },
         )?;
-        let Some((id, source, revision, read)) = found else { return Ok(None) };
-        let definition = read.map_err(|why| Error::unexpected(format!("the agent {name} {why}")))?;
-        Ok(Some(KnownAgent { id, source, revision, definition }))
+        Ok(found.map(|(id, source, revision, definition)| KnownAgent { id, source, revision, definition }))
     }
 
     pub(super) fn remove_agent_by_api(
@@ -139,7 +154,7 @@ impl Verb<'_> {
         if known.source != API {
             return Ok(Removed::OwnedBy(known.source));
         }
-        if !expect.holds(Some((known.revision, &known.definition))) {
+        if !known.is_expected(expect) {
             return Ok(Removed::Differs);
         }
         let id = known.id;
@@ -156,7 +171,7 @@ impl Verb<'_> {
         self.rows(
             "select id, name from schedules where agent_id = ?1 and retired_at is null and coalesce(source = ?2, 1) order by id",
             params![agent, source],
-            |row| Ok((row.get(0)?, row.get(1)?)),
+            |row| Ok((row.get(0)?, text(row, 1)?)),
         )
     }
 
@@ -181,15 +196,15 @@ impl Verb<'_> {
             [id],
             |row| {
                 Ok(Known {
-                    name: row.get(0)?,
-                    definition: row.get(1)?,
+                    name: text(row, 0)?,
+                    definition: json(row, 1)?,
                     agent: row.get(2)?,
-                    agent_name: row.get(3)?,
+                    agent_name: text(row, 3)?,
                     agent_revision: row.get(4)?,
                     origin: maybe_instant(row, "origin")?,
                     cursor_at: maybe_instant(row, "cursor_at")?,
-                    waits_for: row.get(6)?,
-                    format: row.get(7)?,
+                    waits_for: maybe_id(row, 6)?,
+                    format: number(row, 7)?,
                     last_success_at: maybe_instant(row, "last_success_at")?,
                 })
             },

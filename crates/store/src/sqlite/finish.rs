@@ -9,7 +9,7 @@ use rusqlite::params;
 
 use super::gate::StoredGates;
 use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
-use super::{Done, Verb, bytes, lossy, maybe_number, micros, number, run_id};
+use super::{Done, Verb, bytes, lossy, maybe_id, maybe_number, micros, number, run_id, text};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
@@ -78,12 +78,12 @@ impl Verb<'_> {
                 // A schedule that is gone has counted none, and waits for none.
                 let standing = Standing {
                     status: row.get::<_, Option<i64>>(0)?.unwrap_or(STATUS_GONE),
-                    waits_for: row.get::<_, Option<[u8; 16]>>(1)?.map(run_id),
+                    waits_for: maybe_id(row, 1)?.map(run_id),
                     delete_after_run: row.get::<_, Option<bool>>(2)?.unwrap_or(false),
                     ended: row.get::<_, Option<i64>>(3)?.unwrap_or(0),
                     ended_failed: row.get::<_, Option<i64>>(4)?.unwrap_or(0),
-                    last_failed: row.get(5)?,
-                    last_other: row.get(6)?,
+                    last_failed: maybe_id(row, 5)?,
+                    last_other: maybe_id(row, 6)?,
                 };
                 Ok(Ending {
                     run,
@@ -142,9 +142,8 @@ impl Verb<'_> {
     }
 
     fn spend_budget(&self, now: Timestamp, agent: AgentId) -> Done<()> {
-        let policy = self
-            .row("select budget from agents where id = ?", [agent], |row| row.get::<_, Option<String>>(0))?
-            .flatten();
+        let policy =
+            self.row("select budget from agents where id = ?", [agent], |row| lossy(row, 0))?.flatten();
         // A policy that cannot be read is none.
         let Some(policy) = policy.and_then(|policy| from_json(&policy).ok()) else { return Ok(()) };
         let used = budget::after_failure(self.budget_of(agent)?, &policy, now);
@@ -252,8 +251,7 @@ impl Verb<'_> {
         let (run, agent) = (ending.run, ending.agent);
         // A policy that cannot be read is none.
         let Ok(policy) = from_json(policy) else { return Ok(()) };
-        let command =
-            self.row("select command from live where id = ?", [bytes(run)], |row| row.get::<_, String>(0))?;
+        let command = self.row("select command from live where id = ?", [bytes(run)], |row| text(row, 0))?;
         let command = command.unwrap_or_default();
         let breaker = self.breaker_of(agent, &command)?;
         let (next, transition) = breaker.ended(&policy, run, state, now);

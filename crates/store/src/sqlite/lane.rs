@@ -6,7 +6,7 @@ use belfry_core::{Reason, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Verb, maybe_instant, maybe_number, micros, number, run_id};
+use super::{Done, Verb, maybe_instant, maybe_number, micros, number, run_id, text};
 use crate::sessions::*;
 
 const BY_FILE: i64 = 0;
@@ -45,7 +45,7 @@ impl Verb<'_> {
                 limit: maybe_number(row, "cap")?,
                 queue_limit: maybe_number(row, "queue_limit")?,
             };
-            Ok((row.get::<_, String>("name")?, row.get::<_, i64>("origin")?, settings))
+            Ok((text(row, "name")?, row.get::<_, i64>("origin")?, settings))
         })?;
         for (name, origin, settings) in made {
             let lane = lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(&name));
@@ -64,7 +64,7 @@ impl Verb<'_> {
             [micros(now)],
             |row| {
                 let oldest = maybe_instant(row, "oldest")?;
-                Ok((row.get::<_, String>("lane")?, row.get("active")?, row.get("pending")?, oldest))
+                Ok((text(row, "lane")?, row.get("active")?, row.get("pending")?, oldest))
             },
         )?;
         for (name, active, pending, oldest_pending) in used {

@@ -20,6 +20,7 @@ mod overlap;
 mod pause;
 mod plan;
 mod read;
+mod refusal;
 mod schema;
 mod session;
 mod source;
@@ -61,9 +62,10 @@ use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
 use crate::store::{Answer, Store};
 use crate::unknown::{self, Number};
-use crate::unread::Unread;
+use crate::unread::{Unread, set_aside};
 use crate::views::*;
 use identity::{Identity, ServerLock};
+use source::to_json;
 use statements::Statements;
 
 /// A store in one SQLite file.
@@ -452,14 +454,17 @@ impl Verb<'_> {
         self.prepared(sql, |statement| statement.execute(parameters))
     }
 
-    /// All rows of a query.
+    /// All rows of a query but those whose own id has a wrong length: nothing is done with these, and `doctor` names them.
     fn rows<T>(
         &self,
         sql: impl Into<Cow<'static, str>>,
         parameters: impl rusqlite::Params,
         map: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
     ) -> Done<Vec<T>> {
-        self.prepared(sql, |statement| statement.query_map(parameters, map)?.collect())
+        self.prepared(sql, |statement| {
+            let rows = statement.query_map(parameters, map)?;
+            rows.filter(|row| !row.as_ref().is_err_and(has_wrong_length)).collect()
+        })
     }
 
     /// The first row of a query, if there is one.
@@ -533,6 +538,28 @@ fn maybe_number<T: Number>(
 /// A stored text, also where it is not UTF-8: then with replacement characters.
 fn lossy(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<Option<String>> {
     Ok(row.get_ref(column)?.as_bytes_or_null()?.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
+/// A stored text that is there, also where it is not UTF-8.
+fn text(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<String> {
+    Ok(lossy(row, column)?.unwrap_or_default())
+}
+
+/// A stored definition. One that is not UTF-8 is empty, which no definition is.
+fn json(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<String> {
+    let bytes = row.get_ref(column)?.as_bytes()?;
+    Ok(std::str::from_utf8(bytes).unwrap_or_default().to_owned())
+}
+
+/// A stored id that may be missing. One that is not of 16 bytes counts as missing.
+fn maybe_id(row: &rusqlite::Row<'_>, column: impl rusqlite::RowIndex) -> rusqlite::Result<Option<[u8; 16]>> {
+    Ok(row.get_ref(column)?.as_blob_or_null()?.and_then(|bytes| bytes.try_into().ok()))
+}
+
+/// Whether a row could not be read because its own id, or a hash, has a wrong length. No version makes such rows.
+fn has_wrong_length(error: &rusqlite::Error) -> bool {
+    let rusqlite::Error::FromSqlConversionFailure(_, _, source) = error else { return false };
+    matches!(source.downcast_ref(), Some(rusqlite::types::FromSqlError::InvalidBlobSize { .. }))
 }
 
 /// A stored id of a run.
@@ -659,8 +686,10 @@ impl Store for Sqlite {
     async fn next_due(&self) -> Answer<Option<Timestamp>> {
         self.look(|verb| {
             verb.row(
-                "select due_at from timers where schedule_id not in (select value from json_each(?)) order by due_at limit 1",
-                [verb.unread_ids()?],
+                "select t.due_at from timers t cross join schedules s on s.id = t.schedule_id
+                   cross join schedule_state st on st.schedule_id = t.schedule_id
+                 where t.schedule_id not in (select value from json_each(?)) order by t.due_at limit 1",
+                [to_json(&verb.shared.unread.not_awaited())?],
                 |row| instant(row, "due_at"),
             )
         })
@@ -671,6 +700,11 @@ impl Store for Sqlite {
         let own = all_storable(commits).into_owned();
         let committed =
             self.write(move |verb| own.iter().map(|commit| verb.commit_and_arm(now, commit)).collect()).await;
+        let stored = self.shared.unread.stored(hint::held(commits, &committed));
+        if !stored.is_empty() {
+            // If this fails, the note goes when the next tick is planned.
+            let _ = self.write(move |verb| verb.forget_refusals(&stored)).await;
+        }
         self.shared.hint.after(committed, |committed: &Vec<Committed>| hint::made_runs(commits, committed))
     }
 
@@ -740,12 +774,19 @@ impl Store for Sqlite {
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let claim = claim.clone();
-        self.write(move |verb| {
-            let claimed = verb.claim(now, &claim)?;
-            verb.made_room.set(!claimed.is_empty());
-            Ok(claimed)
-        })
-        .await
+        let claimed = self
+            .write(move |verb| {
+                let claimed = verb.claim(now, &claim)?;
+                verb.made_room.set(!claimed.is_empty());
+                Ok(claimed)
+            })
+            .await;
+        match claimed {
+            Err(error) if error.is_of_content() => {
+                Err(set_aside(self.write(|verb| verb.set_aside()).await?, error))
+            }
+            claimed => claimed,
+        }
     }
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
@@ -912,8 +953,20 @@ impl Store for Sqlite {
         self.look(|verb| verb.unreadable_rows()).await
     }
 
-    fn leave_alone(&self, schedule: ScheduleId) {
-        self.shared.unread.add(schedule, &"the store refuses its plans");
+    async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
+        if let RefusedPart::Plan(schedule) = part {
+            self.shared.unread.refused(schedule);
+        }
+        let reason = clean(reason).into_owned();
+        self.write(move |verb| verb.note_refusal(now, part, &reason)).await
+    }
+
+    async fn refusals(&self) -> Answer<Vec<Refusal>> {
+        self.read(|verb| verb.refusals()).await
+    }
+
+    async fn probe(&self) -> Answer<()> {
+        self.write(|verb| verb.probe()).await
     }
 
     async fn integrity(&self) -> Answer<Vec<String>> {

@@ -7,7 +7,9 @@ use rusqlite::params;
 use uuid::Uuid;
 
 use super::source::{from_json, to_json};
-use super::{Done, Verb, bytes, instant, maybe_number, micros, node_bytes, node_id, number, run_id};
+use super::{
+    Done, Verb, bytes, instant, maybe_id, maybe_number, micros, node_bytes, node_id, number, run_id, text,
+};
 use crate::shapes::*;
 use crate::unknown;
 
@@ -107,26 +109,27 @@ impl Verb<'_> {
     }
 
     pub(super) fn nodes(&self) -> Done<Vec<Node>> {
-        let nodes = self.rows("select * from nodes where not fenced order by id", [], |row| {
-            let node = Node {
-                id: node_id(row.get("id")?),
-                host: row.get("host")?,
-                pid: number(row, "pid")?,
-                labels: Vec::new(),
-                started_at: instant(row, "started_at")?,
-                lease_until: instant(row, "lease_until")?,
-                fenced: row.get("fenced")?,
-                draining: row.get("draining")?,
-                last_seen_at: instant(row, "last_seen_at")?,
-                process: NodeProcess {
-                    boot_id: row.get("boot_id")?,
-                    pid_ns: row.get("pid_ns")?,
-                    start_time: number(row, "process_start")?,
-                    state_dir: row.get("state_dir")?,
-                },
-            };
-            Ok((node, row.get::<_, String>("labels")?))
-        })?;
+        let nodes =
+            self.rows("select * from nodes where not fenced and length(id) = 16 order by id", [], |row| {
+                let node = Node {
+                    id: node_id(row.get("id")?),
+                    host: text(row, "host")?,
+                    pid: number(row, "pid")?,
+                    labels: Vec::new(),
+                    started_at: instant(row, "started_at")?,
+                    lease_until: instant(row, "lease_until")?,
+                    fenced: row.get("fenced")?,
+                    draining: row.get("draining")?,
+                    last_seen_at: instant(row, "last_seen_at")?,
+                    process: NodeProcess {
+                        boot_id: text(row, "boot_id")?,
+                        pid_ns: text(row, "pid_ns")?,
+                        start_time: number(row, "process_start")?,
+                        state_dir: text(row, "state_dir")?,
+                    },
+                };
+                Ok((node, text(row, "labels")?))
+            })?;
         // Labels that cannot be read are none.
         Ok(nodes
             .into_iter()
@@ -156,7 +159,7 @@ impl Verb<'_> {
                     rescue: row.get(4)?,
                     suspicions: number(row, 5)?,
                 };
-                Ok((orphan, row.get::<_, Option<[u8; 16]>>(6)?))
+                Ok((orphan, maybe_id(row, 6)?))
             },
         )?;
         let (orphans, traces): (Vec<Orphan<RunId>>, Vec<_>) = found.into_iter().unzip();
@@ -176,7 +179,7 @@ impl Verb<'_> {
                 Fate::Back => {
                     self.back_to_pending(run, now, true)?;
                     self.execute(
-                        "update live set rescue = 0, suspicions = suspicions + ? where id = ?",
+                        "update live set rescue = 0, suspicions = min(suspicions, 1000) + ? where id = ?",
                         params![is_suspect, bytes(run)],
                     )?;
                     rescued.pending.push(run);

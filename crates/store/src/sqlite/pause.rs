@@ -8,7 +8,7 @@ use rusqlite::params;
 
 use super::plan::{open_skip_of, token_of};
 use super::source::{from_json, status_of};
-use super::{Compiled, Done, Verb, instant, maybe_instant, micros};
+use super::{Compiled, Done, Verb, instant, json, maybe_id, maybe_instant, micros, text};
 use crate::memory::compiled;
 use crate::shapes::*;
 
@@ -69,7 +69,7 @@ impl Verb<'_> {
 
     fn text_of(&self, id: ScheduleId) -> Done<Option<(String, String)>> {
         self.row("select name, definition from schedules where id = ? and retired_at is null", [id], |row| {
-            Ok((row.get(0)?, row.get(1)?))
+            Ok((text(row, 0)?, json(row, 1)?))
         })
     }
 
@@ -87,7 +87,7 @@ impl Verb<'_> {
                     since: instant(row, "status_since")?,
                     timer: if is_armed { Some(token_of(row)?) } else { None },
                     deferred: maybe_instant(row, "deferred_tick_at")?,
-                    waits: row.get::<_, Option<[u8; 16]>>("waits_for")?.is_some(),
+                    waits: maybe_id(row, "waits_for")?.is_some(),
                     origin: maybe_instant(row, "origin")?,
                     open_skip: open_skip_of(row)?,
                     cursor_at: maybe_instant(row, "cursor_at")?,

@@ -16,7 +16,10 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{GATE_AGENT, from_json, to_json};
-use super::{Done, Verb, bytes, instant, maybe_instant, maybe_number, micros, node_id, number, run_id};
+use super::{
+    Done, Verb, bytes, instant, json, maybe_id, maybe_instant, maybe_number, micros, node_id, number, run_id,
+    text,
+};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
@@ -43,7 +46,7 @@ impl Verb<'_> {
              from timers t cross join schedules s on s.id = t.schedule_id cross join schedule_state st on st.schedule_id = t.schedule_id
              where t.due_at <= ? and (t.due_at, t.schedule_id) > (?, ?) and t.schedule_id not in (select value from json_each(?))
              order by t.due_at, t.schedule_id limit ?",
-            params![micros(now), after.0, after.1, self.unread_ids()?, limit],
+            params![micros(now), after.0, after.1, to_json(&self.shared.unread.not_planned())?, limit],
             |row| {
                 let standing = Standing {
                     token: token_of(row)?,
@@ -55,8 +58,8 @@ impl Verb<'_> {
                 Ok(Row {
                     id: row.get("schedule_id")?,
                     agent: row.get("agent_id")?,
-                    name: row.get("name")?,
-                    definition: row.get("definition")?,
+                    name: text(row, "name")?,
+                    definition: json(row, "definition")?,
                     format: number(row, "format")?,
                     version: row.get("version")?,
                     unreadable: unknown::timer_kind(number(row, "kind")?)
@@ -258,7 +261,7 @@ impl Verb<'_> {
         let text = self.row(
             "select breaker from breakers where agent_id = ? and command = ?",
             params![agent, command],
-            |row| row.get::<_, String>(0),
+            |row| text(row, 0),
         )?;
         // One that cannot be read counts from zero; the next end writes it anew.
         Ok(text.and_then(|text| from_json(&text).ok()).unwrap_or_default())
@@ -415,7 +418,7 @@ impl Verb<'_> {
 
     pub(super) fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Done<Cancelled> {
         let live = self.row("select state, node_id from live where id = ?", [bytes(run)], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, Option<[u8; 16]>>(1)?))
+            Ok((row.get::<_, i64>(0)?, maybe_id(row, 1)?))
         })?;
         match live {
             Some((2, Some(node))) => {

@@ -6,7 +6,7 @@ use rusqlite::params;
 
 use super::list::{ENDED, live_list, live_query, record};
 use super::source::from_json;
-use super::{Done, Verb, bytes, maybe_instant, micros, run_id};
+use super::{Done, Verb, bytes, maybe_id, maybe_instant, micros, run_id, text};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 
@@ -28,11 +28,11 @@ impl Verb<'_> {
         let heads = self.row(
             "select last_failed, last_other from schedule_state where schedule_id = ?",
             [schedule],
-            |row| Ok([row.get::<_, Option<[u8; 16]>>(0)?, row.get(1)?]),
+            |row| Ok([maybe_id(row, 0)?, maybe_id(row, 1)?]),
         )?;
         let next = |id: Option<[u8; 16]>| match id {
             Some(id) => self.row(format!("{ENDED} where h.id = ?"), [id], |row| {
-                Ok((row.get::<_, i64>("place")?, record(row)?, row.get::<_, Option<[u8; 16]>>("previous")?))
+                Ok((row.get::<_, i64>("place")?, record(row)?, maybe_id(row, "previous")?))
             }),
             None => Ok(None),
         };
@@ -55,7 +55,7 @@ impl Verb<'_> {
         let log = self.rows(
             "select transition from breaker_log where agent_id = ? and command = ? order by number",
             params![agent, command],
-            |row| row.get::<_, String>(0),
+            |row| text(row, 0),
         )?;
         let history = log.iter().filter_map(|text| from_json(text).ok()).collect();
         Ok(BreakerRecord { breaker: self.breaker_of(agent, command)?, history })

@@ -176,6 +176,15 @@ fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
+/// Whether a statement cannot be compiled, because a table or a column is gone.
+fn is_missing(error: &rusqlite::Error) -> bool {
+    match error {
+        rusqlite::Error::SqlInputError { msg, .. } => msg.starts_with("no such "),
+        rusqlite::Error::SqliteFailure(_, Some(words)) => words.starts_with("no such "),
+        _ => false,
+    }
+}
+
 /// What SQLite says, as one of our errors.
 pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> Error {
     let place = path.display().to_string();
@@ -198,6 +207,8 @@ pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> Error {
         Some(ErrorCode::ConstraintViolation | ErrorCode::TypeMismatch | ErrorCode::TooBig) => {
             Error::Refused { detail: error.to_string() }
         }
+        // A statement that cannot be compiled: a table or a column of it is gone.
+        _ if is_missing(error) => Error::Corrupt { place, detail: error.to_string() },
         None if matches!(error, rusqlite::Error::ToSqlConversionFailure(_)) => {
             Error::Refused { detail: error.to_string() }
         }

@@ -6,7 +6,7 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::source::status_of;
-use super::{Done, Verb, bytes, instant, maybe_instant, maybe_number, micros, number, run_id};
+use super::{Done, Verb, bytes, instant, json, maybe_instant, maybe_number, micros, number, run_id, text};
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::views::Page;
@@ -84,8 +84,7 @@ impl Verb<'_> {
         not_before: Timestamp,
         new: &NewMessage,
     ) -> Done<()> {
-        let payload =
-            self.row("select payload from live where id = ?", [bytes(run)], |row| row.get::<_, String>(0))?;
+        let payload = self.row("select payload from live where id = ?", [bytes(run)], |row| text(row, 0))?;
         let mut payload = payload.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         add_message(&mut payload, now, seq, new);
         self.execute(
@@ -129,7 +128,7 @@ impl Verb<'_> {
         let found = self.row(
             "select name, definition from schedules where id = ? and retired_at is null",
             [schedule],
-            |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)),
+            |row| Ok((text(row, 0)?, json(row, 1)?)),
         )?;
         let Some((name, definition)) = found else { return Ok(None) };
         let chat = self.compile(schedule, &name, &definition).ok().and_then(|schedule| schedule.chat);
@@ -287,8 +286,8 @@ impl Verb<'_> {
                 Ok(SessionRecord {
                     id: row.get("id")?,
                     schedule: row.get("schedule_id")?,
-                    name: row.get("name")?,
-                    key: row.get("key")?,
+                    name: text(row, "name")?,
+                    key: text(row, "key")?,
                     session: session_row(row)?,
                     active: number(row, "active")?,
                     queued: number(row, "queued")?,

@@ -9,7 +9,7 @@ use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit}
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Verb, micros, run_id};
+use super::{Done, Verb, json, micros, number, run_id, text as text_of};
 use crate::error::Error;
 use crate::memory;
 use crate::shapes::*;
@@ -62,7 +62,7 @@ impl Verb<'_> {
         let known = self.row(
             "select id, format from agents where name = ? and retired_at is null",
             [&spec.name],
-            |row| Ok((row.get(0)?, row.get::<_, i32>(1)?)),
+            |row| Ok((row.get(0)?, number::<i32>(row, 1)?)),
         )?;
         let id = match known {
             // A newer version wrote it, and knows better what it is.
@@ -122,10 +122,7 @@ impl Verb<'_> {
         let known = self.row(
             "select id, definition, source, format from schedules where name = ? and retired_at is null",
             [name],
-            |row| {
-                let text: String = row.get(1)?;
-                Ok((row.get::<_, ScheduleId>(0)?, text, row.get::<_, String>(2)?, row.get::<_, i32>(3)?))
-            },
+            |row| Ok((row.get::<_, ScheduleId>(0)?, json(row, 1)?, text_of(row, 2)?, number::<i32>(row, 3)?)),
         )?;
         let format = definition.format();
         let Some((id, old_text, owner, old_format)) = known else {
@@ -217,7 +214,7 @@ impl Verb<'_> {
         let place = params![source, name];
         let spent =
             self.row("select definition, format from spent where source = ? and name = ?", place, |row| {
-                Ok((row.get::<_, String>(0)?, row.get::<_, i32>(1)?))
+                Ok((json(row, 0)?, number::<i32>(row, 1)?))
             })?;
         let Some((text, format)) = spent else { return Ok(false) };
         if read_stored(format, &text).is_ok_and(|spent: ScheduleDefinition| spent == *definition) {
@@ -262,13 +259,13 @@ impl Verb<'_> {
         let known_agents = self.rows(
             "select id, name from agents where source = ? and retired_at is null",
             [source],
-            |row| Ok((row.get::<_, AgentId>(0)?, row.get::<_, String>(1)?)),
+            |row| Ok((row.get::<_, AgentId>(0)?, text_of(row, 1)?)),
         )?;
         for (id, _) in known_agents.iter().filter(|(_, name)| !kept_agents.contains(name.as_str())) {
             self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
         }
-        let spent = self.rows("select name from spent where source = ?", [source], |row| row.get(0))?;
-        for name in spent.iter().filter(|name: &&String| !kept.contains(*name)) {
+        let spent = self.rows("select name from spent where source = ?", [source], |row| text_of(row, 0))?;
+        for name in spent.iter().filter(|name| !kept.contains(*name)) {
             self.execute("delete from spent where source = ? and name = ?", params![source, name])?;
         }
         // Whatever made a schedule, it goes with its agent.
@@ -276,7 +273,7 @@ impl Verb<'_> {
             "select s.id, s.name, a.retired_at is not null from schedules s join agents a on a.id = s.agent_id
              where s.retired_at is null and (s.source = ? or a.retired_at is not null) order by s.id",
             [source],
-            |row| Ok((row.get::<_, ScheduleId>(0)?, row.get::<_, String>(1)?, row.get::<_, bool>(2)?)),
+            |row| Ok((row.get::<_, ScheduleId>(0)?, text_of(row, 1)?, row.get::<_, bool>(2)?)),
         )?;
         for (id, _, orphan) in known.iter().filter(|(_, name, orphan)| *orphan || !kept.contains(name)) {
             applied.retired += 1;
@@ -367,7 +364,7 @@ impl Verb<'_> {
 }
 
 pub(super) fn status_of(row: &rusqlite::Row<'_>) -> rusqlite::Result<Status> {
-    let reason: Option<String> = row.get("status_reason")?;
+    let reason = super::lossy(row, "status_reason")?;
     Ok(match row.get::<_, i64>("status")? {
         1 => Status::Paused { reason, until: super::maybe_instant(row, "status_until")? },
         2 => Status::Disabled,

@@ -5,7 +5,7 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 use uuid::Uuid;
 
-use super::{Sqlite, instant, maybe_instant, maybe_number, micros, number};
+use super::{Sqlite, instant, maybe_instant, maybe_number, micros, number, text};
 use crate::access::*;
 use crate::shapes::Key;
 use crate::store::Answer;
@@ -14,11 +14,11 @@ use crate::views::Page;
 
 fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
     Ok(TokenRecord {
-        id: row.get("id")?,
+        id: text(row, "id")?,
         hash: row.get("hash")?,
         cookie_hash: row.get("cookie_hash")?,
         scope: Scope::from_code(number(row, "scope")?),
-        label: row.get("label")?,
+        label: text(row, "label")?,
         created_at: instant(row, "created_at")?,
         expires_at: unknown::expiry(maybe_instant(row, "expires_at")?),
         revoked_at: maybe_instant(row, "revoked_at")?,
@@ -28,10 +28,10 @@ fn token(row: &Row<'_>) -> rusqlite::Result<TokenRecord> {
 fn entry(row: &Row<'_>) -> rusqlite::Result<AuditRow> {
     let entry = AuditEntry {
         at: instant(row, "at")?,
-        actor: row.get("actor")?,
-        action: row.get("action")?,
-        target: row.get("target")?,
-        peer: row.get("peer")?,
+        actor: text(row, "actor")?,
+        action: text(row, "action")?,
+        target: text(row, "target")?,
+        peer: text(row, "peer")?,
         status: maybe_number(row, "status")?,
     };
     Ok((row.get("number")?, entry))

@@ -6,7 +6,7 @@ use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
 use super::list::{ENDED, live_query, record};
-use super::{Done, Verb, instant, micros, number};
+use super::{Done, Verb, instant, json, maybe_id, micros, number};
 use crate::error::Error;
 use crate::unknown;
 use crate::views::*;
@@ -46,9 +46,9 @@ impl Verb<'_> {
                select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2 - 86400000000)
              select id from chain where tick_at = ?2 order by id desc limit 1",
             params![id, at],
-            |row| row.get::<_, [u8; 16]>(0),
+            |row| maybe_id(row, 0),
         )?;
-        if let Some(run) = ended
+        if let Some(Some(run)) = ended
             && let Some(run) = self.row(format!("{ENDED} where h.id = ?"), [run], record)?
         {
             return Ok(TickFate::Run(Box::new(run)));
@@ -75,11 +75,11 @@ impl Verb<'_> {
         let found = self.row(
             "select revision, definition, format from schedule_revisions where schedule_id = ? and from_at <= ? order by revision desc limit 1",
             params![id, micros(at)],
-            |row| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get(2)?)),
+            |row| Ok((row.get(0)?, json(row, 1)?, number(row, 2)?)),
         )?;
         let read = |(revision, text, format): (i64, String, i32)| {
             let definition = read_stored(format, &text);
-            Ok((revision, definition.map_err(|why| Error::unexpected(format!("a schedule {why}")))?))
+            Ok((revision, definition.map_err(|why| Error::unexpected(format!("a schedule: {why}")))?))
         };
         found.map(read).transpose()
     }

@@ -50,3 +50,16 @@ create table snapshots (
 );
 create index snapshots_at on snapshots (at);
 create index snapshots_node on snapshots (node_id, number);
+
+-- Plans and ends that the store refuses in every form. A plan has the nil id in the place of a run.
+create table refusals (
+    schedule_id bigint not null,
+    run_id uuid not null,
+    since timestamptz not null,
+    last_at timestamptz not null,
+    reason text not null,
+    primary key (schedule_id, run_id)
+);
+
+-- When it was last tried whether the store takes writes: one row.
+create table probes (id integer primary key, at timestamptz not null) with (fillfactor = 50);

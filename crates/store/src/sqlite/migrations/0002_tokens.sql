@@ -35,3 +35,16 @@ create table snapshots (
 ) strict;
 create index snapshots_at on snapshots (at);
 create index snapshots_node on snapshots (node_id, number);
+
+-- Plans and ends that the store refuses in every form. A plan has 16 zero bytes in the place of a run.
+create table refusals (
+  schedule_id integer not null,
+  run_id blob not null,
+  since integer not null,
+  last_at integer not null,
+  reason text not null,
+  primary key (schedule_id, run_id)
+) strict, without rowid;
+
+-- When it was last tried whether the store takes writes: one row.
+create table probes (id integer primary key, at integer not null) strict;
