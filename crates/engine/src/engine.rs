@@ -712,6 +712,7 @@ pub async fn prepare(
     let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
     let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
     let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
+    crate::refuse_unreadable(&record)?;
     let definitions = store.definitions(&[record.id]).await?;
     let definitions =
         definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
