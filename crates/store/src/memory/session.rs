@@ -51,9 +51,10 @@ impl State {
         let generation = before.generation;
         let (run, sent) = match took {
             Took::Full => return Sent::Full,
-            Took::Joined { run, seq, not_before } => {
+            Took::Joined { run, seq, not_before, alone } => {
                 let (ended, told) = self.change(now, id, change);
                 if let Some(live) = self.live.get_mut(&run) {
+                    live.session = live.session.map(|own| InSession { alone, ..own });
                     (live.not_before, live.new.not_before) = (not_before, not_before);
                     add_message(&mut live.new.payload, now, seq, new);
                 }

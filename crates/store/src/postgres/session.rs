@@ -94,9 +94,11 @@ impl Postgres {
         let generation = kept.session.generation;
         let (run, sent) = match took {
             Took::Full => return Ok(Sent::Full),
-            Took::Joined { run, seq, not_before } => {
+            Took::Joined { run, seq, not_before, alone } => {
                 let (ended, told) = self.carry_out(tx, now, kept.id, moves).await?;
                 join_run(tx, now, run, (seq, not_before), new).await?;
+                let sql = "update session_runs set alone = $2 where run_id = $1 and alone <> $2";
+                tx.execute(sql, &[&run.0, &alone]).await?;
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
             Took::Opened { seq, not_before, alone } => {
