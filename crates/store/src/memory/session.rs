@@ -70,7 +70,7 @@ impl State {
                 let run = new.run.id;
                 self.change(now, id, change);
                 self.open(now, id, new, seq, now, false);
-                self.end(now, run, RunState::Cancelled, Some(Reason::Stale), None, None);
+                self.end_now(now, run, RunState::Cancelled, Some(Reason::Stale));
                 (run, Sent::Stale { run, generation })
             }
         };
@@ -144,7 +144,7 @@ impl State {
             }
         }
         for (run, reason) in &change.end {
-            self.end(now, *run, RunState::Cancelled, Some(*reason), None, None);
+            self.end_now(now, *run, RunState::Cancelled, Some(*reason));
         }
         let runs = |runs: Vec<(RunId, Reason)>| runs.into_iter().map(|(run, _)| run).collect();
         (runs(change.end), runs(change.cancel))

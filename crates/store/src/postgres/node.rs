@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
 use belfry_core::rescue::{Fate, Orphan, fate};
+use belfry_core::retry::Verdict;
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -151,7 +152,7 @@ impl Postgres {
                 }
                 Fate::Back => {
                     rescued.pending.push(live.id);
-                    changes.push(Change::back(live, now, true));
+                    changes.push(Change::of(live, Verdict::Retry { at: now }));
                 }
             }
         }
@@ -185,7 +186,7 @@ impl Postgres {
             let Some(live) = found.remove(run) else { continue };
             match left_behind(&live, &lines) {
                 Some(reason) => changes.push(Change::end(live, RunState::Cancelled, Some(reason))),
-                None => changes.push(Change::back(live, now, false)),
+                None => changes.push(Change::of(live, Verdict::Return)),
             }
         }
         let given_back = changes.len();
