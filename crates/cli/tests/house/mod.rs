@@ -186,7 +186,10 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
     enqueue(store, record.id, now).await;
     let lanes = vec![("cron".to_owned(), 1)];
     let mut claimed = store
-        .claim(now, &Claim { node: node.id, lanes, labels: Vec::new(), only: None, rescue: true })
+        .claim(
+            now,
+            &Claim { node: node.id, lanes, total: u32::MAX, labels: Vec::new(), only: None, rescue: true },
+        )
         .await
         .unwrap();
     (node.id, claimed.pop().unwrap())
