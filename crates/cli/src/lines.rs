@@ -95,6 +95,7 @@ fn words(event: &Event) -> String {
         Name::RunFinished => event.state.unwrap_or("finished").to_owned(),
         Name::RunStarted => "started".into(),
         Name::BreakerChanged => format!("breaker {}", event.state.unwrap_or("").replace('_', " ")),
+        Name::BudgetChanged => format!("failure budget {}", event.state.unwrap_or("").replace('_', " ")),
         Name::RunRetried => "retries".into(),
         Name::RunCancelled => "cancelled".into(),
         Name::TickSkipped => "skipped".into(),

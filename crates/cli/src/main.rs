@@ -9,6 +9,7 @@ mod any;
 mod apply;
 mod backfill;
 mod breaker;
+mod budget;
 mod cancel;
 mod client;
 mod config;
@@ -119,6 +120,7 @@ enum Command {
     Lanes(lanes::Lanes),
     Nodes(nodes::Nodes),
     Breaker(breaker::Breaker),
+    Budget(budget::Budget),
     Doctor(doctor::Doctor),
     Store(doctor::StoreCommand),
     Token(token::Token),
@@ -193,6 +195,7 @@ fn main() -> ExitCode {
         Command::Lanes(lanes) => lanes.run(&cli.place, &cli.output),
         Command::Nodes(nodes) => nodes.run(&cli.place, &cli.output),
         Command::Breaker(breaker) => breaker.run(&cli.place, &cli.output),
+        Command::Budget(budget) => budget.run(&cli.place, &cli.output),
         Command::Doctor(doctor) => doctor.run(&cli.place, &cli.output),
         Command::Store(store) => store.run(&cli.place, &cli.output),
         Command::Token(token) => token.run(&cli.place, &cli.output),

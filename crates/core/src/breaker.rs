@@ -73,7 +73,7 @@ pub enum TransitionReason {
     Success,
     /// It was open long enough for a probe.
     CooldownElapsed,
-    /// A person closed it.
+    /// A person closed it, or removed its policy.
     ManualReset,
 }
 
@@ -114,6 +114,11 @@ impl Breaker {
         }
     }
 
+    /// The breaker as it counts now: a probe that no longer lives is none, and another may go.
+    pub fn with_probe_if(self, lives: impl FnOnce(RunId) -> bool) -> Breaker {
+        Breaker { probe: self.probe.filter(|run| lives(*run)), ..self }
+    }
+
     /// The breaker with a probe on its way.
     pub fn probing(&self, run: RunId, now: Timestamp) -> (Breaker, Option<Transition>) {
         let next = Breaker { state: State::HalfOpen, probe: Some(run), ..*self };
@@ -150,7 +155,7 @@ impl Breaker {
         }
     }
 
-    /// The breaker after a person closed it.
+    /// The breaker after a person closed it or removed its policy.
     pub fn reset(&self, now: Timestamp) -> (Breaker, Option<Transition>) {
         let next = Breaker::default();
         (next, self.transition(next, now, TransitionReason::ManualReset, None))

@@ -306,19 +306,18 @@ mod tests {
 
     #[test]
     fn slots_are_dealt_out_one_each_and_what_one_lane_leaves_goes_to_the_others() {
-        /// Free slots and waiting runs by lane, the total, and what each lane starts.
-        type Case = (&'static [u32], &'static [u32], u32, &'static [u32]);
-        let cases: [Case; 6] = [
-            (&[10, 10], &[3, 9], u32::MAX, &[3, 9]),
-            (&[10, 10], &[9, 9], 5, &[3, 2]),
-            (&[10, 10, 10], &[0, 9, 9], 4, &[0, 2, 2]),
-            (&[2, 10], &[9, 9], 8, &[2, 6]),
-            (&[10, 0, 10], &[1, 9, 9], 2, &[1, 0, 1]),
-            (&[4, 4], &[4, 4], 0, &[0, 0]),
+        // Free slots and waiting runs by lane, the total, and what each lane starts.
+        let cases = [
+            ([10, 10, 0], [3, 9, 0], u32::MAX, [3, 9, 0]),
+            ([10, 10, 0], [9, 9, 0], 5, [3, 2, 0]),
+            ([10, 10, 10], [0, 9, 9], 4, [0, 2, 2]),
+            ([2, 10, 0], [9, 9, 0], 8, [2, 6, 0]),
+            ([10, 0, 10], [1, 9, 9], 2, [1, 0, 1]),
+            ([4, 4, 0], [4, 4, 0], 0, [0, 0, 0]),
         ];
         for (slots, waiting, total, expected) in cases {
-            let mut deal = Deal::new(slots.iter().copied(), total);
-            let (mut started, mut is_over) = (vec![0; slots.len()], false);
+            let mut deal = Deal::new(slots, total);
+            let (mut started, mut is_over) = ([0; 3], false);
             while let Some((at, asked)) = deal.next_lane() {
                 assert!(!is_over, "asked after the last: {slots:?} {waiting:?} {total}");
                 is_over = deal.is_last();

@@ -9,6 +9,7 @@ pub mod check;
 pub mod definition;
 pub mod display;
 pub mod edit;
+pub mod ending;
 pub mod gate;
 pub mod hook;
 pub mod input;

@@ -268,6 +268,8 @@ pub enum Took {
         seq: i64,
         /// When the run may start, if no message follows.
         not_before: Timestamp,
+        /// The run starts only when all before it are gone, from now on.
+        alone: bool,
     },
     /// It comes too late: it is older than a stop or a reset of its session.
     Stale {
@@ -341,7 +343,7 @@ pub fn send(
     let took = match open {
         Some(open) => {
             let not_before = not_before.min(after(open.opened_at, WINDOWS_MAX));
-            Took::Joined { run: open.run, seq, not_before }
+            Took::Joined { run: open.run, seq, not_before, alone: open.alone || interrupts }
         }
         None => Took::Opened { seq, not_before, alone: interrupts },
     };

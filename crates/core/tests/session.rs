@@ -67,9 +67,10 @@ impl House {
                     turn: false,
                 });
             }
-            Took::Joined { run, not_before, .. } => {
+            Took::Joined { run, not_before, alone, .. } => {
                 let place = self.place(run).unwrap();
                 (place.not_before, place.bytes) = (not_before, place.bytes + message.bytes);
+                place.alone = alone;
             }
             Took::Stale { .. } | Took::Full => {}
         }
@@ -148,7 +149,7 @@ fn five_messages_within_the_window_are_one_run() {
     let mut house = House::new(Policy::default());
     assert_eq!(house.say(0), Took::Opened { seq: 1, not_before: at(800), alone: false });
     for n in 1..5 {
-        let joined = Took::Joined { run: run(1), seq: n + 1, not_before: at(n * 100 + 800) };
+        let joined = Took::Joined { run: run(1), seq: n + 1, not_before: at(n * 100 + 800), alone: false };
         assert_eq!(house.say(n * 100), joined);
     }
     assert_eq!(house.start(1199), []);
@@ -163,7 +164,7 @@ fn messages_do_not_keep_a_run_from_starting_for_ever() {
     house.say(0);
     for n in 1..8 {
         let not_before = at((n * 500 + 800).min(4000));
-        assert_eq!(house.say(n * 500), Took::Joined { run: run(1), seq: n + 1, not_before });
+        assert_eq!(house.say(n * 500), Took::Joined { run: run(1), seq: n + 1, not_before, alone: false });
     }
     // Due, though nobody has claimed it: closed all the same.
     assert_eq!(house.say(4000), Took::Opened { seq: 9, not_before: at(4800), alone: false });
@@ -322,9 +323,24 @@ fn interrupts_within_the_window_are_one_run() {
     house.say(0);
     house.start(800);
     house.say(1000);
-    assert_eq!(house.say(1100), Took::Joined { run: run(2), seq: 3, not_before: at(1900) });
+    assert_eq!(house.say(1100), Took::Joined { run: run(2), seq: 3, not_before: at(1900), alone: true });
     assert_eq!((house.line.len(), house.ended.len()), (2, 0));
     assert_eq!(house.place(run(1)).unwrap().stage, Stage::Ending);
+}
+
+#[test]
+fn an_interrupt_that_joins_an_open_run_waits_for_those_that_it_interrupts() {
+    let mut house = House::new(Policy { max_concurrent: 2, ..Policy::default() });
+    house.say(0);
+    assert_eq!(house.start(800), [1]);
+    house.say(1000);
+    assert!(house.place(run(2)).unwrap().turn, "two may run at once");
+    let interrupt = Message { mode: Some(Mode::Interrupt), ..Message::default() };
+    let joined = Took::Joined { run: run(2), seq: 3, not_before: at(1900), alone: true };
+    assert_eq!(house.say_with(1100, &interrupt), joined);
+    assert_eq!(house.start(2000), [], "the interrupted run is still there");
+    house.end(1);
+    assert_eq!(house.start(2000), [2]);
 }
 
 #[test]

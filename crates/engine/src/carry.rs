@@ -74,6 +74,10 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             let history = store.breaker(agent, &command).await.map(|record| record.history);
             Input::Breaker { agent: name, command, history }
         }
+        Ask::Budget { schedule, agent, policy } => {
+            let used = store.schedule(&schedule).await.map(|record| record.and_then(|record| record.budget));
+            Input::Budget { agent, policy, used }
+        }
         Ask::Prune { retention, snapshots_before, nodes_before } => {
             // What is left goes the next time.
             let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;

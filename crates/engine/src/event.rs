@@ -113,6 +113,8 @@ pub enum Name {
     RunRescued,
     /// A breaker opened, closed, or lets a probe through.
     BreakerChanged,
+    /// A failure budget was used up or cleared.
+    BudgetChanged,
     /// A lane has other limits.
     LaneChanged,
     /// A session was stopped.
@@ -165,6 +167,7 @@ impl Name {
             Name::RunCancelled => "run_cancelled",
             Name::RunRescued => "run_rescued",
             Name::BreakerChanged => "breaker_changed",
+            Name::BudgetChanged => "budget_changed",
             Name::LaneChanged => "lane_changed",
             Name::SessionStopped => "session_stopped",
             Name::AgentCreated => "agent_created",

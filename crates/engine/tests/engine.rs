@@ -363,6 +363,41 @@ async fn a_failure_budget_blocks_and_resets_across_a_restart() {
 }
 
 #[tokio::test]
+async fn a_failure_budget_bounds_retries_and_is_told() {
+    let agents = [AgentBuilder::new("a")
+        .schedule("s", cron("0 13 * * *"))
+        .define(|agent| {
+            agent.retry.max = 6;
+            agent.budget = Some(Budget { max: 2, period_ms: 600_000 });
+        })
+        .build()];
+    on_each(async |world: World| {
+        world.tell("a/s", Does::Fail);
+        let engine = world.engine(&agents).await;
+        let mut events = engine.events();
+        world.pass(&engine, HOUR, HOUR).await;
+        world.pass(&engine, 5 * MINUTE, SECOND).await;
+        assert_eq!(world.starts("a/s").len(), 2, "a third attempt would be one too many");
+        world.pass(&engine, 5 * MINUTE + 30 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/s").len(), 4, "two more in the next period");
+        let agent = engine.schedule_state("a/s").await.unwrap().agent;
+        world.tell("a/s", Does::Succeed);
+        assert!(world.store.reset_budget(engine.now(), agent).await.unwrap());
+        world.settle(&engine).await;
+        assert_eq!(world.starts("a/s").len(), 5, "at once after a reset");
+        let mut told = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            if event.event == belfry::event::Name::BudgetChanged {
+                told.push(event.state.unwrap());
+            }
+        }
+        assert_eq!(told, ["exhausted", "exhausted", "cleared"]);
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_clock_that_steps_refires_nothing_and_waits_or_catches_up() {
     on_each(async |world: World| {
         let agents = [AgentBuilder::new("a")

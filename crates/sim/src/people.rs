@@ -111,7 +111,7 @@ impl Sim {
                 self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
             }
             ("budget reset", Some(record)) => {
-                self.now(self.store.reset_budget(record.agent));
+                self.now(self.store.reset_budget(now, record.agent));
             }
             ("lane change", _) => self.change_lane(),
             ("lane clear", _) => {
@@ -496,7 +496,7 @@ impl Sim {
         for name in self.ledger.names() {
             let Some(record) = self.record(&name) else { continue };
             self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
-            self.now(self.store.reset_budget(record.agent));
+            self.now(self.store.reset_budget(now, record.agent));
             let store = self.store.clone();
             self.done(belfry::resume(&store, now, &record, Resume::Skip));
         }

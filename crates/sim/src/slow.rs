@@ -111,7 +111,7 @@ impl Store for Slow {
         Read nodes() -> Vec<Node>;
         Write fence(now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Option<Rescued>;
         Write reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool;
-        Write reset_budget(agent: AgentId) -> bool;
+        Write reset_budget(now: Timestamp, agent: AgentId) -> bool;
         Write prune(now: Timestamp, retention: &Retention) -> Pruned;
         Read run(run: RunId) -> Option<RunRecord>;
         Read live_runs() -> Vec<RunRecord>;

@@ -357,8 +357,8 @@ impl Store for AnyStore {
         each!(self, store => store.reset_breaker(now, agent, command).await)
     }
 
-    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        each!(self, store => store.reset_budget(agent).await)
+    async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
+        each!(self, store => store.reset_budget(now, agent).await)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

@@ -276,8 +276,9 @@ pub trait Store: Send + Sync + 'static {
         command: &str,
     ) -> impl Future<Output = Answer<bool>> + Send;
 
-    /// Clears what is used of an agent's failure budget.
-    fn reset_budget(&self, agent: AgentId) -> impl Future<Output = Answer<bool>> + Send;
+    /// Clears what is used of an agent's failure budget, and the back-off of its runs: they may start now. False where
+    /// nothing was used. Crash: all of it, or nothing.
+    fn reset_budget(&self, now: Timestamp, agent: AgentId) -> impl Future<Output = Answer<bool>> + Send;
 
     /// Removes what is older than its retention, and runs beyond the number that is kept of a schedule's, at most a batch of
     /// each. Runs are never counted: each knows its place among those of its schedule, and each call walks on over a batch

@@ -188,7 +188,7 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
     let mut claimed = store
         .claim(
             now,
-            &Claim { node: node.id, lanes, labels: Vec::new(), only: None, rescue: true, total: u32::MAX },
+            &Claim { node: node.id, lanes, total: u32::MAX, labels: Vec::new(), only: None, rescue: true },
         )
         .await
         .unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 31] = [
+const KEYS: [(&str, &str); 32] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_draining", "node state"),
@@ -34,6 +34,7 @@ const KEYS: [(&str, &str); 31] = [
         "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
     ),
     ("breaker_changed", "agent run_id state reason count"),
+    ("budget_changed", "agent run_id state reason count retry_at"),
     ("lane_changed", "count detail"),
     ("session_stopped", "agent schedule session count"),
     ("agent_created", "agent"),

@@ -1,6 +1,7 @@
 //! The end of attempts: judged, stored, told.
 
 use belfry_core::breaker::State;
+use belfry_core::budget::exhausted_until;
 use belfry_core::session::Usage;
 
 use super::*;
@@ -80,6 +81,7 @@ impl Driver {
                 Some(_) | None => self.planner.wake(now),
             }
             self.read_breaker_maybe(&task, finished);
+            self.read_budget_maybe(now, &task, &ending.finish, finished);
             self.note_end(now, &task, ending, finished);
         }
         again.append(&mut self.endings);
@@ -109,6 +111,46 @@ impl Driver {
             let (agent, command) = (task.definitions.agent, task.command.clone());
             self.ask(Ask::Breaker { agent, name, command });
         }
+    }
+
+    /// A failure may use up the budget of its agent, and a success clears it.
+    fn read_budget_maybe(&mut self, now: Now, task: &Task, finish: &Finish, finished: Finished) {
+        let definitions = &task.definitions;
+        let Some(policy) = definitions.agent_definition.budget else { return };
+        let agent = definitions.agent_name.clone();
+        if finish.failed && finished != Finished::Stale {
+            let schedule = definitions.name.clone();
+            self.ask(Ask::Budget { schedule, agent, policy });
+        } else if finished == Finished::Ended(RunState::Completed) && self.exhausted.remove(&agent).is_some()
+        {
+            let event = Event::new(now.wall, Level::Info, Name::BudgetChanged);
+            let (agent, reason) = (Some(agent.to_string()), Some("success".to_owned()));
+            self.note(Event { agent, run_id: Some(finish.run), state: Some("cleared"), reason, ..event });
+        }
+    }
+
+    /// Tells once in a period that a failure budget is used up.
+    pub(super) fn budget(
+        &mut self,
+        now: Now,
+        agent: Arc<str>,
+        policy: &BudgetPolicy,
+        used: Result<Option<Budget>, Error>,
+    ) {
+        let Some(Some(used)) = self.read(now, used) else { return };
+        let Some(until) = exhausted_until(Some(used), policy, now.wall) else { return };
+        if self.exhausted.insert(agent.clone(), used.period_start) == Some(used.period_start) {
+            return;
+        }
+        let event = Event::new(now.wall, Level::Warn, Name::BudgetChanged);
+        self.note(Event {
+            agent: Some(agent.to_string()),
+            state: Some("exhausted"),
+            reason: Some("failure_budget".into()),
+            count: Some(u64::from(used.failures)),
+            retry_at: Some(until),
+            ..event
+        });
     }
 
     /// Tells how a breaker has changed since it was told last.

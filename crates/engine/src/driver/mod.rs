@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belfry_core::breaker::Transition;
+use belfry_core::budget::Budget;
+use belfry_core::definition::Budget as BudgetPolicy;
 use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
 use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, ScheduleId, Token};
@@ -142,6 +144,15 @@ pub enum Input {
         /// How it came to stand as it does.
         history: Result<Vec<Transition>, Error>,
     },
+    /// Answer to [`Ask::Budget`].
+    Budget {
+        /// The agent.
+        agent: Arc<str>,
+        /// Its policy.
+        policy: BudgetPolicy,
+        /// What is used of the budget.
+        used: Result<Option<Budget>, Error>,
+    },
     /// Answer to [`Effect::Beat`].
     Beaten(Result<bool, Error>),
     /// Answer to [`Ask::Prune`].
@@ -195,6 +206,15 @@ pub enum Ask {
         name: Arc<str>,
         /// Of this command.
         command: String,
+    },
+    /// Read what is used of a failure budget.
+    Budget {
+        /// A schedule of the agent, `agent/schedule`.
+        schedule: Arc<str>,
+        /// The agent.
+        agent: Arc<str>,
+        /// Its policy.
+        policy: BudgetPolicy,
     },
     /// Remove what is older than its retention.
     Prune {
@@ -431,6 +451,8 @@ pub struct Driver {
     prune_after: Option<RunId>,
     /// Of breakers, by agent and command: up to when their changes have been told, and whether they were closed then.
     breakers: HashMap<(Arc<str>, String), (Timestamp, bool)>,
+    /// Agents whose failure budget was told to be used up, with the beginning of the period.
+    exhausted: HashMap<Arc<str>, Timestamp>,
     started_at: Timestamp,
     health: Health,
     counters: Counters,
@@ -510,6 +532,7 @@ impl Driver {
             observed: HashMap::new(),
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,
+            exhausted: HashMap::new(),
             breakers: HashMap::new(),
             started_at: now.wall,
             health: Health::default(),
@@ -683,6 +706,7 @@ impl Driver {
             Input::Nodes(nodes) => self.nodes(now, nodes),
             Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
             Input::Breaker { agent, command, history } => self.breaker(now, agent, command, history),
+            Input::Budget { agent, policy, used } => self.budget(now, agent, &policy, used),
             Input::Beaten(kept) => self.beaten(now, kept),
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),

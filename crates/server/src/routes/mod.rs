@@ -5,6 +5,7 @@
 mod actions;
 mod agents;
 mod breakers;
+mod budgets;
 mod edit;
 mod events;
 pub mod health;
@@ -68,6 +69,7 @@ pub fn all() -> Routes {
         .merge(runs::router())
         .merge(log::router())
         .merge(breakers::router())
+        .merge(budgets::router())
         .merge(sessions::router())
         .merge(lanes::router())
         .merge(nodes::router())

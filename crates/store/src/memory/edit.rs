@@ -60,7 +60,7 @@ impl State {
         }
         let before = known.map(|agent| agent.definition.clone());
         let mut is_changed = before.as_ref().is_some_and(|before| **before != spec.definition);
-        let id = self.put_agent(API, spec);
+        let id = self.put_agent(now, API, spec);
         let mut kept = Vec::new();
         for (name, definition) in &spec.schedules {
             let name = format!("{}/{name}", spec.name);

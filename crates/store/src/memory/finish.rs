@@ -1,8 +1,10 @@
 //! The end of an attempt, and all that hangs on it.
 
+use belfry_core::budget::Budget;
 use belfry_core::check::Status;
+use belfry_core::ending::{self, Books, Ended, Then, Waiting};
 use belfry_core::retry::Verdict;
-use belfry_core::{Reason, RunId, RunState, Token, budget};
+use belfry_core::{AgentId, Reason, RunId, RunState, Token};
 use belfry_time::Timestamp;
 
 use super::State;
@@ -19,34 +21,77 @@ impl State {
         }
         live.exit_code = finish.exit_code;
         live.error.clone_from(&finish.error);
-        let (agent, own) = (live.new.agent, live.session);
+        let own = live.session;
         self.take_usage(own, finish.usage);
-        let left_behind = self.live.get(&finish.run).and_then(|live| self.left_behind(live));
-        if finish.failed {
-            self.spend_budget(now, agent);
-        }
-        // Whoever is to be cancelled does not wait for another attempt.
-        let verdict = match (finish.verdict, left_behind) {
-            (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
-                Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
-            }
-            (verdict, _) => verdict,
-        };
-        match verdict {
-            Verdict::End { state, reason } => {
+        match self.settle(now, finish.run, finish.verdict, finish.failed) {
+            Some(Then::End { state, reason }) => {
                 self.end(now, finish.run, state, reason, finish.summary.clone(), finish.arm);
                 Finished::Ended(state)
             }
-            Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),
-            Verdict::Return => self.back_to_pending(finish.run, now, false),
+            Some(Then::Back { at, counted }) => self.back_to_pending(finish.run, at, counted),
+            None => Finished::Stale,
         }
     }
 
-    fn spend_budget(&mut self, now: Timestamp, agent: belfry_core::AgentId) {
-        let policy = self.agents.get(&agent).and_then(|agent| agent.definition.budget);
-        if let Some(policy) = policy {
-            let used = budget::after_failure(self.budgets.get(&agent).copied(), &policy, now);
-            self.budgets.insert(agent, used);
+    /// Decides about the end of a live run's attempt, and keeps the books of its agent.
+    pub(super) fn settle(
+        &mut self,
+        now: Timestamp,
+        run: RunId,
+        verdict: Verdict,
+        failed: bool,
+    ) -> Option<Then> {
+        let live = self.live.get(&run)?;
+        let (agent, command) = (live.new.agent, live.new.command.clone());
+        let ended = Ended {
+            run,
+            trigger: live.new.trigger,
+            attempt: live.attempt,
+            verdict,
+            failed,
+            left_behind: self.left_behind(live),
+        };
+        let definition = self.agents.get(&agent).map(|agent| agent.definition.clone()).unwrap_or_default();
+        let books = Books {
+            breaker: definition.breaker.map(|policy| (policy, self.breaker_of(agent, &command).breaker)),
+            budget: definition.budget.map(|policy| (policy, self.budgets.get(&agent).copied())),
+        };
+        let ending = ending::decide(&ended, &books, now);
+        if let Some(breaker) = ending.breaker {
+            self.put_breaker(agent, &command, breaker);
+        }
+        if let Some(used) = ending.budget {
+            self.set_budget(agent, used);
+        }
+        self.move_waiting(now, agent, ending.waiting);
+        Some(ending.then)
+    }
+
+    pub(super) fn set_budget(&mut self, agent: AgentId, used: Option<Budget>) {
+        match used {
+            Some(used) => drop(self.budgets.insert(agent, used)),
+            None => drop(self.budgets.remove(&agent)),
+        }
+    }
+
+    /// Holds or frees the runs of an agent that wait, as its budget does.
+    pub(super) fn move_waiting(&mut self, now: Timestamp, agent: AgentId, waiting: Waiting) {
+        let runs = self.live.values_mut().filter(|live| live.new.agent == agent && live.running.is_none());
+        match waiting {
+            Waiting::Stay => {}
+            Waiting::Hold(until) => {
+                for live in runs.filter(|live| ending::holds(live.new.trigger, live.attempt)) {
+                    live.not_before = ending::held_at(live.not_before, until, now);
+                }
+                // Plans that were made before do not hold.
+                let own = self.schedules.iter().filter(|(_, row)| row.record.agent == agent);
+                for schedule in own.map(|(schedule, _)| *schedule).collect::<Vec<_>>() {
+                    self.touch(schedule);
+                }
+            }
+            Waiting::Free => runs.for_each(|live| {
+                live.not_before = live.not_before.min(now.max(live.new.not_before));
+            }),
         }
     }
 
@@ -62,8 +107,14 @@ impl State {
         Finished::Pending
     }
 
-    /// Ends a live run: history, the schedule's last result and next token, breaker, budget.
-    pub(super) fn end(
+    /// Ends a live run that no attempt reports on.
+    pub(super) fn end_now(&mut self, now: Timestamp, run: RunId, state: RunState, reason: Option<Reason>) {
+        self.settle(now, run, Verdict::End { state, reason }, false);
+        self.end(now, run, state, reason, None, None);
+    }
+
+    /// Takes a live run to history, and tells its schedule: its last result and next token.
+    fn end(
         &mut self,
         now: Timestamp,
         run: RunId,
@@ -82,17 +133,6 @@ impl State {
             ..self.record(run, &live)
         };
         self.end_of_schedule(now, &record, arm);
-        let command = (live.new.agent, live.new.command.clone());
-        let definition = self.agents.get(&live.new.agent).map(|agent| agent.definition.clone());
-        if let Some(policy) = definition.as_ref().and_then(|definition| definition.breaker) {
-            let breaker = self.breakers.entry(command).or_default();
-            let (next, transition) = breaker.breaker.ended(&policy, run, state, now);
-            breaker.breaker = next;
-            breaker.history.extend(transition);
-        }
-        if state == RunState::Completed {
-            self.budgets.remove(&live.new.agent);
-        }
         self.ended_order.push(run);
         self.ended.insert(run, record);
     }

@@ -32,8 +32,7 @@ impl State {
             self.in_scope(knock.overlap()).map(|(run, live)| (run, live.running.is_some())).collect();
         let definition =
             self.agents.get(&run.agent).map(|agent| agent.definition.clone()).unwrap_or_default();
-        let place = (run.agent, run.command.clone());
-        let breaker = self.breakers.get(&place).map(|record| record.breaker).unwrap_or_default();
+        let breaker = self.breaker_of(run.agent, &run.command).breaker;
         let used = self.budgets.get(&run.agent).copied();
         let facts = Facts {
             live: scope.len() as u32,
@@ -63,10 +62,8 @@ impl State {
             Enqueued::NotFound => return Knocked::NotFound,
         }
         if probe {
-            let record = self.breakers.entry(place).or_default();
-            let (next, transition) = record.breaker.probing(run.id, now);
-            record.breaker = next;
-            record.history.extend(transition);
+            let breaker = self.breaker_of(run.agent, &run.command).breaker;
+            self.put_breaker(run.agent, &run.command, breaker.probing(run.id, now));
         }
         Knocked::Made { cancelled }
     }

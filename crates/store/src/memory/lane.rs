@@ -54,7 +54,7 @@ impl State {
         let waiting = self.live.iter().filter(|(_, live)| live.running.is_none() && live.new.lane == lane);
         let waiting: Vec<RunId> = waiting.map(|(run, _)| *run).collect();
         for run in &waiting {
-            self.end(now, *run, RunState::Cancelled, Some(Reason::LaneCleared), None, None);
+            self.end_now(now, *run, RunState::Cancelled, Some(Reason::LaneCleared));
         }
         waiting
     }

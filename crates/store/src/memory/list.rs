@@ -123,9 +123,10 @@ impl State {
             .breakers
             .iter()
             .filter(|(_, record)| **record != BreakerRecord::default())
-            .filter_map(|((id, command), record)| {
+            .filter_map(|((id, command), _)| {
                 let agent = self.agents.get(id).filter(|agent| !agent.retired)?;
-                let (command, breaker) = (command.clone(), record.breaker);
+                let breaker = self.breaker_of(*id, command).breaker;
+                let command = command.clone();
                 Some(BreakerEntry { agent: *id, agent_name: agent.name.clone(), command, breaker })
             })
             .collect();

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::edit::Resume;
+use belfry_core::ending::Waiting;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -405,8 +406,14 @@ impl Store for Memory {
         Ok(transition.is_some())
     }
 
-    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        Ok(self.state.lock().budgets.remove(&agent).is_some())
+    async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
+        let mut state = self.state.lock();
+        let is_used = state.budgets.remove(&agent).is_some();
+        if is_used {
+            state.move_waiting(now, agent, Waiting::Free);
+        }
+        drop(state);
+        self.hint.after(Ok(is_used), |is_used| *is_used)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
@@ -479,7 +486,7 @@ impl Store for Memory {
     }
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
-        Ok(self.state.lock().breakers.get(&(agent, command.to_owned())).cloned().unwrap_or_default())
+        Ok(self.state.lock().breaker_of(agent, command))
     }
 
     async fn counts(&self) -> Answer<Counts> {

@@ -1,6 +1,8 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
+use belfry_core::ending::Then;
 use belfry_core::rescue::{Fate, Orphan, fate};
+use belfry_core::retry::Verdict;
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 
@@ -67,12 +69,12 @@ impl State {
             match fate(&orphan, is_suspect) {
                 Fate::End { state, reason, error } => {
                     live.error = error.map(str::to_owned).or(live.error.take());
-                    self.end(now, run, state, Some(reason), None, None);
+                    self.end_now(now, run, state, Some(reason));
                     rescued.ended.push((run, state));
                 }
                 Fate::Back => {
                     live.suspicions += u32::from(is_suspect);
-                    self.back_to_pending(run, now, true);
+                    self.come_back(now, run, Verdict::Retry { at: now });
                     if let Some(live) = self.live.get_mut(&run) {
                         live.rescue = Some(0);
                     }
@@ -81,6 +83,13 @@ impl State {
             }
         }
         Some(rescued)
+    }
+
+    /// Returns a run to where it waits, from its budget's instant on.
+    fn come_back(&mut self, now: Timestamp, run: RunId, verdict: Verdict) {
+        if let Some(Then::Back { at, counted }) = self.settle(now, run, verdict, false) {
+            self.back_to_pending(run, at, counted);
+        }
     }
 
     pub(super) fn give_back(&mut self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32 {
@@ -93,8 +102,8 @@ impl State {
             };
             given_back += 1;
             match self.left_behind(live) {
-                Some(reason) => self.end(now, *run, RunState::Cancelled, Some(reason), None, None),
-                None => drop(self.back_to_pending(*run, now, false)),
+                Some(reason) => self.end_now(now, *run, RunState::Cancelled, Some(reason)),
+                None => self.come_back(now, *run, Verdict::Return),
             }
         }
         given_back

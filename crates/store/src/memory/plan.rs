@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use belfry_core::breaker::{Breaker, Transition};
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
-use belfry_core::{Reason, RunId, RunState, ScheduleId, TokenKind};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, TokenKind};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -52,11 +53,7 @@ impl State {
             },
             live: in_scope.len() as u32,
             pending: in_scope.iter().filter(|live| live.running.is_none()).count() as u32,
-            breaker: self
-                .breakers
-                .get(&(record.agent, options.command.clone()))
-                .map(|record| record.breaker)
-                .unwrap_or_default(),
+            breaker: self.breaker_of(record.agent, &options.command).breaker,
             budget: self.budgets.get(&record.agent).copied(),
             last_start: if options.overlap == Scope::Schedule { None } else { self.last_start(row) },
         })
@@ -152,14 +149,30 @@ impl State {
         let Some(policy) = self.agents.get(&commit.agent).and_then(|agent| agent.definition.breaker) else {
             return true;
         };
-        let record = self.breakers.entry((commit.agent, run.command.clone())).or_default();
-        if record.breaker.admits(&policy, now) != belfry_core::breaker::Admits::Probe {
+        let breaker = self.breaker_of(commit.agent, &run.command).breaker;
+        if breaker.admits(&policy, now) != belfry_core::breaker::Admits::Probe {
             return false;
         }
-        let (next, transition) = record.breaker.probing(run.id, now);
+        self.put_breaker(commit.agent, &run.command, breaker.probing(run.id, now));
+        true
+    }
+
+    /// The breaker of an agent's command, as it counts now.
+    pub(super) fn breaker_of(&self, agent: AgentId, command: &str) -> BreakerRecord {
+        let found = self.breakers.get(&(agent, command.to_owned())).cloned().unwrap_or_default();
+        let breaker = found.breaker.with_probe_if(|run| self.live.contains_key(&run));
+        BreakerRecord { breaker, ..found }
+    }
+
+    pub(super) fn put_breaker(
+        &mut self,
+        agent: AgentId,
+        command: &str,
+        (next, transition): (Breaker, Option<Transition>),
+    ) {
+        let record = self.breakers.entry((agent, command.to_owned())).or_default();
         record.breaker = next;
         record.history.extend(transition);
-        true
     }
 
     pub(super) fn insert_run(&mut self, now: Timestamp, new: &NewRun) {
@@ -220,7 +233,7 @@ impl State {
             live.cancel.get_or_insert(reason);
             return Cancelled::Told(node);
         }
-        self.end(now, run, RunState::Cancelled, Some(reason), None, None);
+        self.end_now(now, run, RunState::Cancelled, Some(reason));
         Cancelled::Ended
     }
 }

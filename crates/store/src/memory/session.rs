@@ -51,9 +51,10 @@ impl State {
         let generation = before.generation;
         let (run, sent) = match took {
             Took::Full => return Sent::Full,
-            Took::Joined { run, seq, not_before } => {
+            Took::Joined { run, seq, not_before, alone } => {
                 let (ended, told) = self.change(now, id, change);
                 if let Some(live) = self.live.get_mut(&run) {
+                    live.session = live.session.map(|own| InSession { alone, ..own });
                     (live.not_before, live.new.not_before) = (not_before, not_before);
                     add_message(&mut live.new.payload, now, seq, new);
                 }
@@ -69,7 +70,7 @@ impl State {
                 let run = new.run.id;
                 self.change(now, id, change);
                 self.open(now, id, new, seq, now, false);
-                self.end(now, run, RunState::Cancelled, Some(Reason::Stale), None, None);
+                self.end_now(now, run, RunState::Cancelled, Some(Reason::Stale));
                 (run, Sent::Stale { run, generation })
             }
         };
@@ -143,7 +144,7 @@ impl State {
             }
         }
         for (run, reason) in &change.end {
-            self.end(now, *run, RunState::Cancelled, Some(*reason), None, None);
+            self.end_now(now, *run, RunState::Cancelled, Some(*reason));
         }
         let runs = |runs: Vec<(RunId, Reason)>| runs.into_iter().map(|(run, _)| run).collect();
         (runs(change.end), runs(change.cancel))

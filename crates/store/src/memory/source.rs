@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use belfry_core::edit;
+use belfry_core::ending;
 use belfry_core::gate::{Place, turn};
 use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, Trigger};
 use belfry_time::Timestamp;
@@ -21,7 +22,7 @@ impl State {
     ) -> Applied {
         let mut applied = Applied::default();
         for spec in agents {
-            let agent = self.put_agent(source, spec);
+            let agent = self.put_agent(now, source, spec);
             for (name, definition) in &spec.schedules {
                 let name = format!("{}/{name}", spec.name);
                 let put = self.put_schedule(now, source, agent, &name, definition);
@@ -38,13 +39,21 @@ impl State {
         applied
     }
 
-    pub(super) fn put_agent(&mut self, source: &str, spec: &AgentSpec) -> AgentId {
+    pub(super) fn put_agent(&mut self, now: Timestamp, source: &str, spec: &AgentSpec) -> AgentId {
         let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
         if let Some((id, agent)) = known {
             let (id, is_changed) = (*id, *agent.definition != spec.definition);
+            let old_budget = agent.definition.budget;
             agent.revision += i64::from(is_changed);
             agent.definition = Arc::new(spec.definition.clone());
             agent.source = source.into();
+            if spec.definition.breaker.is_none() {
+                self.clear_breakers(now, id);
+            }
+            let (old, new) = (old_budget.as_ref(), spec.definition.budget.as_ref());
+            let (used, waiting) = ending::redefine(self.budgets.get(&id).copied(), old, new, now);
+            self.set_budget(id, used);
+            self.move_waiting(now, id, waiting);
             if is_changed {
                 self.edited.insert(id);
                 let own = self.schedules.iter().filter(|(_, row)| row.record.agent == id);
@@ -59,6 +68,15 @@ impl State {
         let (name, source) = (spec.name.clone(), source.into());
         self.agents.insert(id, Agent { name, source, revision: 1, definition, retired: false });
         id
+    }
+
+    /// Closes the breakers of an agent that has no policy for them any more.
+    fn clear_breakers(&mut self, now: Timestamp, id: AgentId) {
+        let own = self.breakers.keys().filter(|(agent, _)| *agent == id);
+        for (agent, command) in own.cloned().collect::<Vec<_>>() {
+            let breaker = self.breaker_of(agent, &command).breaker;
+            self.put_breaker(agent, &command, breaker.reset(now));
+        }
     }
 
     /// Makes a schedule what it is in a source. What the API owns is the API's alone; sources of files take over from
@@ -220,7 +238,7 @@ impl State {
             .map(|(run, _)| *run)
             .collect();
         for run in &pending {
-            self.end(now, *run, RunState::Cancelled, Some(reason), None, None);
+            self.end_now(now, *run, RunState::Cancelled, Some(reason));
         }
         pending.len() as u32
     }

@@ -4,15 +4,22 @@ use std::collections::{HashMap, HashSet};
 
 use belfry_core::breaker::{Admits, Breaker, Transition};
 use belfry_core::budget::{self, Budget};
-use belfry_core::{AgentDefinition, AgentId, RunId, RunState};
+use belfry_core::definition::Budget as Policy;
+use belfry_core::ending::{self, Ended, Ending, Then, Waiting};
+use belfry_core::{AgentDefinition, AgentId, RunId};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
+use super::Postgres;
 use super::connection::{Fault, Tx};
-use super::finish::read_agent;
+use super::finish::{Change, read_agent};
 use super::rows::{self, Live, get, small};
 use crate::shapes::*;
 use crate::unknown;
+
+/// The breakers of agents, each with whether its probe lives.
+pub(super) const BREAKERS: &str = "select b.*, exists (select 1 from live l where l.id = b.probe) as probe_lives \
+    from breakers b where b.agent_id = any($1)";
 
 /// Breakers and budgets of agents whose rows are locked.
 #[derive(Default)]
@@ -23,6 +30,7 @@ pub(super) struct Books {
     touched_breakers: HashSet<(AgentId, String)>,
     touched_budgets: HashSet<AgentId>,
     log: Vec<(AgentId, String, Transition)>,
+    moves: Vec<(AgentId, Waiting)>,
 }
 
 impl Books {
@@ -56,7 +64,7 @@ impl Books {
             return Ok(books);
         }
         let ids: Vec<AgentId> = books.agents.keys().copied().collect();
-        for row in tx.query("select * from breakers where agent_id = any($1)", &[&ids]).await? {
+        for row in tx.query(BREAKERS, &[&ids]).await? {
             let place = (get(&row, "agent_id")?, get(&row, "command")?);
             books.breakers.insert(place, breaker(&row)?);
         }
@@ -75,23 +83,62 @@ impl Books {
         Ok(())
     }
 
-    pub(super) fn spend(&mut self, now: Timestamp, agent: AgentId) {
-        if let Some(policy) = self.agents.get(&agent).and_then(|definition| definition.budget) {
-            let used = budget::after_failure(self.budgets.get(&agent).copied(), &policy, now);
-            self.budgets.insert(agent, used);
-            self.touched_budgets.insert(agent);
+    /// Decides about ends, one after the other, and keeps the books on them.
+    pub(super) fn end_all(&mut self, now: Timestamp, changes: &[Change]) -> Vec<Then> {
+        let mut thens: Vec<Then> = Vec::with_capacity(changes.len());
+        for (place, change) in changes.iter().enumerate() {
+            let live = &change.live;
+            let ending = self.end(now, change);
+            thens.push(ending.then);
+            if ending.waiting == Waiting::Stay {
+                continue;
+            }
+            self.moves.push((live.agent, ending.waiting));
+            // Those that were decided on before wait as well.
+            for (before, then) in changes[..place].iter().zip(&mut thens) {
+                if before.live.agent == live.agent {
+                    *then = moved(&before.live, *then, ending.waiting, now);
+                }
+            }
         }
+        thens
     }
 
-    pub(super) fn ended(&mut self, now: Timestamp, live: &Live, state: RunState) {
-        if let Some(policy) = self.agents.get(&live.agent).and_then(|definition| definition.breaker) {
-            let place = (live.agent, live.command.clone());
-            let before = self.breakers.get(&place).copied().unwrap_or_default();
-            self.turn(place, before.ended(&policy, live.id, state, now), before);
+    fn end(&mut self, now: Timestamp, change: &Change) -> Ending {
+        let live = &change.live;
+        let place = (live.agent, live.command.clone());
+        let breaker = self.breakers.get(&place).copied().unwrap_or_default();
+        let policies = self.agents.get(&live.agent);
+        let books = ending::Books {
+            breaker: policies.and_then(|policies| Some((policies.breaker?, breaker))),
+            budget: policies
+                .and_then(|policies| Some((policies.budget?, self.budgets.get(&live.agent).copied()))),
+        };
+        let ended = Ended {
+            run: live.id,
+            trigger: live.trigger,
+            attempt: small(live.attempt),
+            verdict: change.verdict,
+            failed: change.failed,
+            left_behind: change.left_behind,
+        };
+        let ending = ending::decide(&ended, &books, now);
+        if let Some(next) = ending.breaker {
+            self.turn(place, next, breaker);
         }
-        if state == RunState::Completed && self.budgets.remove(&live.agent).is_some() {
+        if let Some(used) = ending.budget {
+            match used {
+                Some(used) => drop(self.budgets.insert(live.agent, used)),
+                None => drop(self.budgets.remove(&live.agent)),
+            }
             self.touched_budgets.insert(live.agent);
         }
+        ending
+    }
+
+    /// What is to become of runs that wait, by agent, in order.
+    pub(super) fn moves(&mut self) -> Vec<(AgentId, Waiting)> {
+        std::mem::take(&mut self.moves)
     }
 
     fn turn(&mut self, place: (AgentId, String), next: (Breaker, Option<Transition>), before: Breaker) {
@@ -162,6 +209,18 @@ impl Books {
     }
 }
 
+/// What becomes of a run that was decided on to wait, when its agent's budget is used up or cleared afterwards.
+fn moved(live: &Live, then: Then, waiting: Waiting, now: Timestamp) -> Then {
+    let Then::Back { at, counted } = then else { return then };
+    let attempts = small(live.attempt).saturating_sub(u32::from(!counted));
+    let at = match waiting {
+        Waiting::Hold(until) if ending::holds(live.trigger, attempts) => ending::held_at(at, until, now),
+        Waiting::Free => at.min(now.max(live.due_at)),
+        Waiting::Hold(_) | Waiting::Stay => at,
+    };
+    Then::Back { at, counted }
+}
+
 pub(super) async fn reset_breaker(
     tx: &mut Tx<'_>,
     now: Timestamp,
@@ -178,9 +237,49 @@ pub(super) async fn reset_breaker(
     Ok(changed)
 }
 
-pub(super) async fn reset_budget(tx: &mut Tx<'_>, agent: AgentId) -> Result<bool, Fault> {
-    Books::of_agents(tx, &[agent]).await?;
-    Ok(tx.execute("delete from budgets where agent_id = $1", &[&agent]).await? > 0)
+/// Closes the breakers of agents that have no policy for them any more.
+pub(super) async fn clear_breakers(tx: &mut Tx<'_>, now: Timestamp, agents: &[AgentId]) -> Result<(), Fault> {
+    let mut books = Books::of_agents(tx, agents).await?;
+    for (place, before) in books.breakers.clone() {
+        books.turn(place, before.reset(now), before);
+    }
+    books.close(tx).await
+}
+
+impl Postgres {
+    pub(super) async fn reset_budget_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        agent: AgentId,
+    ) -> Result<bool, Fault> {
+        Books::of_agents(tx, &[agent]).await?;
+        let is_used = tx.execute("delete from budgets where agent_id = $1", &[&agent]).await? > 0;
+        if is_used {
+            self.move_waiting(tx, now, agent, Waiting::Free, &[]).await?;
+        }
+        Ok(is_used)
+    }
+
+    /// What an edit of an agent's policy does to its budget.
+    pub(super) async fn redefine_budget(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        agent: AgentId,
+        old: Option<&Policy>,
+        new: Option<&Policy>,
+    ) -> Result<(), Fault> {
+        let mut books = Books::of_agents(tx, &[agent]).await?;
+        let used = books.budgets.get(&agent).copied();
+        let (left, waiting) = ending::redefine(used, old, new, now);
+        if left != used {
+            books.budgets.remove(&agent);
+            books.touched_budgets.insert(agent);
+            books.close(tx).await?;
+        }
+        self.move_waiting(tx, now, agent, waiting, &[]).await
+    }
 }
 
 async fn write_breaker(
@@ -225,16 +324,19 @@ async fn write_transition(
     Ok(())
 }
 
+/// From a row of [`BREAKERS`].
 pub(super) fn breaker(row: &tokio_postgres::Row) -> Result<Breaker, Fault> {
     // One that cannot be read counts from zero; the next end writes it anew.
     let Ok(state) = rows::breaker_state(get(row, "state")?) else { return Ok(Breaker::default()) };
-    Ok(Breaker {
+    let breaker = Breaker {
         state,
         failures: small(get(row, "failures")?),
         // One that was opened at the end of time would never close.
         opened_at: get::<Option<Timestamp>>(row, "opened_at")?.filter(|at| *at < Timestamp::MAX),
         probe: get::<Option<Uuid>>(row, "probe")?.map(RunId),
-    })
+    };
+    let lives = get(row, "probe_lives")?;
+    Ok(breaker.with_probe_if(|_| lives))
 }
 
 pub(super) fn budget(row: &tokio_postgres::Row) -> Result<Option<Budget>, Fault> {

@@ -100,7 +100,7 @@ impl Postgres {
         let before = before.map(|(_, before)| before);
         let mut is_changed = before.as_ref().is_some_and(|before| before.as_ref() != Ok(spec.definition));
         let specs = std::slice::from_ref(spec);
-        let agents = source::put_agents(tx, API, specs).await?;
+        let agents = self.put_agents(tx, now, API, specs).await?;
         let id = *agents.get(spec.name).ok_or_else(|| crate::Error::unexpected("an agent without an id"))?;
         let known = source::known_schedules(tx, None, specs).await?;
         is_changed |=

@@ -4,8 +4,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use belfry_core::definition::{Unreadable, read_stored};
+use belfry_core::ending::{self, Then, Waiting};
 use belfry_core::retry::Verdict;
-use belfry_core::{AgentDefinition, Epoch, Reason, RunId, RunState, Token};
+use belfry_core::{AgentDefinition, AgentId, Epoch, Reason, RunId, RunState, Token, Trigger};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
@@ -21,28 +22,24 @@ use crate::shapes::*;
 /// A run that stops running or waiting.
 pub(super) struct Change {
     pub(super) live: Live,
+    /// What its attempt comes to, or what is asked for.
+    pub(super) verdict: Verdict,
     /// Whether its attempt failed: it counts against the budget.
     pub(super) failed: bool,
-    pub(super) then: Then,
-}
-
-/// What becomes of it.
-pub(super) enum Then {
-    End { state: RunState, reason: Option<Reason>, summary: Option<String>, arm: Option<Token> },
-    Return { not_before: Timestamp, counted: bool },
+    /// Why it must not wait for another attempt.
+    pub(super) left_behind: Option<Reason>,
+    summary: Option<String>,
+    arm: Option<Token>,
 }
 
 impl Change {
-    pub(super) fn is_end(&self) -> bool {
-        matches!(self.then, Then::End { .. })
-    }
-
     pub(super) fn end(live: Live, state: RunState, reason: Option<Reason>) -> Change {
-        Change { live, failed: false, then: Then::End { state, reason, summary: None, arm: None } }
+        Change::of(live, Verdict::End { state, reason })
     }
 
-    pub(super) fn back(live: Live, not_before: Timestamp, counted: bool) -> Change {
-        Change { live, failed: false, then: Then::Return { not_before, counted } }
+    /// Of a run that no attempt reports on.
+    pub(super) fn of(live: Live, verdict: Verdict) -> Change {
+        Change { live, verdict, failed: false, left_behind: None, summary: None, arm: None }
     }
 }
 
@@ -122,7 +119,7 @@ impl Postgres {
         let lines = lines_of(tx, &found).await?;
         take_usage(tx, finishes, &lines).await?;
         let mut found: HashMap<RunId, Live> = found.into_iter().map(|live| (live.id, live)).collect();
-        let mut changes = Vec::new();
+        let (mut changes, mut places) = (Vec::new(), Vec::new());
         let mut answers = Vec::with_capacity(finishes.len());
         for finish in finishes {
             let is_ours = |live: &Live| blind || live.epoch == finish.epoch;
@@ -133,25 +130,18 @@ impl Postgres {
             };
             live.exit_code = finish.exit_code;
             live.error.clone_from(&finish.error);
-            // Whoever is to be cancelled, or is none of its session's business any more, does not wait for another attempt.
-            let verdict = match (finish.verdict, left_behind(&live, &lines)) {
-                (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
-                    Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
-                }
-                (verdict, _) => verdict,
-            };
-            let (then, answer) = match verdict {
-                Verdict::End { state, reason } => {
-                    let summary = finish.summary.clone();
-                    (Then::End { state, reason, summary, arm: finish.arm }, Finished::Ended(state))
-                }
-                Verdict::Retry { at } => (Then::Return { not_before: at, counted: true }, Finished::Pending),
-                Verdict::Return => (Then::Return { not_before: now, counted: false }, Finished::Pending),
-            };
-            answers.push(answer);
-            changes.push(Change { live, failed: finish.failed, then });
+            let left_behind = left_behind(&live, &lines);
+            let (summary, arm) = (finish.summary.clone(), finish.arm);
+            places.push(answers.len());
+            answers.push(Finished::Pending);
+            let (verdict, failed) = (finish.verdict, finish.failed);
+            changes.push(Change { live, verdict, failed, left_behind, summary, arm });
         }
-        self.settle(tx, now, books, changes).await?;
+        for (place, then) in places.into_iter().zip(self.settle(tx, now, books, changes).await?) {
+            if let Then::End { state, .. } = then {
+                answers[place] = Finished::Ended(state);
+            }
+        }
         Ok(answers)
     }
 
@@ -223,39 +213,86 @@ impl Postgres {
         Ok(ended)
     }
 
-    /// Writes what becomes of runs that are locked, and releases what waits behind their gates.
+    /// Decides what becomes of runs that are locked, writes it, and releases what waits behind their gates.
     pub(super) async fn settle(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         mut books: Books,
         changes: Vec<Change>,
-    ) -> Result<(), Fault> {
-        for Change { live, failed, then } in &changes {
-            if *failed {
-                books.spend(now, live.agent);
-            }
-            if let Then::End { state, .. } = then {
-                books.ended(now, live, *state);
-            }
-        }
+    ) -> Result<Vec<Then>, Fault> {
+        let thens = books.end_all(now, &changes);
         books.close(tx).await?;
-        let messages = of_messages(&changes);
-        let (running, waiting): (Vec<Change>, Vec<Change>) =
-            changes.into_iter().partition(|change| change.live.is_running());
-        for (running, changes) in [(true, running), (false, waiting)] {
-            if changes.is_empty() {
+        let messages = of_messages(changes.iter().map(|change| &change.live).zip(&thens));
+        for running in [true, false] {
+            let own = changes.iter().zip(&thens).filter(|(change, _)| change.live.is_running() == running);
+            let steps: Vec<Step> = own.map(|(change, then)| Step::of_change(change, *then)).collect();
+            if steps.is_empty() {
                 continue;
             }
-            let all = changes.len();
-            let steps: Vec<Step> = changes.iter().map(Step::of_change).collect();
             let settled =
                 self.take_steps(tx, now, Ask { unbooked: false, running, commit: false }, &steps).await?;
-            if settled.is_none_or(|settled| settled.len() != all) {
+            if settled.is_none_or(|settled| settled.len() != steps.len()) {
                 return Err(Error::unexpected("a run that was locked is not there").into());
             }
         }
-        self.leave_lines(tx, &messages).await
+        let own: Vec<Uuid> = changes.iter().map(|change| change.live.id.0).collect();
+        for (agent, waiting) in books.moves() {
+            self.move_waiting(tx, now, agent, waiting, &own).await?;
+        }
+        self.leave_lines(tx, &messages).await?;
+        Ok(thens)
+    }
+
+    /// Holds or frees the runs of an agent that wait, as its budget does, but for those that are decided on.
+    pub(super) async fn move_waiting(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        agent: AgentId,
+        waiting: Waiting,
+        decided: &[Uuid],
+    ) -> Result<(), Fault> {
+        if waiting == Waiting::Stay {
+            return Ok(());
+        }
+        if matches!(waiting, Waiting::Hold(_)) {
+            // Plans that were made before do not hold.
+            let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
+            tx.query(sql, &[&agent]).await?;
+        }
+        let sql = "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate \
+                   from live where schedule_id = any(array(select id from schedules where agent_id = $1)) \
+                   and state <> 2 and not id = any($2) order by id";
+        let (mut runs, mut times, mut gates) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for row in tx.query(sql, &[&agent, &decided]).await? {
+            let trigger = Trigger::from_code(get(&row, "trigger")?).unwrap_or(Trigger::Manual);
+            let (due_at, not_before): (Timestamp, Timestamp) =
+                (get(&row, "due_at")?, get(&row, "not_before")?);
+            let is_held = ending::holds(trigger, rows::small(get(&row, "attempt")?));
+            let at = match waiting {
+                Waiting::Hold(until) if is_held => ending::held_at(not_before, until, now),
+                Waiting::Free => not_before.min(now.max(due_at)),
+                Waiting::Hold(_) | Waiting::Stay => not_before,
+            };
+            if at != not_before {
+                runs.push(get::<Uuid>(&row, "id")?);
+                times.push(at);
+                for gate in ["agent_gate", "turn_gate", "command_gate", "whole_gate"] {
+                    gates.extend(get::<Option<i64>>(&row, gate)?);
+                }
+            }
+        }
+        let gates: Vec<i64> = gates.into_iter().collect();
+        lock_gates(tx, &gates).await?;
+        // A run without a turn in its session keeps waiting for that.
+        let sql = "update live set not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], \
+                   state = case when state + 0 = 1 and parked_on is null then 1 else 3 end, parked_on = null \
+                   where id = any($1) and state + 0 <> 2";
+        if !runs.is_empty() {
+            tx.execute(sql, &[&runs, &times]).await?;
+        }
+        self.release(tx, &gates).await
     }
 
     /// Ends runs or returns them to pending, and gives the new state of each that was still as it was thought to be, by
@@ -351,31 +388,23 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn of_change(change: &'a Change) -> Step<'a> {
+    fn of_change(change: &'a Change, then: Then) -> Step<'a> {
         let live = &change.live;
-        let mut step = Step {
+        let (end, not_before, counted) = match then {
+            Then::End { state, reason } => (Some((state, reason)), live.not_before, true),
+            Then::Back { at, counted } => (None, at, counted),
+        };
+        Step {
             run: live.id,
             epoch: live.epoch,
-            end: None,
+            end,
             exit_code: live.exit_code,
             error: live.error.as_deref(),
-            summary: None,
-            arm: None,
-            not_before: live.not_before,
-            counted: true,
-        };
-        match &change.then {
-            Then::End { state, reason, summary, arm } => {
-                step.end = Some((*state, *reason));
-                step.summary = summary.as_deref();
-                step.arm = *arm;
-            }
-            Then::Return { not_before, counted } => {
-                step.not_before = *not_before;
-                step.counted = *counted;
-            }
+            summary: change.summary.as_deref(),
+            arm: change.arm,
+            not_before,
+            counted,
         }
-        step
     }
 
     fn of_finish(now: Timestamp, finish: &'a Finish) -> Step<'a> {

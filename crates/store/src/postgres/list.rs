@@ -371,7 +371,8 @@ pub(super) async fn agents(tx: &mut Tx<'_>) -> Result<Vec<AgentRecord>, Fault> {
 
 pub(super) async fn breakers(tx: &mut Tx<'_>) -> Result<Vec<BreakerEntry>, Fault> {
     let sql = "select b.*, a.name as agent_name, exists (select 1 from breaker_log l \
-               where l.agent_id = b.agent_id and l.command = b.command) as moved \
+               where l.agent_id = b.agent_id and l.command = b.command) as moved, \
+               exists (select 1 from live l where l.id = b.probe) as probe_lives \
                from breakers b join agents a on a.id = b.agent_id \
                where a.retired_at is null order by a.name, b.command";
     let mut entries = Vec::new();

@@ -584,8 +584,9 @@ impl Store for Postgres {
         transact!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
     }
 
-    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        transact!(self, |tx| books::reset_budget(&mut tx, agent).await)
+    async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
+        let answer = transact!(self, |tx| self.reset_budget_in(&mut tx, now, agent).await);
+        self.tell(answer, |is_used| *is_used).await
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

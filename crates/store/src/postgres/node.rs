@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
 use belfry_core::rescue::{Fate, Orphan, fate};
+use belfry_core::retry::Verdict;
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -151,13 +152,13 @@ impl Postgres {
                 }
                 Fate::Back => {
                     rescued.pending.push(live.id);
-                    changes.push(Change::back(live, now, true));
+                    changes.push(Change::of(live, Verdict::Retry { at: now }));
                 }
             }
         }
         self.settle(tx, now, books, changes).await?;
         let back: Vec<Uuid> = rescued.pending.iter().map(|run| run.0).collect();
-        let sql = "update live set rescue = 0, suspicions = suspicions + case when id = any($2) then 1 else 0 end \
+        let sql = "update live set rescue = 0, suspicions = least(suspicions::int + case when id = any($2) then 1 else 0 end, 32767) \
                    where id = any($1)";
         let suspects: Vec<Uuid> = rescued.suspects.iter().map(|run| run.0).collect();
         tx.execute(sql, &[&back, &suspects]).await?;
@@ -185,7 +186,7 @@ impl Postgres {
             let Some(live) = found.remove(run) else { continue };
             match left_behind(&live, &lines) {
                 Some(reason) => changes.push(Change::end(live, RunState::Cancelled, Some(reason))),
-                None => changes.push(Change::back(live, now, false)),
+                None => changes.push(Change::of(live, Verdict::Return)),
             }
         }
         let given_back = changes.len();

@@ -456,7 +456,7 @@ impl Reading {
         };
         let breakers = with(|agent| agent.breaker.is_some());
         if !breakers.is_empty() {
-            for row in tx.query("select * from breakers where agent_id = any($1)", &[&breakers]).await? {
+            for row in tx.query(books::BREAKERS, &[&breakers]).await? {
                 let commands = reading.breakers.entry(get(&row, "agent_id")?).or_default();
                 commands.insert(get(&row, "command")?, books::breaker(&row)?);
             }

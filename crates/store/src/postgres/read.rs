@@ -64,7 +64,8 @@ pub(super) async fn ended_runs(
 }
 
 pub(super) async fn breaker(tx: &mut Tx<'_>, agent: AgentId, command: &str) -> Result<BreakerRecord, Fault> {
-    let sql = "select * from breakers where agent_id = $1 and command = $2";
+    let sql = "select b.*, exists (select 1 from live l where l.id = b.probe) as probe_lives from breakers b \
+               where b.agent_id = $1 and b.command = $2";
     let found = tx.query(sql, &[&agent, &command]).await?;
     let breaker = found.first().map(books::breaker).transpose()?.unwrap_or_default();
     let sql = "select * from breaker_log where agent_id = $1 and command = $2 order by id";

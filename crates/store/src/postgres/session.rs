@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use belfry_core::ending::Then;
 use belfry_core::session::{self, Change as Moves, Place, Policy, Session, Stage, Took, Usage};
 use belfry_core::{Reason, RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use super::Postgres;
 use super::connection::{Fault, Param, Tx};
 use super::enqueue::{Places, insert_runs};
-use super::finish::{Change, lock_gates, mark};
+use super::finish::{lock_gates, mark};
 use super::rows::{self, Live, get, small};
 use crate::Error;
 use crate::sessions::*;
@@ -94,9 +95,11 @@ impl Postgres {
         let generation = kept.session.generation;
         let (run, sent) = match took {
             Took::Full => return Ok(Sent::Full),
-            Took::Joined { run, seq, not_before } => {
+            Took::Joined { run, seq, not_before, alone } => {
                 let (ended, told) = self.carry_out(tx, now, kept.id, moves).await?;
                 join_run(tx, now, run, (seq, not_before), new).await?;
+                let sql = "update session_runs set alone = $2 where run_id = $1 and alone <> $2";
+                tx.execute(sql, &[&run.0, &alone]).await?;
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
             Took::Opened { seq, not_before, alone } => {
@@ -251,9 +254,9 @@ pub(super) async fn take_usage(
 }
 
 /// Which of the changes are of messages, and whether these end.
-pub(super) fn of_messages(changes: &[Change]) -> Vec<(RunId, bool)> {
-    let messages = changes.iter().filter(|change| change.live.trigger == Trigger::Message);
-    messages.map(|change| (change.live.id, change.is_end())).collect()
+pub(super) fn of_messages<'a>(changes: impl Iterator<Item = (&'a Live, &'a Then)>) -> Vec<(RunId, bool)> {
+    let messages = changes.filter(|(live, _)| live.trigger == Trigger::Message);
+    messages.map(|(live, then)| (live.id, matches!(then, Then::End { .. }))).collect()
 }
 
 /// A session, which is made where it is new, and is ours from here on.

@@ -11,6 +11,7 @@ use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
 
+use super::books::clear_breakers;
 use super::connection::{Fault, Tx};
 use super::pause::{take, take_all, write};
 use super::plan::cold_of;
@@ -108,7 +109,7 @@ impl Postgres {
     ) -> Result<Applied, Fault> {
         lock_names(tx).await?;
         let mut applied = Applied::default();
-        let agents = put_agents(tx, source, specs).await?;
+        let agents = self.put_agents(tx, now, source, specs).await?;
         let known = known_schedules(tx, Some(source), specs).await?;
         let mut put = Vec::with_capacity(specs.len());
         for spec in specs {
@@ -245,59 +246,71 @@ impl Postgres {
     }
 }
 
-/// Makes agents what they are in the source, and gives their ids.
-pub(super) async fn put_agents(
-    tx: &mut Tx<'_>,
-    source: &str,
-    specs: &[Spec<'_>],
-) -> Result<HashMap<String, AgentId>, Fault> {
-    let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
-    let sql =
-        "select id, name, source, definition, format from agents where retired_at is null and name = any($1)";
-    let mut known = HashMap::new();
-    let mut newer = HashSet::new();
-    for row in tx.query(sql, &[&names]).await? {
-        if get::<i32>(&row, "format")? > FORMAT {
-            newer.insert(get::<AgentId>(&row, "id")?);
-        }
-        let same: (AgentId, String, String) =
-            (get(&row, "id")?, get(&row, "source")?, get(&row, "definition")?);
-        known.insert(get::<String>(&row, "name")?, same);
-    }
-    let mut ids = HashMap::new();
-    for spec in specs {
-        let text = text(&spec.text)?;
-        let policies = spec.definition.breaker.is_some() || spec.definition.budget.is_some();
-        let format = spec.definition.format();
-        let id = match (ids.get(spec.name), known.get(spec.name)) {
-            (Some(id), _) => *id,
-            (None, Some((id, _, _))) => *id,
-            (None, None) => {
-                let sql = "insert into agents (id, source, name, edition, definition, policies, format) \
-                           values (nextval('numbers'), $1, $2, nextval('numbers'), $3, $4, $5) returning id";
-                let made = tx.query(sql, &[&source, &spec.name, &text, &policies, &format]).await?;
-                let row = made.first().ok_or_else(|| Error::unexpected("an agent was not made"))?;
-                ids.insert(spec.name.to_owned(), get(row, "id")?);
-                continue;
+impl Postgres {
+    /// Makes agents what they are in the source, and gives their ids.
+    pub(super) async fn put_agents(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        source: &str,
+        specs: &[Spec<'_>],
+    ) -> Result<HashMap<String, AgentId>, Fault> {
+        let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
+        let sql = "select id, name, source, definition, format from agents where retired_at is null and name = any($1)";
+        let mut known = HashMap::new();
+        let mut newer = HashSet::new();
+        for row in tx.query(sql, &[&names]).await? {
+            if get::<i32>(&row, "format")? > FORMAT {
+                newer.insert(get::<AgentId>(&row, "id")?);
             }
-        };
-        // What a newer version wrote stays: that version knows better what it is.
-        let same = newer.contains(&id)
-            || known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
-        if !same && known.get(spec.name).is_some_and(|(_, _, known)| known != text) {
-            // Plans that were made with the old definition do not hold: they have its limits, labels and lane.
-            let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
-            tx.query(sql, &[&id]).await?;
-            tx.edits(id);
+            let same: (AgentId, String, String) =
+                (get(&row, "id")?, get(&row, "source")?, get(&row, "definition")?);
+            known.insert(get::<String>(&row, "name")?, same);
         }
-        if !same {
-            let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
-                       policies = $4, format = $5 where id = $1";
-            tx.execute(sql, &[&id, &source, &text, &policies, &format]).await?;
+        let mut ids = HashMap::new();
+        for spec in specs {
+            let text = text(&spec.text)?;
+            let policies = spec.definition.breaker.is_some() || spec.definition.budget.is_some();
+            let format = spec.definition.format();
+            let id = match (ids.get(spec.name), known.get(spec.name)) {
+                (Some(id), _) => *id,
+                (None, Some((id, _, _))) => *id,
+                (None, None) => {
+                    let sql = "insert into agents (id, source, name, edition, definition, policies, format) \
+                               values (nextval('numbers'), $1, $2, nextval('numbers'), $3, $4, $5) returning id";
+                    let made = tx.query(sql, &[&source, &spec.name, &text, &policies, &format]).await?;
+                    let row = made.first().ok_or_else(|| Error::unexpected("an agent was not made"))?;
+                    ids.insert(spec.name.to_owned(), get(row, "id")?);
+                    continue;
+                }
+            };
+            // What a newer version wrote stays: that version knows better what it is.
+            let same = newer.contains(&id)
+                || known.get(spec.name).is_some_and(|(_, from, known)| from == source && known == text);
+            if !same {
+                let sql = "update agents set source = $2, edition = nextval('numbers'), definition = $3, \
+                           policies = $4, format = $5 where id = $1";
+                tx.execute(sql, &[&id, &source, &text, &policies, &format]).await?;
+            }
+            let old = known.get(spec.name).map(|(_, _, known)| known).filter(|known| !same && *known != text);
+            if let Some(old) = old {
+                if spec.definition.breaker.is_none() {
+                    clear_breakers(tx, now, &[id]).await?;
+                }
+                // Plans that were made with the old definition do not hold: they have its limits, labels and lane.
+                let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
+                tx.query(sql, &[&id]).await?;
+                tx.edits(id);
+                let old: Option<AgentDefinition> = read_stored(FORMAT, old).ok();
+                let old = old.and_then(|old| old.budget);
+                if old != spec.definition.budget {
+                    self.redefine_budget(tx, now, id, old.as_ref(), spec.definition.budget.as_ref()).await?;
+                }
+            }
+            ids.insert(spec.name.to_owned(), id);
         }
-        ids.insert(spec.name.to_owned(), id);
+        Ok(ids)
     }
-    Ok(ids)
 }
 
 /// One at a time: names are looked up and then made.

@@ -116,7 +116,7 @@ impl Verb<'_> {
         }
         let before = known.map(|known| known.definition);
         let mut is_changed = before.as_ref().is_some_and(|before| before.as_ref() != Ok(&spec.definition));
-        let id = self.put_agent(API, spec)?;
+        let id = self.put_agent(now, API, spec)?;
         let mut kept = Vec::new();
         for (name, definition) in &spec.schedules {
             let name = format!("{}/{name}", spec.name);

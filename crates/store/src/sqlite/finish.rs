@@ -2,18 +2,25 @@
 
 use std::rc::Rc;
 
+use belfry_core::budget::Budget;
+use belfry_core::definition;
+use belfry_core::ending::{self, Books, Ended, Then, Waiting};
 use belfry_core::retry::Verdict;
-use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger, budget};
+use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::gate::StoredGates;
 use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
+use super::unread::own_id;
 use super::{Done, Verb, bytes, lossy, maybe_id, maybe_number, micros, number, run_id, text};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
 use crate::views::API;
+
+/// The policies of an agent that ends of its runs look at.
+pub(super) type Policies = (Option<definition::Breaker>, Option<definition::Budget>);
 
 /// A live run, as far as ending it needs to know it.
 struct Ending {
@@ -27,6 +34,7 @@ struct Ending {
     queue: i64,
     trigger: i16,
     gates: StoredGates,
+    attempt: u32,
 }
 
 /// A schedule, as far as the end of its run needs to know it.
@@ -71,7 +79,7 @@ impl Verb<'_> {
         self.row(
             "select st.status, st.waits_for, st.delete_after_run, st.ended, st.ended_failed, st.last_failed, st.last_other,
                     l.epoch, l.state, l.cancel_reason, l.agent_id, l.schedule_id, l.tick_at, l.queue_id, l.trigger,
-                    l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate
+                    l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, l.attempt
              from live l left join schedule_state st on st.schedule_id = l.schedule_id where l.id = ?",
             [bytes(run)],
             |row| {
@@ -96,6 +104,7 @@ impl Verb<'_> {
                     queue: row.get(13)?,
                     trigger: number(row, 14)?,
                     gates: StoredGates::read(row, 15)?,
+                    attempt: number(row, 20)?,
                 })
             },
         )
@@ -106,21 +115,11 @@ impl Verb<'_> {
         if !ending.ours && !self.shared.sabotage.is(Sabotage::FinishWithoutEpoch) {
             return Ok(Finished::Stale);
         }
-        if finish.failed {
-            self.spend_budget(now, ending.agent)?;
-        }
         if ending.is_message() {
             self.take_usage(finish.run, finish.usage)?;
         }
-        // Whoever is to be cancelled, or is none of its session's business any more, does not wait for another attempt.
-        let verdict = match (finish.verdict, self.left_behind(&ending)?) {
-            (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
-                Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
-            }
-            (verdict, _) => verdict,
-        };
-        match verdict {
-            Verdict::End { state, reason } => {
+        match self.settle(now, &ending, finish.verdict, finish.failed)? {
+            Then::End { state, reason } => {
                 let result = Result {
                     exit_code: finish.exit_code,
                     error: finish.error.as_deref(),
@@ -130,33 +129,111 @@ impl Verb<'_> {
                 self.end_with(now, &ending, state, reason, &result)?;
                 Ok(Finished::Ended(state))
             }
-            Verdict::Retry { .. } | Verdict::Return => {
+            Then::Back { at, counted } => {
                 let result = params![finish.exit_code, finish.error, bytes(finish.run)];
                 self.execute("update live set exit_code = ?, error = ? where id = ?", result)?;
-                match verdict {
-                    Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),
-                    _ => self.back_to_pending(finish.run, now, false),
-                }
+                self.back_to_pending(finish.run, at, counted)
             }
         }
     }
 
-    fn spend_budget(&self, now: Timestamp, agent: AgentId) -> Done<()> {
-        let policy =
-            self.row("select budget from agents where id = ?", [agent], |row| lossy(row, 0))?.flatten();
-        // A policy that cannot be read is none.
-        let Some(policy) = policy.and_then(|policy| from_json(&policy).ok()) else { return Ok(()) };
-        let used = budget::after_failure(self.budget_of(agent)?, &policy, now);
-        self.execute(
-            "insert into budgets (agent_id, period_start, failures) values (?, ?, ?)
-             on conflict (agent_id) do update set period_start = excluded.period_start, failures = excluded.failures",
-            params![agent, micros(used.period_start), used.failures],
-        )
-        .map(drop)
+    /// Decides about the end of a live run's attempt, and keeps the books of its agent.
+    fn settle(&self, now: Timestamp, ending: &Ending, verdict: Verdict, failed: bool) -> Done<Then> {
+        let agent = ending.agent;
+        let ended = Ended {
+            run: ending.run,
+            trigger: Trigger::from_code(ending.trigger).unwrap_or(Trigger::Manual),
+            attempt: ending.attempt,
+            verdict,
+            failed,
+            left_behind: self.left_behind(ending)?,
+        };
+        let (breaker, budget) = self.policies(agent)?;
+        let mut books = Books::default();
+        let mut command = String::new();
+        if let Some(policy) = breaker {
+            let found =
+                self.row("select command from live where id = ?", [bytes(ending.run)], |row| text(row, 0))?;
+            command = found.unwrap_or_default();
+            books.breaker = Some((policy, self.breaker_of(agent, &command)?));
+        }
+        if let Some(policy) = budget {
+            books.budget = Some((policy, self.budget_of(agent)?));
+        }
+        let decided = ending::decide(&ended, &books, now);
+        if let Some((next, transition)) = decided.breaker {
+            self.put_breaker(agent, &command, &next, transition)?;
+        }
+        if let Some(used) = decided.budget {
+            self.set_budget(agent, used)?;
+        }
+        self.move_waiting(now, agent, decided.waiting)?;
+        Ok(decided.then)
+    }
+
+    pub(super) fn set_budget(&self, agent: AgentId, used: Option<Budget>) -> Done<bool> {
+        let written = match used {
+            Some(used) => self.execute(
+                "insert into budgets (agent_id, period_start, failures) values (?, ?, ?) on conflict (agent_id)
+                 do update set period_start = excluded.period_start, failures = excluded.failures",
+                params![agent, micros(used.period_start), used.failures],
+            )?,
+            None => self.execute("delete from budgets where agent_id = ?", [agent])?,
+        };
+        Ok(written > 0)
+    }
+
+    /// Holds or frees the runs of an agent that wait, as its budget does.
+    pub(super) fn move_waiting(&self, now: Timestamp, agent: AgentId, waiting: Waiting) -> Done<()> {
+        if waiting == Waiting::Stay {
+            return Ok(());
+        }
+        let runs = self.rows(
+            "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate, alone_gate
+             from live where schedule_id in (select id from schedules where agent_id = ?) and state <> 2",
+            [agent],
+            |row| {
+                let trigger = Trigger::from_code(number(row, 1)?).unwrap_or(Trigger::Manual);
+                let times = (unknown::instant(row.get(3)?), unknown::instant(row.get(4)?));
+                let id = own_id(row, 0)?;
+                Ok((id, ending::holds(trigger, number(row, 2)?), times, StoredGates::read(row, 5)?))
+            },
+        )?;
+        for (id, is_held, (due_at, not_before), gates) in runs {
+            let at = match waiting {
+                Waiting::Hold(until) if is_held => ending::held_at(not_before, until, now),
+                Waiting::Free => not_before.min(now.max(due_at)),
+                Waiting::Hold(_) | Waiting::Stay => continue,
+            };
+            if at == not_before {
+                continue;
+            }
+            self.made_room.set(true);
+            // A run without a turn in its session keeps waiting for that.
+            self.execute(
+                "update live set not_before = ?, state = case when state = 1 and parked_on is null then 1 else 3 end,
+                     parked_on = null where id = ?",
+                params![micros(at), id],
+            )?;
+            self.freed.borrow_mut().extend(gates.all());
+        }
+        if matches!(waiting, Waiting::Hold(_)) {
+            self.touch_all(agent)?;
+        }
+        Ok(())
+    }
+
+    /// Returns a run to where it waits, from its budget's instant on.
+    pub(super) fn come_back(&self, now: Timestamp, run: RunId, verdict: Verdict) -> Done<()> {
+        let Some(ending) = self.ending(run, None)? else { return Ok(()) };
+        if let Then::Back { at, counted } = self.settle(now, &ending, verdict, false)? {
+            self.back_to_pending(run, at, counted)?;
+        }
+        Ok(())
     }
 
     /// Waits for its next attempt; `counted` says whether this one counts.
-    pub(super) fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
+    fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
         let (trigger, gates) = self
             .row(
                 "select trigger, agent_gate, turn_gate, command_gate, whole_gate, alone_gate from live where id = ?",
@@ -186,10 +263,11 @@ impl Verb<'_> {
         })?;
         let (exit_code, error) = left.unwrap_or_default();
         let result = Result { exit_code, error: error.as_deref(), summary: None, arm: None };
+        self.settle(now, &ending, Verdict::End { state, reason: Some(reason) }, false)?;
         self.end_with(now, &ending, state, Some(reason), &result)
     }
 
-    /// Ends a live run: history, the schedule's last result and next token, breaker, budget, waiting runs.
+    /// Takes a live run to history, and tells its schedule: its last result and next token.
     fn end_with(
         &self,
         now: Timestamp,
@@ -198,7 +276,7 @@ impl Verb<'_> {
         reason: Option<Reason>,
         result: &Result<'_>,
     ) -> Done<()> {
-        let (run, agent, standing) = (ending.run, ending.agent, &ending.standing);
+        let (run, standing) = (ending.run, &ending.standing);
         let (previous, before) = match state {
             RunState::Failed => (standing.last_failed, standing.ended_failed),
             _ => (standing.last_other, standing.ended - standing.ended_failed),
@@ -214,8 +292,8 @@ impl Verb<'_> {
              from live where id = ?1 on conflict (id) do nothing",
             params![
                 bytes(run),
-                standing.ended + 1,
-                before + 1,
+                standing.ended.saturating_add(1),
+                before.saturating_add(1),
                 previous,
                 self.lane(ending.queue)?,
                 state.code(),
@@ -226,13 +304,6 @@ impl Verb<'_> {
                 micros(now),
             ],
         )?;
-        let (breaker_policy, has_budget) = self.policies(agent)?;
-        if let Some(policy) = breaker_policy {
-            self.tell_breaker(now, ending, state, &policy)?;
-        }
-        if has_budget && state == RunState::Completed {
-            self.execute("delete from budgets where agent_id = ?", [agent])?;
-        }
         self.execute("delete from live where id = ?", [bytes(run)])?;
         if ending.is_message() {
             self.moved.borrow_mut().extend(self.session_of(run)?);
@@ -244,21 +315,6 @@ impl Verb<'_> {
             self.tell_schedule(now, ending, state, reason, result)?;
         }
         self.go_on(now, ending, result)
-    }
-
-    /// Tells the breaker of a live run's command how the run ends.
-    fn tell_breaker(&self, now: Timestamp, ending: &Ending, state: RunState, policy: &str) -> Done<()> {
-        let (run, agent) = (ending.run, ending.agent);
-        // A policy that cannot be read is none.
-        let Ok(policy) = from_json(policy) else { return Ok(()) };
-        let command = self.row("select command from live where id = ?", [bytes(run)], |row| text(row, 0))?;
-        let command = command.unwrap_or_default();
-        let breaker = self.breaker_of(agent, &command)?;
-        let (next, transition) = breaker.ended(&policy, run, state, now);
-        if next != breaker {
-            self.put_breaker(agent, &command, &next, transition)?;
-        }
-        Ok(())
     }
 
     /// The lane of a queue; a queue never changes.
@@ -273,17 +329,20 @@ impl Verb<'_> {
         Ok(lane)
     }
 
-    /// An agent's breaker policy, as stored, and whether it has a budget; read once per verb.
-    fn policies(&self, agent: AgentId) -> Done<(Option<String>, bool)> {
+    /// An agent's policies, read once per verb. One that cannot be read is none.
+    pub(super) fn policies(&self, agent: AgentId) -> Done<Policies> {
         if let Some(policies) = self.policies.borrow().get(&agent) {
-            return Ok(policies.clone());
+            return Ok(*policies);
         }
-        let policies =
-            self.row("select breaker, budget is not null from agents where id = ?", [agent], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })?;
-        let policies = policies.unwrap_or_default();
-        self.policies.borrow_mut().insert(agent, policies.clone());
+        let found = self.row("select breaker, budget from agents where id = ?", [agent], |row| {
+            Ok((lossy(row, 0)?, lossy(row, 1)?))
+        })?;
+        let (breaker, budget) = found.unwrap_or_default();
+        let policies = (
+            breaker.and_then(|policy| from_json(&policy).ok()),
+            budget.and_then(|policy| from_json(&policy).ok()),
+        );
+        self.policies.borrow_mut().insert(agent, policies);
         Ok(policies)
     }
 

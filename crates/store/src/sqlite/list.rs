@@ -399,6 +399,7 @@ impl Verb<'_> {
         for (entry, text, moved) in found {
             let breaker: Breaker = from_json(&text).unwrap_or_default();
             if moved || breaker != Breaker::default() {
+                let breaker = self.breaker_of(entry.agent, &entry.command)?;
                 entries.push(BreakerEntry { breaker, ..entry });
             }
         }

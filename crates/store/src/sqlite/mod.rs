@@ -42,6 +42,7 @@ use std::time::Duration;
 
 use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::edit::Resume;
+use belfry_core::ending::Waiting;
 use belfry_core::text::clean;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
@@ -389,7 +390,7 @@ struct Verb<'a> {
     /// Whether there are scopes, once asked for.
     scopes: Cell<Option<bool>>,
     /// Policies of agents that this verb has asked for.
-    policies: RefCell<HashMap<AgentId, (Option<String>, bool)>>,
+    policies: RefCell<HashMap<AgentId, finish::Policies>>,
     /// Lanes of queues that this verb has asked for.
     lanes: RefCell<HashMap<i64, Rc<str>>>,
     /// How many may wait in lanes that this verb has asked for.
@@ -861,8 +862,17 @@ impl Store for Sqlite {
         .await
     }
 
-    async fn reset_budget(&self, agent: AgentId) -> Answer<bool> {
-        self.write(move |verb| Ok(verb.execute("delete from budgets where agent_id = ?", [agent])? > 0)).await
+    async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
+        let answer = self
+            .write(move |verb| {
+                let is_used = verb.set_budget(agent, None)?;
+                if is_used {
+                    verb.move_waiting(now, agent, Waiting::Free)?;
+                }
+                Ok(is_used)
+            })
+            .await;
+        self.shared.hint.after(answer, |is_used| *is_used)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

@@ -1,6 +1,7 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
 use belfry_core::rescue::{Fate, Orphan, fate};
+use belfry_core::retry::Verdict;
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -177,7 +178,7 @@ impl Verb<'_> {
                     rescued.ended.push((run, state));
                 }
                 Fate::Back => {
-                    self.back_to_pending(run, now, true)?;
+                    self.come_back(now, run, Verdict::Retry { at: now })?;
                     self.execute(
                         "update live set rescue = 0, suspicions = min(suspicions, 1000) + ? where id = ?",
                         params![is_suspect, bytes(run)],
@@ -202,7 +203,7 @@ impl Verb<'_> {
             given_back += 1;
             match cancel {
                 Some(reason) => self.end(now, *run, RunState::Cancelled, reason)?,
-                None => drop(self.back_to_pending(*run, now, false)?),
+                None => self.come_back(now, *run, Verdict::Return)?,
             }
         }
         Ok(given_back)

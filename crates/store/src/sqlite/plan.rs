@@ -264,7 +264,22 @@ impl Verb<'_> {
             |row| text(row, 0),
         )?;
         // One that cannot be read counts from zero; the next end writes it anew.
-        Ok(text.and_then(|text| from_json(&text).ok()).unwrap_or_default())
+        let breaker: Breaker = text.and_then(|text| from_json(&text).ok()).unwrap_or_default();
+        let Some(probe) = breaker.probe else { return Ok(breaker) };
+        let lives = self.row("select 1 from live where id = ?", [bytes(probe)], |_| Ok(()))?.is_some();
+        Ok(breaker.with_probe_if(|_| lives))
+    }
+
+    /// Closes the breakers of an agent that has no policy for them any more.
+    pub(super) fn clear_breakers(&self, now: Timestamp, agent: AgentId) -> Done<()> {
+        let own = self.rows("select command from breakers where agent_id = ?", [agent], |row| {
+            row.get::<_, String>(0)
+        })?;
+        for command in own {
+            let (next, transition) = self.breaker_of(agent, &command)?.reset(now);
+            self.put_breaker(agent, &command, &next, transition)?;
+        }
+        Ok(())
     }
 
     pub(super) fn put_breaker(

@@ -53,9 +53,13 @@ impl Verb<'_> {
         let generation = kept.session.generation;
         let (run, sent) = match took {
             Took::Full => return Ok(Sent::Full),
-            Took::Joined { run, seq, not_before } => {
+            Took::Joined { run, seq, not_before, alone } => {
                 let (ended, told) = self.change(now, kept.id, change)?;
                 self.join_run(now, run, seq, not_before, new)?;
+                self.execute(
+                    "update session_runs set alone = ? where run_id = ?",
+                    params![alone, bytes(run)],
+                )?;
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })
             }
             Took::Opened { seq, not_before, alone } => {

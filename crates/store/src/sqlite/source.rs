@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use belfry_core::check::Status;
-use belfry_core::definition::{FORMAT, ScheduleDefinition, When, read_stored};
+use belfry_core::definition::{Budget, FORMAT, ScheduleDefinition, When, read_stored};
 use belfry_core::gate::turn;
-use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit};
+use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit, ending};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -35,7 +35,7 @@ impl Verb<'_> {
     ) -> Done<Applied> {
         let mut applied = Applied::default();
         for spec in agents {
-            let agent = self.put_agent(source, spec)?;
+            let agent = self.put_agent(now, source, spec)?;
             for (name, definition) in &spec.schedules {
                 let name = format!("{}/{name}", spec.name);
                 let put = self.put_schedule(now, source, agent, &name, definition)?;
@@ -54,7 +54,7 @@ impl Verb<'_> {
         Ok(applied)
     }
 
-    pub(super) fn put_agent(&self, source: &str, spec: &AgentSpec) -> Done<AgentId> {
+    pub(super) fn put_agent(&self, now: Timestamp, source: &str, spec: &AgentSpec) -> Done<AgentId> {
         let definition = to_json(&spec.definition)?;
         let breaker = spec.definition.breaker.as_ref().map(to_json).transpose()?;
         let budget = spec.definition.budget.as_ref().map(to_json).transpose()?;
@@ -68,6 +68,8 @@ impl Verb<'_> {
             // A newer version wrote it, and knows better what it is.
             Some((id, known)) if known > FORMAT => return Ok(id),
             Some((id, _)) => {
+                let old_budget = self.policies(id)?.1;
+                self.policies.borrow_mut().remove(&id);
                 let is_same = self.row(
                     "select 1 from agents where id = ? and definition = ?",
                     params![id, definition],
@@ -82,6 +84,10 @@ impl Verb<'_> {
                          budget = ?4, format = ?5 where id = ?6",
                     params![source, definition, breaker, budget, format, id],
                 )?;
+                if breaker.is_none() {
+                    self.clear_breakers(now, id)?;
+                }
+                self.redefine_budget(now, id, old_budget, spec.definition.budget)?;
                 id
             }
             None => {
@@ -106,6 +112,24 @@ impl Verb<'_> {
             self.release(gate)?;
         }
         Ok(id)
+    }
+
+    fn redefine_budget(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        old: Option<Budget>,
+        new: Option<Budget>,
+    ) -> Done<()> {
+        if old == new {
+            return Ok(());
+        }
+        let used = self.budget_of(agent)?;
+        let (left, waiting) = ending::redefine(used, old.as_ref(), new.as_ref(), now);
+        if left != used {
+            self.set_budget(agent, left)?;
+        }
+        self.move_waiting(now, agent, waiting)
     }
 
     /// Makes a schedule what it is in a source. What the API owns is the API's alone; sources of files take over from
@@ -192,7 +216,7 @@ impl Verb<'_> {
     }
 
     /// Plans that were made with the agent's old definition do not hold: they have its limits, labels and lane.
-    fn touch_all(&self, agent: AgentId) -> Done<()> {
+    pub(super) fn touch_all(&self, agent: AgentId) -> Done<()> {
         self.execute(
             "update timers set version = random() where schedule_id in (select id from schedules where agent_id = ?)",
             [agent],

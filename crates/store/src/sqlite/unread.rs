@@ -18,17 +18,14 @@ const UNCLAIMABLE: &str =
     "(length(id) <> 16 or epoch not between -2147483648 and 2147483646 or attempt > 4294967294)";
 
 /// The id of a run that is to be claimed. One of a wrong length fails the claim, and [`Verb::set_aside`] follows.
-pub(super) fn own_id(row: &Row<'_>, column: impl RowIndex + Copy) -> rusqlite::Result<[u8; 16]> {
+pub(super) fn own_id(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<[u8; 16]> {
     let wrong = || rusqlite::Error::InvalidColumnName("an id of a wrong length".into());
     row.get_ref(column)?.as_blob()?.try_into().map_err(|_| wrong())
 }
 
 /// A stored number that a claim adds one to. One that leaves no room for that fails the claim, and [`Verb::set_aside`]
 /// follows.
-pub(super) fn counter<T: Number + Into<i64>>(
-    row: &Row<'_>,
-    column: impl RowIndex + Copy,
-) -> rusqlite::Result<T> {
+pub(super) fn counter<T: Number + Into<i64>>(row: &Row<'_>, column: impl RowIndex) -> rusqlite::Result<T> {
     let stored: i64 = row.get(column)?;
     let (least, most): (i64, i64) = (T::nearest(i64::MIN).into(), T::nearest(i64::MAX).into());
     // A number of attempts below zero is none.

@@ -1,6 +1,6 @@
 //! One suite for every store. A room's test file opens its store and calls what is here.
 //!
-//! `scenarios`, `cases`, `claiming`, `deferring`, `editing`, `hooks`, `listing`, `nodes`, `overdue`, `pausing`, `pruning`, `refusing`, `sessions`, `tokens`, `watching` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
+//! `scenarios`, `cases`, `claiming`, `deferring`, `editing`, `ending`, `hooks`, `listing`, `nodes`, `overdue`, `pausing`, `pruning`, `refusing`, `sessions`, `tokens`, `watching` and `why` are sentences about one client; `random` compares a store with the one in memory, answer by answer;
 //! `many` and `many_deferred` let many clients loose on one store and judge their answers afterwards.
 
 #![allow(dead_code, clippy::print_stdout)]
@@ -9,6 +9,7 @@ pub mod cases;
 pub mod claiming;
 pub mod deferring;
 pub mod editing;
+pub mod ending;
 pub mod hooks;
 pub mod listing;
 pub mod many;

@@ -512,7 +512,7 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                 format!("{:?}", store.clear_lane(now, ["cron", "main"][*which]).await.unwrap())
             }
             Operation::ResetBudget => match store.schedule("fragile/cancel").await.unwrap() {
-                Some(record) => format!("{}", store.reset_budget(record.agent).await.unwrap()),
+                Some(record) => format!("{}", store.reset_budget(now, record.agent).await.unwrap()),
                 None => "none".into(),
             },
         }

@@ -40,6 +40,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(super::claiming::all(&fresh)).await;
     Box::pin(super::deferring::all(&fresh)).await;
     Box::pin(super::editing::all(&fresh)).await;
+    Box::pin(super::ending::all(&fresh)).await;
     Box::pin(super::listing::all(&fresh)).await;
     Box::pin(super::overdue::all(&fresh)).await;
     Box::pin(super::pausing::all(&fresh)).await;

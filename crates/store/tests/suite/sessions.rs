@@ -20,6 +20,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     stops_end_what_they_say(&fresh().await).await;
     a_reset_begins_a_new_generation(&fresh().await).await;
     interrupts_and_throttles_hold(&fresh().await).await;
+    an_interrupt_that_joins_an_open_run_waits_for_those_that_it_interrupts(&fresh().await).await;
     lanes_have_limits_and_can_be_cleared(&fresh().await).await;
     a_rescued_message_keeps_its_place(&fresh().await).await;
     a_chat_that_is_gone_or_paused_takes_nothing(&fresh().await).await;
@@ -295,6 +296,24 @@ async fn interrupts_and_throttles_hold<S: Store>(store: &S) {
     assert_eq!(world.claim(node, 10).await, []);
     world.session("bot/talk", "a", SessionVerb::Use(Usage { tokens: 10, context_window: 100 })).await;
     assert_eq!(world.claim(node, 10).await[0].run, waits);
+}
+
+async fn an_interrupt_that_joins_an_open_run_waits_for_those_that_it_interrupts<S: Store>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&talkers(json!({"debounce": "800ms", "max_concurrent": 2}))).await;
+    let node = world.join(1).await;
+    say(&mut world, "a", "first").await;
+    world.advance(1_000);
+    let first = world.claim(node, 10).await;
+    let open = say(&mut world, "a", "second").await;
+    let sent = world.send("bot/talk", "a", "now", |new| new.message.mode = Some(Mode::Interrupt)).await;
+    let Sent::Taken { run, joined, told, .. } = sent else { panic!("{sent:?}") };
+    assert_eq!((run, joined, told), (open, true, vec![first[0].run]));
+    world.advance(1_000);
+    assert_eq!(world.claim(node, 10).await, [], "the interrupted run is still there");
+    world.finish(&first[0], Outcome::Cancelled(Reason::Interrupted)).await;
+    assert_eq!(world.claim(node, 10).await[0].run, open);
+    world.assert_whole().await;
 }
 
 async fn lanes_have_limits_and_can_be_cleared<S: Store>(store: &S) {

@@ -85,8 +85,12 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
         ..AgentDefinition::default()
     };
     let fragile = AgentDefinition {
-        breaker: Some(Breaker { threshold: 2, reset_after_ms: 600_000 }),
-        budget: Some(Budget { max: 3, period_ms: 3_600_000 }),
+        breaker: (variant % 5 != 3).then_some(Breaker { threshold: 2, reset_after_ms: 600_000 }),
+        budget: match variant % 6 {
+            4 => None,
+            2 => Some(Budget { max: 5, period_ms: 3_600_000 }),
+            _ => Some(Budget { max: 3, period_ms: 3_600_000 }),
+        },
         retry: Retry { max: if variant.is_multiple_of(2) { 0 } else { 2 }, ..Retry::default() },
         max_concurrent: if variant % 3 == 1 { Some(2) } else { None },
         ..AgentDefinition::default()

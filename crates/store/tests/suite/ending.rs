@@ -1,0 +1,194 @@
+//! Sentences about what the end of an attempt does beyond its run: the failure budget and the breaker of its agent.
+
+use belfry_core::breaker::{State, TransitionReason};
+use belfry_core::definition::{AnchorName, Breaker, Budget, IfRunning, Options, Retry, When};
+use belfry_core::{AgentDefinition, ScheduleDefinition};
+use belfry_store::*;
+use belfry_time::SignedDuration;
+
+use super::world::*;
+
+const MINUTE: i64 = 60_000;
+
+/// All of them, each on a store of its own.
+pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    a_budget_that_is_used_up_holds_retries_and_what_waits(&fresh().await).await;
+    what_a_budget_holds_starts_after_a_reset_or_a_success(&fresh().await).await;
+    what_a_budget_holds_follows_edits_of_the_policy(&fresh().await).await;
+    a_run_that_comes_back_is_held_like_a_retry(&fresh().await).await;
+    a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(&fresh().await).await;
+    removing_the_policy_clears_the_breaker(&fresh().await).await;
+}
+
+fn minutely() -> ScheduleDefinition {
+    let options = Options { anchor: AnchorName::Slot, if_running: IfRunning::Allow, ..Options::default() };
+    schedule(When::Every("1m".into()), options)
+}
+
+fn thrifty(max: u32) -> AgentDefinition {
+    AgentDefinition {
+        budget: Some(Budget { max, period_ms: 600_000 }),
+        retry: Retry { max: 6, ..Retry::default() },
+        ..unlimited()
+    }
+}
+
+/// An agent with two schedules, each with one run, of which the first has used up a budget of two failures.
+async fn used_up<S: Store>(world: &mut World<'_, S>) -> (belfry_core::NodeId, Claimed) {
+    let node = world.join(1).await;
+    world.apply(&[agent("a", thrifty(2), &[("s", minutely()), ("t", minutely())])]).await;
+    world.plan_all().await;
+    world.advance(MINUTE);
+    assert_eq!(world.plan_all().await, 2);
+    let first = world.claim(node, 1).await.remove(0);
+    assert_eq!(world.fail(&first).await, Finished::Pending);
+    world.advance(3_000);
+    // The other one waits in the same lane, but this one keeps its place.
+    let again = world.claim(node, 1).await.remove(0);
+    assert_eq!((again.run, again.attempt), (first.run, 2));
+    assert_eq!(world.fail(&again).await, Finished::Pending);
+    (node, again)
+}
+
+async fn a_budget_that_is_used_up_holds_retries_and_what_waits(store: &impl Store) {
+    let mut world = World::new(store);
+    let (node, failed) = used_up(&mut world).await;
+    let until = world.now - SignedDuration::from_secs(3) + SignedDuration::from_mins(10);
+    assert_eq!(store.next_start(world.now).await.unwrap(), Some(until));
+    world.advance(5 * MINUTE);
+    assert_eq!(world.claim(node, 9).await, []);
+    // What is asked for by hand passes and counts, but its retry does not pass.
+    let by_hand = world.enqueue("a/s", None).await.0;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed.iter().map(|claimed| claimed.run).collect::<Vec<_>>(), [by_hand]);
+    assert_eq!(world.fail(&claimed[0]).await, Finished::Pending);
+    let used = store.agents().await.unwrap()[0].budget.unwrap();
+    assert_eq!(used.failures, 3);
+    world.advance(MINUTE);
+    assert_eq!(world.claim(node, 9).await, []);
+    world.now = until;
+    let other = world.claim(node, 9).await;
+    assert_eq!(other.len(), 1, "only the run that had not to wait for itself");
+    assert_ne!(other[0].run, failed.run);
+    // The retries follow, each after its own delay.
+    let delay = store.next_start(world.now).await.unwrap().unwrap().duration_since(until);
+    assert!((1_500..=5_000).contains(&delay.as_millis()), "{delay}");
+    world.advance(10_000);
+    let again = world.claim(node, 9).await;
+    assert_eq!(
+        again.iter().map(|run| run.attempt).collect::<Vec<_>>(),
+        [3, 2],
+        "in the order of their making"
+    );
+    world.assert_whole().await;
+}
+
+async fn what_a_budget_holds_starts_after_a_reset_or_a_success(store: &impl Store) {
+    let mut world = World::new(store);
+    let (node, failed) = used_up(&mut world).await;
+    assert_eq!(world.claim(node, 9).await, []);
+    assert!(store.reset_budget(world.now, failed.agent).await.unwrap());
+    assert!(!store.reset_budget(world.now, failed.agent).await.unwrap());
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed.len(), 2, "the back-off is cleared as well");
+    for claimed in &claimed {
+        world.fail(claimed).await;
+    }
+    assert_eq!(world.claim(node, 9).await, []);
+    world.enqueue("a/s", None).await;
+    let by_hand = world.claim(node, 9).await.remove(0);
+    world.complete(&by_hand).await;
+    assert_eq!(store.agents().await.unwrap()[0].budget, None);
+    assert_eq!(world.claim(node, 9).await.len(), 2);
+    world.assert_whole().await;
+}
+
+async fn what_a_budget_holds_follows_edits_of_the_policy(store: &impl Store) {
+    let mut world = World::new(store);
+    let (node, _) = used_up(&mut world).await;
+    let with = |definition| [agent("a", definition, &[("s", minutely()), ("t", minutely())])];
+    world.apply(&with(thrifty(5))).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed.len(), 2, "three more may fail");
+    world.fail(&claimed[0]).await;
+    world.apply(&with(thrifty(1))).await;
+    world.fail(&claimed[1]).await;
+    world.advance(MINUTE);
+    assert_eq!(world.claim(node, 9).await, []);
+    let none = AgentDefinition { budget: None, ..thrifty(1) };
+    world.apply(&with(none)).await;
+    assert_eq!(store.agents().await.unwrap()[0].budget, None);
+    assert_eq!(world.claim(node, 9).await.len(), 2);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_comes_back_is_held_like_a_retry(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", thrifty(1), &[("s", minutely()), ("t", minutely()), ("u", minutely())])]).await;
+    world.plan_all().await;
+    world.advance(MINUTE);
+    assert_eq!(world.plan_all().await, 3);
+    let claimed = world.claim(node, 9).await;
+    world.fail(&claimed[0]).await;
+    world.finish(&claimed[1], belfry_core::retry::Outcome::Shutdown).await;
+    assert_eq!(world.claim(node, 9).await, [], "its node has shut down");
+    let lease = store.nodes().await.unwrap()[0].lease_until;
+    store.fence(world.now, node, lease).await.unwrap().unwrap();
+    let node = world.join(2).await;
+    assert_eq!(world.claim(node, 9).await, [], "its node has died");
+    world.advance(10 * MINUTE);
+    let back = world.claim(node, 9).await;
+    assert_eq!(back.iter().map(|run| run.run).collect::<Vec<_>>(), [claimed[1].run, claimed[2].run]);
+    world.assert_whole().await;
+}
+
+async fn a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", thrifty(1), &[("s", minutely())])]).await;
+    world.plan_all().await;
+    world.advance(MINUTE);
+    world.plan_all().await;
+    let claimed = world.claim(node, 9).await.remove(0);
+    world.advance(MINUTE);
+    let due = store.due(world.now, None, 9).await.unwrap();
+    let commit = world.decide(&due[0]);
+    assert_eq!(commit.runs.len(), 1);
+    world.fail(&claimed).await;
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
+    assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn removing_the_policy_clears_the_breaker(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let with = |breaker| {
+        let definition =
+            AgentDefinition { breaker, retry: Retry { max: 0, ..Retry::default() }, ..unlimited() };
+        [agent("a", definition, &[("s", minutely())])]
+    };
+    let policy = Some(Breaker { threshold: 1, reset_after_ms: 60_000 });
+    world.apply(&with(policy)).await;
+    world.plan_all().await;
+    world.advance(MINUTE);
+    world.plan_all().await;
+    let claimed = world.claim(node, 9).await.remove(0);
+    world.fail(&claimed).await;
+    world.advance(2 * MINUTE);
+    assert_eq!(world.plan_all().await, 1);
+    let probe = world.claim(node, 9).await.remove(0);
+    let record = store.breaker(probe.agent, "poll").await.unwrap();
+    assert_eq!((record.breaker.state, record.breaker.probe), (State::HalfOpen, Some(probe.run)));
+    world.apply(&with(None)).await;
+    world.fail(&probe).await;
+    world.apply(&with(policy)).await;
+    let record = store.breaker(probe.agent, "poll").await.unwrap();
+    assert_eq!(record.breaker, belfry_core::breaker::Breaker::default());
+    let last = record.history.last().unwrap();
+    assert_eq!((last.to, last.reason), (State::Closed, TransitionReason::ManualReset));
+    world.advance(MINUTE);
+    assert_eq!(world.plan_all().await, 1, "it is closed");
+    world.assert_whole().await;
+}
