@@ -138,6 +138,7 @@ impl Up {
         engine.start().await?;
         serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
+        let started = loaded.settings.clone();
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
         loop {
@@ -150,17 +151,19 @@ impl Up {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
-                    Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines, &serving).await.0,
+                    Some(Asked::Reload) => {
+                        watched = reload(&engine, file, watched, &mut lines, &serving, &started).await.0;
+                    }
                     Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await?,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
                     if watched.changed() {
-                        watched = reload(&engine, file, watched, &mut lines, &serving).await.0;
+                        watched = reload(&engine, file, watched, &mut lines, &serving, &started).await.0;
                     }
                 }
                 Some(tell) = serving.reloads.recv() => {
-                    let (next, came) = reload(&engine, file, watched, &mut lines, &serving).await;
+                    let (next, came) = reload(&engine, file, watched, &mut lines, &serving, &started).await;
                     watched = next;
                     // Whoever asked may have left.
                     let _ = tell.send(came);
@@ -272,13 +275,14 @@ pub fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
     loaded.settings.lanes.iter().map(|(name, lane)| (name.clone(), settings(lane))).collect()
 }
 
-/// Reads the files again, all or nothing. Gives what is to be watched from now on, and what came of it.
+/// Reads the files again, all or nothing; `started` is what the node was started with. Gives what is to be watched from now on, and what came of it.
 async fn reload(
     engine: &Engine,
     file: &Path,
     watched: Watched,
     lines: &mut Lines,
     serving: &Serving,
+    started: &Settings,
 ) -> (Watched, Reloaded) {
     // Before they are read: what changes meanwhile is read again.
     let before = watched.seen();
@@ -300,6 +304,12 @@ async fn reload(
                     );
                     for invalid in &loaded.invalid {
                         came.push_str(&format!("; invalid: {invalid}"));
+                    }
+                    let later = started.awaiting_start(&loaded.settings);
+                    if !later.is_empty() {
+                        let words = format!("takes effect at the next start: {}", later.join(", "));
+                        let _ = lines.say(&words);
+                        came.push_str(&format!("; {words}"));
                     }
                     let next = Watched::new(&loaded, &before);
                     serving.set_settings(loaded.settings);

@@ -36,6 +36,35 @@ pub struct Settings {
     pub api: Api,
 }
 
+impl Settings {
+    /// Keys whose values differ in `next`, and that a node reads only when it starts.
+    pub fn awaiting_start(&self, next: &Settings) -> Vec<&'static str> {
+        let (engine, other) = (&self.engine, &next.engine);
+        // The server reads how long the audit is kept each time.
+        let retention = Retention { audit_ms: next.retention.audit_ms, ..self.retention.clone() };
+        [
+            ("store", self.store != next.store),
+            ("listen", self.listen != next.listen),
+            ("engine.check_interval", engine.check_interval_ms != other.check_interval_ms),
+            ("engine.poll_interval", engine.poll_interval_ms != other.poll_interval_ms),
+            ("engine.heartbeat", engine.heartbeat_ms != other.heartbeat_ms),
+            ("engine.orphan_check", engine.orphan_check_ms != other.orphan_check_ms),
+            ("engine.dead_after", engine.dead_after != other.dead_after),
+            ("engine.lease", engine.lease_ms != other.lease_ms),
+            ("engine.jitter_threshold", engine.jitter_threshold != other.jitter_threshold),
+            ("engine.max_catch_up_jitter", engine.max_catch_up_jitter_ms != other.max_catch_up_jitter_ms),
+            ("engine.shutdown_timeout", engine.shutdown_timeout_ms != other.shutdown_timeout_ms),
+            ("engine.max_concurrent", engine.max_concurrent != other.max_concurrent),
+            ("engine.labels", engine.labels != other.labels),
+            ("retention", retention != next.retention),
+            ("log", self.log != next.log),
+        ]
+        .into_iter()
+        .filter_map(|(key, differs)| differs.then_some(key))
+        .collect()
+    }
+}
+
 /// The URL of a store. It may hold a password, so it is only shown without it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl(String);

@@ -131,6 +131,22 @@ fn a_broken_file_changes_nothing_and_is_told_once() {
 }
 
 #[test]
+fn settings_that_wait_for_the_next_start_are_named() {
+    let site = Site::sqlite();
+    site.config(&agent("other: {every: 200ms, anchor: slot}"));
+    let mut up = site.up();
+    up.event_of("run_finished", "other");
+    let changed = "listen: 127.0.0.1:7499\nengine: {lease: 45s, labels: [gpu]}\nretention: {runs: 3d}\n";
+    site.config(&format!("{changed}{}", agent("more: {every: 200ms, anchor: slot}")));
+    up.event_of("run_finished", "more");
+    let said = site.belfry(&["reload"]);
+    let words = String::from_utf8_lossy(&said.stdout).into_owned();
+    let wanted = "takes effect at the next start: listen, engine.lease, engine.labels, retention";
+    assert!(said.status.success() && words.contains(wanted), "{said:?}");
+    up.stop();
+}
+
+#[test]
 fn a_single_bad_schedule_is_invalid_alone_and_heals() {
     let site = Site::sqlite();
     site.config(&agent("other: {every: 200ms, anchor: slot}"));
