@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use belfry_core::DEFAULT_LANES;
+
 use crate::context::Context;
 use crate::file;
 use crate::network::Network;
@@ -221,13 +223,12 @@ const DAY: u64 = 86_400_000;
 impl Default for Settings {
     fn default() -> Settings {
         let lane = |slots| Lane { slots, limit: None, queue_limit: None, own_slots: None };
-        let lanes = [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)];
         Settings {
             store: StoreUrl::new("sqlite:.belfry/belfry.db"),
             timezone: "UTC".into(),
             timezone_is_named: false,
             listen: (Ipv4Addr::LOCALHOST, 7400).into(),
-            lanes: lanes.map(|(name, slots)| (name.to_owned(), lane(slots))).into(),
+            lanes: DEFAULT_LANES.map(|(name, slots)| (name.to_owned(), lane(slots))).into(),
             engine: Engine {
                 check_interval_ms: 1_000,
                 poll_interval_ms: 30_000,

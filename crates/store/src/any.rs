@@ -333,6 +333,10 @@ impl Store for AnyStore {
         each!(self, store => store.run(run).await)
     }
 
+    async fn runs_by_id(&self, runs: &[RunId]) -> Answer<Vec<RunRecord>> {
+        each!(self, store => store.runs_by_id(runs).await)
+    }
+
     async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
         each!(self, store => store.live_runs().await)
     }

@@ -2,6 +2,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::retry::Verdict;
+use belfry_core::session::RunUsage;
 use belfry_core::{Reason, RunId, RunState, Token, budget};
 use belfry_time::Timestamp;
 
@@ -20,7 +21,7 @@ impl State {
         live.exit_code = finish.exit_code;
         live.error.clone_from(&finish.error);
         let (agent, own) = (live.new.agent, live.session);
-        self.take_usage(own, finish.usage);
+        self.take_usage(own, finish.usage.and_then(RunUsage::of_session));
         let left_behind = self.live.get(&finish.run).and_then(|live| self.left_behind(live));
         if finish.failed {
             self.spend_budget(now, agent);
@@ -35,6 +36,9 @@ impl State {
         match verdict {
             Verdict::End { state, reason } => {
                 self.end(now, finish.run, state, reason, finish.summary.clone(), finish.arm);
+                if let Some(record) = self.ended.get_mut(&finish.run) {
+                    record.usage = finish.usage;
+                }
                 Finished::Ended(state)
             }
             Verdict::Retry { at } => self.back_to_pending(finish.run, at, true),

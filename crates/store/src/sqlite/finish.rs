@@ -3,11 +3,12 @@
 use std::rc::Rc;
 
 use belfry_core::retry::Verdict;
+use belfry_core::session::RunUsage;
 use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger, budget};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
+use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json, to_json};
 use super::{Done, Verb, bytes, lossy, maybe_number, micros, number, run_id};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -108,7 +109,7 @@ impl Verb<'_> {
             self.spend_budget(now, ending.agent)?;
         }
         if ending.is_message() {
-            self.take_usage(finish.run, finish.usage)?;
+            self.take_usage(finish.run, finish.usage.and_then(RunUsage::of_session))?;
         }
         // Whoever is to be cancelled, or is none of its session's business any more, does not wait for another attempt.
         let verdict = match (finish.verdict, self.left_behind(&ending)?) {
@@ -126,6 +127,10 @@ impl Verb<'_> {
                     arm: finish.arm,
                 };
                 self.end_with(now, &ending, state, reason, &result)?;
+                if let Some(usage) = &finish.usage {
+                    let usage = params![to_json(usage)?, bytes(finish.run)];
+                    self.execute("update history set usage = ? where id = ?", usage)?;
+                }
                 Ok(Finished::Ended(state))
             }
             Verdict::Retry { .. } | Verdict::Return => {
