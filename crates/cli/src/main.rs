@@ -12,6 +12,7 @@ mod breaker;
 mod cancel;
 mod client;
 mod config;
+mod content;
 mod diff;
 mod doctor;
 mod events;
