@@ -52,8 +52,6 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     let (now, lanes) = (reach.now().await?, crate::up::lanes_of(loaded));
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
     let applied = if same {
-        // Nothing of the files has changed; only lanes may have been made by an older one.
-        reach.store.put_lanes(now, &lanes).await?;
         Applied::default()
     } else {
         let apply = async {
@@ -62,7 +60,8 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         };
         noted(&reach.store, apply).await?
     };
-    let Applied { added, changed, retired, cancelled, foreign, expired } = applied;
+    let Applied { added, changed, retired, ended, foreign, expired } = applied;
+    let cancelled = ended.len() as u32;
     let mut words = match same {
         true => "nothing has changed since the files were applied last".to_owned(),
         false => format!("{added} added, {changed} changed, {retired} retired"),

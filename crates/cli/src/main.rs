@@ -13,6 +13,7 @@ mod budget;
 mod cancel;
 mod client;
 mod config;
+mod content;
 mod diff;
 mod doctor;
 mod events;

@@ -10,6 +10,7 @@ use belfry_store::sqlite::Sqlite;
 use belfry_store::{Node, Store};
 use serde::Serialize;
 
+use crate::content::Content;
 use crate::failure::Failure;
 use crate::output::{Format, Output};
 use crate::terminal::{self, Layout};
@@ -65,7 +66,8 @@ pub async fn apply_if_changed(reach: &Reach) -> Result<(), Failure> {
         crate::reading::show_problem(problem);
     }
     let engine = Engine::builder().store(reach.store.clone()).build();
-    if crate::up::apply(&engine, loaded).await? {
+    let (content, _) = crate::up::apply(&engine, loaded, None).await?;
+    if content == Content::Skew {
         say("config skew: the files differ from what the store has; `belfry apply` makes them the same");
     }
     Ok(())

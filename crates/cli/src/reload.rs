@@ -20,8 +20,8 @@ use crate::words;
   belfry reload
   belfry -c /etc/belfry/belfry.yaml reload
 
-A file that is wrong changes nothing, and is shown here. On PostgreSQL, where any node may run from any file, it does what
-`belfry apply` does.")]
+A file that is wrong changes nothing, and is shown here. On PostgreSQL, while other nodes run, a server applies its files
+only if they changed since it loaded them last; `belfry apply` always applies them.")]
 pub struct Reload {
     /// Wait no longer than this for the server to have done it
     #[arg(long, value_name = "DURATION", default_value = "10s")]
@@ -48,9 +48,6 @@ impl Reload {
         }
         let loaded = place.load()?;
         reach::block_on(async {
-            if !loaded.settings.store.expose().starts_with("sqlite:") {
-                return crate::apply::apply(&place.open_with_files().await?, output).await;
-            }
             let client = place.client(Need::Files).await?;
             if let Some(reach) = client.reach() {
                 return Err(Failure::Unreachable(match reach.server {
@@ -58,7 +55,12 @@ impl Reload {
                         "process {pid} serves {} and cannot be asked: its server.json is not there, or not its own. `kill -HUP {pid}` tells it",
                         reach.address
                     ),
-                    _ => format!(
+                    Some(Server::Nodes(_)) => {
+                        "no server runs in this folder. SIGHUP tells a server on another host, and \
+                                               `belfry apply` brings these files into the store"
+                            .into()
+                    }
+                    None => format!(
                         "no server runs on {}. `belfry up` starts one, and `belfry apply` brings the files into the store without one",
                         reach.address
                     ),
@@ -67,8 +69,8 @@ impl Reload {
             let answer = self.ask(&client, timeout).await?;
             if answer.digest.as_deref() != Some(&loaded.digest) {
                 return Err(Failure::Timeout(format!(
-                    "process {} was told, but does not run from these files: what it prints says why. Does it run from another file, or with another environment?",
-                    answer.pid
+                    "process {} was told, but does not run from these files: {}. Does it run from another file, or with another environment?",
+                    answer.pid, answer.detail
                 )));
             }
             tell(&answer, output)

@@ -177,5 +177,9 @@ fn detail(run: &Run, now: Timestamp) -> String {
     }
     let text = if run.state == RunState::Completed { &run.summary } else { &run.error };
     parts.extend(text.as_deref().map(|text| words::one_line(text, 60)).filter(|text| !parts.contains(text)));
+    let used =
+        |key: &str| run.usage.as_ref().and_then(|usage| usage.get(key)).filter(|value| !value.is_null());
+    parts.extend(used("tokens").map(|tokens| format!("{tokens} LLM tokens")));
+    parts.extend(used("cost_usd").map(|cost| format!("{cost} USD")));
     parts.join(" · ")
 }

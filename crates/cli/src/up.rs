@@ -18,6 +18,7 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::content::{Content, Known, LastLoaded};
 use crate::failure::Failure;
 use crate::lines::Lines;
 use crate::output::Output;
@@ -119,7 +120,9 @@ impl Up {
         }
         let engine = builder.build();
         let mut events = engine.events();
-        let skew = apply(&engine, &loaded).await?;
+        let last = LastLoaded::of(&place::state_dir(&address, file), file);
+        let (content, _) = apply(&engine, &loaded, Some(&last)).await?;
+        last.write(&loaded.digest)?;
         let mut serving = Serving::start(Scene {
             engine: &engine,
             loaded: &loaded,
@@ -131,7 +134,7 @@ impl Up {
             any_port: self.demo,
         })
         .await?;
-        greet(&mut lines, &engine, &loaded, skew, output).await?;
+        greet(&mut lines, &engine, &loaded, output).await?;
         if !lines.is_json() {
             lines.say(&format!("API at http://{}", serving.address()))?;
             // The link is for the person who looks at the terminal, not for a file or a log.
@@ -142,9 +145,13 @@ impl Up {
                 lines.say(&format!("  {}", serving.login_link()))?;
             }
         }
+        if content == Content::Skew {
+            tell_skew(&engine);
+        }
         engine.start().await?;
         serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
+        let home = Home { engine: &engine, file, last: &last, started: &loaded.settings };
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
         loop {
@@ -157,17 +164,17 @@ impl Up {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
-                    Some(Asked::Reload) => watched = reload(&engine, file, watched, &mut lines, &serving).await.0,
+                    Some(Asked::Reload) => watched = reload(&home, watched, &mut lines, &serving).await.0,
                     Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await?,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
                     if watched.changed() {
-                        watched = reload(&engine, file, watched, &mut lines, &serving).await.0;
+                        watched = reload(&home, watched, &mut lines, &serving).await.0;
                     }
                 }
                 Some(tell) = serving.reloads.recv() => {
-                    let (next, came) = reload(&engine, file, watched, &mut lines, &serving).await;
+                    let (next, came) = reload(&home, watched, &mut lines, &serving).await;
                     watched = next;
                     // Whoever asked may have left.
                     let _ = tell.send(came);
@@ -189,36 +196,44 @@ impl Up {
     }
 }
 
-/// Applies the files where they changed, or where nobody else runs from the store; says whether they differ all the same.
-pub async fn apply(engine: &Engine, loaded: &Loaded) -> Result<bool, Failure> {
-    let store = engine.store();
-    let known = store.source_digest(SOURCE).await?;
-    let now = store.clock().await?.unwrap_or_else(Timestamp::now);
-    let others = reach::living(&store.nodes().await?, now).next().is_some();
-    let stored = store.lane_settings().await?;
-    let stored = stored.into_iter().filter_map(|lane| Some((lane.name, lane.file?)));
-    if known.as_deref() == Some(&loaded.digest) && stored.eq(lanes_of(loaded)) {
-        return Ok(false);
-    }
-    if known.is_some() && others && matches!(**store, AnyStore::Postgres(_)) {
-        return Ok(true);
-    }
-    take_over(engine, loaded).await?;
-    Ok(false)
-}
-
-async fn greet(
-    lines: &mut Lines,
+/// Applies files that were read, unless the rule of [`Content`] says otherwise. A guest has nothing that it loaded last.
+pub async fn apply(
     engine: &Engine,
     loaded: &Loaded,
-    skew: bool,
-    output: &Output,
-) -> Result<(), Failure> {
+    last: Option<&LastLoaded>,
+) -> Result<(Content, Applied), belfry::Error> {
+    let store = engine.store();
+    let (stored, last) = (store.source_digest(SOURCE).await?, last.and_then(LastLoaded::read));
+    let now = store.clock().await?.unwrap_or_else(Timestamp::now);
+    let nodes = store.nodes().await?;
+    // A file has one server.
+    let has_others = matches!(**store, AnyStore::Postgres(_))
+        && reach::living(&nodes, now).any(|node| node.id != engine.node());
+    let content = Content::of(Known {
+        own: &loaded.digest,
+        stored: stored.as_deref(),
+        last: last.as_deref(),
+        has_others,
+    });
+    let applied = match content {
+        Content::Apply => take_over(engine, loaded).await?,
+        Content::Same | Content::Skew => Applied::default(),
+    };
+    Ok((content, applied))
+}
+
+/// What is said of files that differ from what the other nodes run from.
+const SKEW: &str = "config skew: the files of this node differ from what the store holds, and have not changed since this \
+                    node loaded them; `belfry diff` shows how, `belfry apply` applies them";
+
+fn tell_skew(engine: &Engine) {
+    let event = Event::new(engine.now(), Level::Warn, Name::ConfigSkew);
+    engine.tell(Event { detail: Some(SKEW.into()), ..event });
+}
+
+async fn greet(lines: &mut Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
     for problem in loaded.invalid.iter().chain(&loaded.warnings) {
         lines.problem(problem)?;
-    }
-    if skew {
-        lines.say("config skew: the files differ from what the other nodes run from; `belfry apply` makes them the same")?;
     }
     if lines.is_json() {
         return Ok(());
@@ -279,34 +294,58 @@ pub fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
     loaded.settings.lanes.iter().map(|(name, lane)| (name.clone(), settings(lane))).collect()
 }
 
+/// What a node that runs reads its files with.
+struct Home<'a> {
+    engine: &'a Engine,
+    /// The main file.
+    file: &'a Path,
+    last: &'a LastLoaded,
+    /// What the node was started with.
+    started: &'a Settings,
+}
+
 /// Reads the files again, all or nothing. Gives what is to be watched from now on, and what came of it.
 async fn reload(
-    engine: &Engine,
-    file: &Path,
+    home: &Home<'_>,
     watched: Watched,
     lines: &mut Lines,
     serving: &Serving,
 ) -> (Watched, Reloaded) {
+    let engine = home.engine;
     // Before they are read: what changes meanwhile is read again.
     let before = watched.seen();
     let rejected = |detail: String| {
         let event = Event::new(engine.now(), Level::Error, Name::ConfigRejected);
         engine.tell(Event { detail: Some(detail), ..event });
     };
-    match place::load(file) {
+    match place::load(home.file) {
         Ok(loaded) => {
             for problem in loaded.invalid.iter().chain(&loaded.warnings) {
                 // Where it cannot be written nobody reads it.
                 let _ = lines.problem(problem);
             }
-            match take_over(engine, &loaded).await {
-                Ok(applied) => {
+            match apply(engine, &loaded, Some(home.last)).await {
+                Ok((content, applied)) => {
                     let mut came = format!(
                         "{} added, {} changed, {} retired",
                         applied.added, applied.changed, applied.retired
                     );
+                    if content == Content::Skew {
+                        tell_skew(engine);
+                        came = SKEW.into();
+                    }
+                    // Only now: until then the files count as changed.
+                    if let Err(error) = home.last.write(&loaded.digest) {
+                        let _ = lines.say(&format!("cannot keep what was loaded last: {error}"));
+                    }
                     for invalid in &loaded.invalid {
                         came.push_str(&format!("; invalid: {invalid}"));
+                    }
+                    let later = home.started.awaiting_start(&loaded.settings);
+                    if !later.is_empty() {
+                        let words = format!("takes effect at the next start: {}", later.join(", "));
+                        let _ = lines.say(&words);
+                        came.push_str(&format!("; {words}"));
                     }
                     let next = Watched::new(&loaded, &before);
                     serving.set_settings(loaded.settings);

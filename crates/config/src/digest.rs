@@ -1,13 +1,17 @@
 //! One hash over definitions, so that two nodes can tell whether they have the same.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use belfry_core::AgentSpec;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// SHA-256, in hex, of the agents as JSON with sorted keys. Names are unique, so the order in the files does not count.
-pub(crate) fn of(agents: &[AgentSpec]) -> String {
+use crate::settings::Lane;
+
+/// SHA-256, in hex, of the agents and lanes as JSON with sorted keys. Names are unique, so the order in the files does not
+/// count. What the environment of one node says about a lane is no part of it.
+pub(crate) fn of(agents: &[AgentSpec], lanes: &BTreeMap<String, Lane>) -> String {
     let mut agents: Vec<_> = agents
         .iter()
         .map(|agent| {
@@ -20,6 +24,10 @@ pub(crate) fn of(agents: &[AgentSpec]) -> String {
     let mut text = String::new();
     for (_, agent) in &agents {
         canonical(agent, &mut text);
+        text.push('\n');
+    }
+    for (name, lane) in lanes {
+        canonical(&json!([name, lane.slots, lane.limit, lane.queue_limit]), &mut text);
         text.push('\n');
     }
     Sha256::digest(text.as_bytes()).iter().fold(String::new(), |mut hex, byte| {

@@ -47,7 +47,7 @@ pub struct Loaded {
     pub files: Vec<PathBuf>,
     /// The folders in which an `include` pattern was looked up: a new file there may belong to the set.
     pub folders: Vec<PathBuf>,
-    /// A hash of the agents; comments, order and formatting do not change it.
+    /// A hash of the agents and lanes; comments, order and formatting do not change it.
     pub digest: String,
     /// Schedules that cannot run. They are in `agents` all the same, and become `invalid` in the store.
     pub invalid: Vec<Problem>,
@@ -98,7 +98,7 @@ fn finish<'a>(mut context: Context<'a>, mut files: Files, host: &Host<'a>) -> Re
     };
     let agents = read_agents(&mut context, &roots, main.get("defaults"), &inherited, &settings);
     let (invalid, warnings) = context.finish()?;
-    let digest = digest::of(&agents);
+    let digest = digest::of(&agents, &settings.lanes);
     Ok(Loaded { settings, agents, files: files.read, folders: files.folders, digest, invalid, warnings })
 }
 

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use belfry_core::DEFAULT_LANES;
+
 use crate::context::Context;
 use crate::file;
 use crate::network::Network;
@@ -34,6 +36,35 @@ pub struct Settings {
     pub log: Log,
     /// `api`.
     pub api: Api,
+}
+
+impl Settings {
+    /// Keys whose values differ in `next`, and that a node reads only when it starts.
+    pub fn awaiting_start(&self, next: &Settings) -> Vec<&'static str> {
+        let (engine, other) = (&self.engine, &next.engine);
+        // The server reads how long the audit is kept each time.
+        let retention = Retention { audit_ms: next.retention.audit_ms, ..self.retention.clone() };
+        [
+            ("store", self.store != next.store),
+            ("listen", self.listen != next.listen),
+            ("engine.check_interval", engine.check_interval_ms != other.check_interval_ms),
+            ("engine.poll_interval", engine.poll_interval_ms != other.poll_interval_ms),
+            ("engine.heartbeat", engine.heartbeat_ms != other.heartbeat_ms),
+            ("engine.orphan_check", engine.orphan_check_ms != other.orphan_check_ms),
+            ("engine.dead_after", engine.dead_after != other.dead_after),
+            ("engine.lease", engine.lease_ms != other.lease_ms),
+            ("engine.jitter_threshold", engine.jitter_threshold != other.jitter_threshold),
+            ("engine.max_catch_up_jitter", engine.max_catch_up_jitter_ms != other.max_catch_up_jitter_ms),
+            ("engine.shutdown_timeout", engine.shutdown_timeout_ms != other.shutdown_timeout_ms),
+            ("engine.max_concurrent", engine.max_concurrent != other.max_concurrent),
+            ("engine.labels", engine.labels != other.labels),
+            ("retention", retention != next.retention),
+            ("log", self.log != next.log),
+        ]
+        .into_iter()
+        .filter_map(|(key, differs)| differs.then_some(key))
+        .collect()
+    }
 }
 
 /// The URL of a store. It may hold a password, so it is only shown without it.
@@ -192,13 +223,12 @@ const DAY: u64 = 86_400_000;
 impl Default for Settings {
     fn default() -> Settings {
         let lane = |slots| Lane { slots, limit: None, queue_limit: None, own_slots: None };
-        let lanes = [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)];
         Settings {
             store: StoreUrl::new("sqlite:.belfry/belfry.db"),
             timezone: "UTC".into(),
             timezone_is_named: false,
             listen: (Ipv4Addr::LOCALHOST, 7400).into(),
-            lanes: lanes.map(|(name, slots)| (name.to_owned(), lane(slots))).into(),
+            lanes: DEFAULT_LANES.map(|(name, slots)| (name.to_owned(), lane(slots))).into(),
             engine: Engine {
                 check_interval_ms: 1_000,
                 poll_interval_ms: 30_000,

@@ -370,6 +370,9 @@ fn the_digest_is_of_what_it_means() {
         one,
         digest("agents: {a: {shell: x, schedules: {s: {every: 5m}, t: {every: 7m}}}, b: {shell: y}}")
     );
+    let lanes = |text: &str| digest(&format!("lanes: {text}\nagents: {{a: {{shell: x}}}}"));
+    assert_eq!(lanes("{one: 2, main: 30}"), lanes("{one: {slots: 2}}"));
+    assert_ne!(lanes("{one: 2}"), lanes("{one: {slots: 2, limit: 3}}"));
 }
 
 #[test]

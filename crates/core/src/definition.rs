@@ -11,6 +11,9 @@ use crate::session::{Policy, message_key_in, message_key_words};
 use crate::template::Template;
 use crate::work::Work;
 
+/// The lanes that are always there, with their slots on each node.
+pub const DEFAULT_LANES: [(&str, u32); 4] = [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)];
+
 /// The newest format of stored definitions that this version reads. A definition is stored with the lowest format that can
 /// read it: a new key raises the format of the definitions that use it, and of no other.
 pub const FORMAT: i32 = 1;

@@ -26,7 +26,7 @@ pub mod template;
 pub mod text;
 pub mod work;
 
-pub use definition::{AgentDefinition, AgentSpec, Schedule, ScheduleDefinition};
+pub use definition::{AgentDefinition, AgentSpec, DEFAULT_LANES, Schedule, ScheduleDefinition};
 pub use model::{
     AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
     Trigger,

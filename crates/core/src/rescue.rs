@@ -13,6 +13,9 @@ pub const SUSPICIONS_MAX: u32 = 2;
 /// What is written as the error of a run that is given up.
 pub const SUSPECT_ERROR: &str = "its node died right after starting it, twice; it is not started again";
 
+/// What is written as the error of a run whose node died during its last attempt.
+pub const ORPHANED_ERROR: &str = "its node died while it ran, and no attempt is left";
+
 /// A run that was running under the dead node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Orphan<R> {
@@ -39,7 +42,7 @@ pub enum Fate {
         state: RunState,
         /// Why.
         reason: Reason,
-        /// In words; without, the error of its last attempt stays.
+        /// In words; without, the error of an earlier attempt stays.
         error: Option<&'static str>,
     },
     /// It waits for its next attempt, as a rescued run.
@@ -59,7 +62,7 @@ pub fn fate<R>(orphan: &Orphan<R>, is_suspect: bool) -> Fate {
     match orphan.cancel {
         Some(reason) => Fate::End { state: RunState::Cancelled, reason, error: None },
         None if is_suspect && orphan.suspicions + 1 >= SUSPICIONS_MAX => failed(Some(SUSPECT_ERROR)),
-        None if orphan.attempt >= orphan.max_attempts => failed(None),
+        None if orphan.attempt >= orphan.max_attempts => failed(Some(ORPHANED_ERROR)),
         None => Fate::Back,
     }
 }
@@ -94,7 +97,8 @@ mod tests {
     #[test]
     fn others_come_back_while_they_have_attempts_and_were_not_cancelled() {
         let last = Orphan { attempt: 20, ..orphan(1, None) };
-        let orphaned = Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error: None };
+        let orphaned =
+            Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error: Some(ORPHANED_ERROR) };
         assert_eq!(fate(&last, false), orphaned);
         let cancelled = Orphan { cancel: Some(Reason::Requested), suspicions: 1, ..last };
         let end = Fate::End { state: RunState::Cancelled, reason: Reason::Requested, error: None };

@@ -146,6 +146,24 @@ pub struct Usage {
     pub context_window: u64,
 }
 
+/// What an attempt says that it used.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct RunUsage {
+    /// LLM tokens in its context.
+    pub tokens: Option<u64>,
+    /// How many fit.
+    pub context_window: Option<u64>,
+    /// What it cost.
+    pub cost_usd: Option<f64>,
+}
+
+impl RunUsage {
+    /// How much of the context window of its session is used.
+    pub fn of_session(self) -> Option<Usage> {
+        Some(Usage { tokens: self.tokens?, context_window: self.context_window? })
+    }
+}
+
 impl Usage {
     fn throttles(self) -> bool {
         self.context_window > 0

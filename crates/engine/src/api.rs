@@ -333,7 +333,7 @@ pub struct Run {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
-    /// What it has used.
+    /// What its last attempt says that it used: `tokens`, `context_window`, `cost_usd`.
     pub usage: Option<serde_json::Value>,
     /// Its trace: that of who asked for it, or its own.
     pub trace_id: String,
@@ -373,7 +373,7 @@ impl Run {
             exit_code: record.exit_code,
             error: record.error.clone(),
             summary: record.summary.clone(),
-            usage: None,
+            usage: record.usage.and_then(|usage| serde_json::to_value(usage).ok()),
             trace_id: record.id.trace(record.trace_id).simple().to_string(),
             created_at: record.created_at,
             started_at: record.started_at,

@@ -21,7 +21,7 @@ pub struct Node {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Its version, where it is known.
+    /// The version of Belfry that it runs, where it is known.
     pub version: Option<String>,
     /// Its labels.
     pub labels: Vec<String>,
@@ -78,7 +78,7 @@ impl Node {
             id: node.id,
             host: node.host.clone(),
             pid: node.pid,
-            version: None,
+            version: Some(node.process.version.clone()).filter(|version| !version.is_empty()),
             labels: node.labels.clone(),
             status,
             started_at: node.started_at,

@@ -41,8 +41,8 @@ pub struct Backfill {
 pub struct Backfilled {
     /// Ticks with their runs; without, where nothing was to be made.
     pub runs: Vec<(Timestamp, Option<RunId>)>,
-    /// So many of these runs are new; the others were made before, with the same key.
-    pub made: u64,
+    /// Those of these runs that are new; the others were made before, with the same key.
+    pub made: Vec<RunId>,
     /// Ticks whose run lives, or where only missing ones were asked for has ended.
     pub left_out: u64,
     /// Ticks beyond the limit.
@@ -159,7 +159,7 @@ async fn make(
         });
         match store.enqueue(now, &Enqueue { run, key }).await? {
             Enqueued::Made => {
-                done.made += 1;
+                done.made.push(id);
                 kept.push((tick_at, Some(id)));
             }
             Enqueued::Repeat(first) if request.key.is_some() => kept.push((tick_at, Some(first))),

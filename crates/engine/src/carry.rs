@@ -3,13 +3,19 @@
 
 use std::time::Duration;
 
-use belfry_store::{Claim, Claimed, Definitions, Error, Store, Watch, commit_apart, finish_apart};
+use belfry_core::{NodeId, Reason, RunId, RunState};
+use belfry_store::{
+    Claim, Claimed, Commit, Committed, Definitions, Error, RunFilter, RunRecord, Store, Watch, commit_apart,
+    finish_apart,
+};
 use belfry_time::Timestamp;
 use tokio::time::timeout;
 
 use crate::clock::Time;
 use crate::driver::{Ask, Input};
 
+/// Runs that are looked at for those that a plan has ended: more than may wait for one schedule by default.
+const REPLACED_MAX: u32 = 100;
 /// Snapshots and nodes that are pruned at once.
 const BEATS_BATCH: u32 = 500;
 
@@ -36,7 +42,15 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
                 Some(store.due(now.wall, Some(mark), limit).await)
             };
             let (written, ahead) = tokio::join!(commit_apart(store, now.wall, &commits), read);
-            Input::Committed { written, ahead }
+            let mut replaced = Vec::new();
+            let held = commits.iter().zip(&written.answers);
+            for (commit, _) in held.filter(|(_, answer)| **answer == Some(Committed::Held)) {
+                if commit.cancel_live {
+                    // What cannot be read is not told.
+                    replaced.extend(replaced_by(store, now.wall, commit).await.unwrap_or_default());
+                }
+            }
+            Input::Committed { written, replaced, ahead }
         }
         Ask::Claim(claim) => {
             let claimed = claim_with_definitions(store, now.wall, &claim).await;
@@ -70,9 +84,9 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
         }
         Ask::Marks(node) => Input::Marks(store.marks(node).await),
         Ask::GiveBack(node, runs) => Input::GivenBack(store.give_back(now.wall, node, &runs).await),
-        Ask::Breaker { agent, name, command } => {
-            let history = store.breaker(agent, &command).await.map(|record| record.history);
-            Input::Breaker { agent: name, command, history }
+        Ask::Breaker(of) => {
+            let history = store.breaker(of.agent, &of.command).await.map(|record| record.history);
+            Input::Breaker { of, history }
         }
         Ask::Budget { schedule, agent, policy } => {
             let used = store.schedule(&schedule).await.map(|record| record.and_then(|record| record.budget));
@@ -84,6 +98,36 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             Input::Pruned(store.prune(now.wall, &retention).await)
         }
     }
+}
+
+/// Fences a node, and reads the runs that it had.
+pub async fn fence<S: Store>(store: &S, now: Timestamp, node: NodeId, lease: Timestamp) -> Input {
+    let rescued = store.fence(now, node, lease).await;
+    let runs = match &rescued {
+        Ok(Some(rescued)) => {
+            let ended = rescued.ended.iter().map(|(run, _)| *run);
+            let runs: Vec<RunId> = rescued.pending.iter().copied().chain(ended).collect();
+            // It is done: if this read fails, it is told without names.
+            store.runs_by_id(&runs).await.unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
+    Input::Fenced { node, rescued, runs }
+}
+
+/// Waiting runs that a plan has ended, because its own runs take their place.
+async fn replaced_by<S: Store>(store: &S, now: Timestamp, commit: &Commit) -> Result<Vec<RunRecord>, Error> {
+    let Some(agent) = store.definitions(&[commit.schedule]).await?.into_iter().flatten().next() else {
+        return Ok(Vec::new());
+    };
+    let filter = RunFilter {
+        agent: Some(agent.agent_name.to_string()),
+        states: vec![RunState::Cancelled],
+        ..RunFilter::default()
+    };
+    let found = store.runs(&filter, None, REPLACED_MAX).await?.items;
+    let is_replaced = |run: &RunRecord| run.finished_at == Some(now) && run.reason == Some(Reason::Overlap);
+    Ok(found.into_iter().filter(is_replaced).collect())
 }
 
 /// Claims runs and reads their definitions.

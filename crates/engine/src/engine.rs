@@ -9,7 +9,7 @@ use std::time::Duration;
 use belfry_core::check::Check;
 use belfry_core::input::{self, Prompt};
 use belfry_core::session::Usage;
-use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule};
+use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
     AnyStore, Applied, Enqueue, Enqueued, Expect, Key, NewRun, Node, PutAgent, Removed, RunRecord,
@@ -28,7 +28,7 @@ use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
 use crate::node::{host, own_process};
 use crate::relay::{Relay, Teller};
-use crate::session::{UsageOf, refuse_message_keys, to_known_lane};
+use crate::session::{Made, UsageOf, refuse_message_keys, to_known_lane};
 use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
@@ -94,6 +94,7 @@ pub struct RunRequest {
 pub struct Builder {
     store: Option<Arc<AnyStore>>,
     clock: Option<Clock>,
+    source: Option<String>,
     agents: Vec<AgentSpec>,
     handlers: HashMap<String, Handler>,
     on_trigger: Option<OnTrigger>,
@@ -115,6 +116,13 @@ impl Builder {
     /// The clock; the host's where nothing is said, or that of a store that has one.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Builder {
         self.clock = Some(clock.into());
+        self
+    }
+
+    /// The name under which the agents are kept in the store. Programs that share a store and have different agents need
+    /// different names: what a name no longer has is retired. Without one it is `engine:` and the program's file name.
+    pub fn source(mut self, name: impl Into<String>) -> Builder {
+        self.source = Some(name.into());
         self
     }
 
@@ -200,6 +208,7 @@ impl Builder {
             inner: Arc::new(Inner {
                 store,
                 clock: Mutex::new(self.clock),
+                source: self.source.unwrap_or_else(own_source),
                 agents: Mutex::new(self.agents),
                 handlers: Arc::new(self.handlers),
                 on_trigger: self.on_trigger,
@@ -247,6 +256,7 @@ pub struct Engine {
 struct Inner {
     store: Arc<AnyStore>,
     clock: Mutex<Option<Clock>>,
+    source: String,
     agents: Mutex<Vec<AgentSpec>>,
     handlers: Arc<HashMap<String, Handler>>,
     on_trigger: Option<OnTrigger>,
@@ -322,6 +332,7 @@ impl Engine {
             driver,
             runner,
             keeper: inner.keeper.clone(),
+            keeper_starts: inner.keeper.as_ref().map_or(0, KeeperHandle::starts),
             handlers: inner.handlers.clone(),
             on_trigger: inner.on_trigger.clone(),
             usage_of: inner.usage_of.clone(),
@@ -500,8 +511,10 @@ impl Engine {
     pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
         check_templates(&agents)?;
         let clock = self.clock_of_store().await?;
-        let applied = self.inner.store.apply(clock.now().wall, "engine", "", &agents).await?;
+        let source = &self.inner.source;
+        let applied = self.inner.store.apply(clock.now().wall, source, "", &agents).await?;
         *self.inner.agents.lock() = agents;
+        self.tell_ends(&applied.ended).await;
         self.hint().await;
         Ok(applied)
     }
@@ -518,6 +531,7 @@ impl Engine {
         let detail =
             format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
         self.tell(Event { detail: Some(detail), ..event });
+        self.tell_ends(&applied.ended).await;
         if applied.expired > 0 {
             self.tell_expired(clock.now().wall, agents).await?;
         }
@@ -551,6 +565,9 @@ impl Engine {
     ) -> Result<PutAgent, Error> {
         check_templates(std::slice::from_ref(agent))?;
         let put = self.inner.store.put_agent(self.store_now().await?, agent, whole, expect).await?;
+        if let PutAgent::Changed { ended } = &put {
+            self.tell_ends(ended).await;
+        }
         self.hint().await;
         Ok(put)
     }
@@ -563,8 +580,23 @@ impl Engine {
         expect: &Expect<AgentDefinition>,
     ) -> Result<Removed, Error> {
         let removed = self.inner.store.remove_agent(self.store_now().await?, agent, expect).await?;
-        self.hint().await;
+        self.removed(&removed).await;
         Ok(removed)
+    }
+
+    /// Removes a schedule that no file owns. Its runs that wait end cancelled, those that run go on. Nothing is done where it
+    /// is not what is expected.
+    pub async fn remove_schedule(&self, schedule: ScheduleId, expect: &Expect) -> Result<Removed, Error> {
+        let removed = self.inner.store.remove_schedule(self.store_now().await?, schedule, expect).await?;
+        self.removed(&removed).await;
+        Ok(removed)
+    }
+
+    async fn removed(&self, removed: &Removed) {
+        if let Removed::Gone { ended } = removed {
+            self.tell_ends(ended).await;
+        }
+        self.hint().await;
     }
 
     /// Tells listeners what happened outside the engine.
@@ -686,10 +718,22 @@ impl Engine {
     pub async fn run_now(&self, name: &str, request: RunRequest) -> Result<RunId, Error> {
         self.refuse_while_draining()?;
         let clock = self.clock_of_store().await?;
-        let run = enqueue(&self.inner.store, &self.inner.options, clock.now().wall, name, request).await?;
+        let trace_id = request.trace_id;
+        let (store, options) = (&self.inner.store, &self.inner.options);
+        let made = request_run(store, options, clock.now().wall, name, request).await?;
+        if made.is_new {
+            self.tell_created(name, Made::by(Trigger::Manual, made.run, trace_id));
+        }
         self.hint().await;
-        Ok(run)
+        Ok(made.run)
     }
+}
+
+/// The source of agents that a program has without a name.
+fn own_source() -> String {
+    let program = std::env::current_exe().ok();
+    let name = program.as_ref().and_then(|path| path.file_name()).unwrap_or_default();
+    format!("engine:{}", name.to_string_lossy())
 }
 
 /// Refuses agents with a template that cannot be parsed. A schedule with such a prompt becomes invalid, and says why.

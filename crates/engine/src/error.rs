@@ -65,6 +65,8 @@ pub enum Error {
         session: String,
         /// The generation of the session.
         generation: i64,
+        /// The run that was made for it, and has ended.
+        run: belfry_core::RunId,
     },
     /// The run ended because its lane was cleared.
     #[error("run {run} was cancelled: its lane was cleared")]
@@ -157,7 +159,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The stable name of the kind, for programs.
+    /// The stable name of the kind, for programs: the same in the library and over HTTP.
     pub fn code(&self) -> &'static str {
         match self {
             Error::Interval { .. } => "interval",
@@ -176,7 +178,7 @@ impl Error {
             Error::Unreadable { .. } => "unreadable",
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",
-            Error::Store(_) => "store",
+            Error::Store(error) => error.code(),
             Error::Template { .. } => "template",
             Error::Prompt { .. } => "prompt",
         }

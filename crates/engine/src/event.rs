@@ -1,6 +1,9 @@
 //! What happened, for logs and for whoever listens. The names are stable.
 
-use belfry_core::{NodeId, RunId};
+use belfry_core::breaker::{State, Transition};
+use belfry_core::session::RunUsage;
+use belfry_core::{NodeId, RunId, RunState};
+use belfry_store::RunRecord;
 use belfry_time::Timestamp;
 use serde::Serialize;
 
@@ -19,6 +22,9 @@ pub struct Event {
     /// The schedule it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<String>,
+    /// The command it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// The session it is about, by its key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
@@ -58,6 +64,9 @@ pub struct Event {
     /// What is said to the session's other end; empty where nothing will come, so that it need not wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outbound: Option<String>,
+    /// What the attempt says that it used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<RunUsage>,
     /// More, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
@@ -89,12 +98,22 @@ pub enum Name {
     NodeDraining,
     /// A node was found gone; its runs were rescued.
     NodeFenced,
+    /// A node that was taken for gone has joined again, under a new id.
+    NodeRejoined,
+    /// The keeper of a node was gone, and another was started.
+    KeeperRestarted,
+    /// The wall clock was set forward or back.
+    ClockStepped,
     /// Definitions were read and applied.
     ConfigLoaded,
     /// Definitions were wrong, and changed nothing.
     ConfigRejected,
+    /// The files of a node differ from what the cluster runs from, and were not applied.
+    ConfigSkew,
     /// A tick made a run.
     TickPlanned,
+    /// A tick waits because its lane is full.
+    TickDeferred,
     /// A tick made none, for a reason.
     TickSkipped,
     /// Ticks went by in downtime.
@@ -119,6 +138,8 @@ pub enum Name {
     LaneChanged,
     /// A session was stopped.
     SessionStopped,
+    /// A session was reset.
+    SessionReset,
     /// An agent was made, not by a file.
     AgentCreated,
     /// An agent was changed, not by a file.
@@ -147,6 +168,48 @@ pub enum Name {
     StoreAvailable,
 }
 
+/// What a transition is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Of {
+    /// A tick of a schedule.
+    Tick,
+    /// A run.
+    Run,
+    /// A breaker.
+    Breaker,
+    /// A lane.
+    Lane,
+    /// A session.
+    Session,
+    /// A node.
+    Node,
+}
+
+/// Every transition of ticks, runs, breakers, lanes, sessions and nodes, with the one event that tells it.
+pub const TRANSITIONS: &[(Of, &str, Name)] = &[
+    (Of::Tick, "skipped", Name::TickSkipped),
+    (Of::Tick, "missed", Name::TickMissed),
+    (Of::Tick, "deferred", Name::TickDeferred),
+    (Of::Run, "made by a tick", Name::TickPlanned),
+    (Of::Run, "made otherwise", Name::RunCreated),
+    (Of::Run, "an attempt starts", Name::RunStarted),
+    (Of::Run, "waits for another attempt", Name::RunRetried),
+    (Of::Run, "taken from a node that is gone", Name::RunRescued),
+    (Of::Run, "completed or failed", Name::RunFinished),
+    (Of::Run, "cancelled", Name::RunCancelled),
+    (Of::Breaker, "opens, half-opens, closes", Name::BreakerChanged),
+    (Of::Lane, "other limits, or cleared", Name::LaneChanged),
+    (Of::Session, "stopped", Name::SessionStopped),
+    (Of::Session, "reset", Name::SessionReset),
+    (Of::Node, "joins", Name::NodeStarted),
+    (Of::Node, "drains, or works again", Name::NodeDraining),
+    (Of::Node, "found gone", Name::NodeFenced),
+    (Of::Node, "joins again", Name::NodeRejoined),
+    (Of::Node, "keeper replaced", Name::KeeperRestarted),
+    (Of::Node, "clock set", Name::ClockStepped),
+    (Of::Node, "leaves", Name::NodeStopped),
+];
+
 impl Name {
     /// The name as it stands in logs.
     pub fn as_str(self) -> &'static str {
@@ -155,9 +218,14 @@ impl Name {
             Name::NodeStopped => "node_stopped",
             Name::NodeDraining => "node_draining",
             Name::NodeFenced => "node_fenced",
+            Name::NodeRejoined => "node_rejoined",
+            Name::KeeperRestarted => "keeper_restarted",
+            Name::ClockStepped => "clock_stepped",
             Name::ConfigLoaded => "config_loaded",
             Name::ConfigRejected => "config_rejected",
+            Name::ConfigSkew => "config_skew",
             Name::TickPlanned => "tick_planned",
+            Name::TickDeferred => "tick_deferred",
             Name::TickSkipped => "tick_skipped",
             Name::TickMissed => "tick_missed",
             Name::RunCreated => "run_created",
@@ -170,6 +238,7 @@ impl Name {
             Name::BudgetChanged => "budget_changed",
             Name::LaneChanged => "lane_changed",
             Name::SessionStopped => "session_stopped",
+            Name::SessionReset => "session_reset",
             Name::AgentCreated => "agent_created",
             Name::AgentUpdated => "agent_updated",
             Name::AgentDeleted => "agent_deleted",
@@ -196,6 +265,7 @@ impl Event {
             event,
             agent: None,
             schedule: None,
+            command: None,
             session: None,
             tick_at: None,
             run_id: None,
@@ -209,6 +279,7 @@ impl Event {
             lag_ms: None,
             retry_at: None,
             outbound: None,
+            usage: None,
             detail: None,
         }
     }
@@ -220,6 +291,48 @@ impl Event {
             json.push_str(&format!(",\"node\":\"{teller}\"}}"));
         }
         json
+    }
+
+    /// About a run as it stands, with all its names.
+    pub(crate) fn of_run(self, run: &RunRecord) -> Event {
+        Event {
+            session: run.session().map(str::to_owned),
+            tick_at: run.tick_at,
+            run_id: Some(run.id),
+            attempt: (run.attempt > 0).then_some(run.attempt),
+            node: run.node,
+            trace_id: Some(run.id.trace(run.trace_id).simple().to_string()),
+            state: Some(run.state.as_str()),
+            reason: run.reason.map(|reason| reason.as_str().to_owned()),
+            ..self.of(&run.name)
+        }
+    }
+
+    /// The end of a run that no attempt on this node has ended. The one event of that end.
+    pub fn ended(now: Timestamp, run: &RunRecord) -> Event {
+        let (level, name) = match run.state {
+            RunState::Cancelled => (Level::Info, Name::RunCancelled),
+            RunState::Failed => (Level::Warn, Name::RunFinished),
+            _ => (Level::Info, Name::RunFinished),
+        };
+        let event = Event::new(run.finished_at.unwrap_or(now), level, name).of_run(run);
+        // Nothing will come: whoever shows that something might can stop.
+        let outbound = (name == Name::RunCancelled && event.session.is_some()).then(String::new);
+        Event { outbound, detail: run.error.clone(), ..event }
+    }
+
+    /// A change of the breaker of an agent's command.
+    pub fn breaker(agent: &str, command: &str, change: &Transition) -> Event {
+        let level = if change.to == State::Open { Level::Warn } else { Level::Info };
+        Event {
+            agent: Some(agent.to_owned()),
+            command: Some(command.to_owned()),
+            run_id: change.run,
+            state: Some(change.to.as_str()),
+            reason: Some(change.reason.as_str().to_owned()),
+            count: Some(u64::from(change.failures)),
+            ..Event::new(change.at, level, Name::BreakerChanged)
+        }
     }
 
     /// Of a schedule, given as `agent/schedule`.

@@ -41,7 +41,7 @@ pub use belfry_store::{
     ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
-pub use carry::carry_out;
+pub use carry::{carry_out, fence};
 pub use clock::{Clock, ManualClock, Time};
 pub use driver::{GUEST, Options, default_lanes};
 pub use engine::{
@@ -53,7 +53,7 @@ pub use event::Event;
 pub use handler::{Context, HandlerError};
 pub use node::{drain, host};
 pub use session::{
-    Chat, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
+    Chat, Made, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
 };
 pub use standing::{Resume, Resumed, clock_back, is_expired, past_words, refuse_unreadable, resume};
 pub use why::{Decision, skip_words, why, why_at};

@@ -47,6 +47,7 @@ pub(crate) fn own_process(state_dir: &Path) -> NodeProcess {
         pid_ns: belfry_runner::pid_ns(),
         start_time,
         state_dir: state_dir.to_string_lossy().into_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 

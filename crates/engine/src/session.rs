@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use belfry_core::definition::When;
 use belfry_core::session::{Message, Mode, Policy, Usage, message_key_in};
-use belfry_core::{Reason, RunId, RunState, Schedule};
+use belfry_core::{Reason, RunId, RunState, Schedule, Trigger};
 use belfry_store::{
     AnyStore, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
     SessionDone, SessionFilter, SessionVerb, Store,
@@ -20,6 +20,8 @@ use crate::event::{Event, Level, Name};
 
 /// How often a run that is waited for is looked at, where no event tells of it.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Runs that are read at once to tell of them.
+const TOLD_AT_ONCE: usize = 500;
 /// The longest key of a session.
 const KEY_MAX: usize = 256;
 /// The longest message.
@@ -138,12 +140,7 @@ pub async fn send(
     text: &str,
     with: SendOptions,
 ) -> Result<Reply, Error> {
-    let verb = match text.trim() {
-        "/stop" => Some(SessionVerb::Stop),
-        "/stopall" => Some(SessionVerb::StopAll),
-        _ => None,
-    };
-    if let Some(verb) = verb {
+    if let Some(verb) = SessionVerb::of_text(text) {
         return Ok(Reply::Stopped(change_session(store, now, (target, session), verb).await?));
     }
     let chat = find_chat(store, target).await?;
@@ -206,7 +203,9 @@ pub async fn send(
             Ok(taken(run, Some(seq), Some(generation), joined, ended, told))
         }
         Sent::Repeat(run) => Ok(taken(run, None, None, false, Vec::new(), Vec::new())),
-        Sent::Stale { generation, .. } => Err(Error::Stale { session: address(name, session), generation }),
+        Sent::Stale { run, generation } => {
+            Err(Error::Stale { session: address(name, session), generation, run })
+        }
         Sent::Full => Err(Error::QueueFull { session: address(name, session), cap: chat.policy.cap }),
         Sent::KeyReused(run) => Err(Error::KeyReused { name: name.clone(), run }),
         Sent::Disabled => {
@@ -315,7 +314,7 @@ impl Sent {
             (RunState::Cancelled, Some(Reason::LaneCleared)) => Err(Error::LaneCleared { run }),
             (RunState::Cancelled, Some(Reason::Stale)) => {
                 let session = address(&record.name, record.session().unwrap_or_default());
-                Err(Error::Stale { session, generation: 0 })
+                Err(Error::Stale { session, generation: 0, run })
             }
             _ => Ok(Some(record)),
         }
@@ -347,14 +346,27 @@ impl Engine {
         self.refuse_while_draining()?;
         let now = self.store_now().await?;
         self.measure(target, key).await?;
-        let reply = send(self.store(), self.options(), now, (target, key), message, with).await?;
+        let (verb, trace_id) = (SessionVerb::of_text(message), with.trace_id);
+        let reply = send(self.store(), self.options(), now, (target, key), message, with).await;
         match &reply {
-            Reply::Taken(taken) => {
-                let reason = if taken.told.is_empty() { Reason::QueueDropped } else { Reason::Interrupted };
-                self.tell_ended(&taken.schedule, key, &taken.ended, reason).await;
+            Ok(Reply::Taken(taken)) => {
+                if taken.seq.is_some() && !taken.joined {
+                    let made = Made::by(Trigger::Message, taken.run, trace_id);
+                    self.tell_created(&taken.schedule, Made { session: Some(key), ..made });
+                }
+                self.tell_ends(&taken.ended).await;
             }
-            Reply::Stopped(done) => self.tell_stopped(target, key, done).await,
+            Ok(Reply::Stopped(done)) => self.tell_session(target, key, verb, done).await,
+            // It has a run, which ended at once.
+            Err(Error::Stale { run, session, .. }) => {
+                let name = session.split_once(':').map_or(target, |(name, _)| name);
+                let made = Made::by(Trigger::Message, *run, trace_id);
+                self.tell_created(name, Made { session: Some(key), ..made });
+                self.tell_ends(&[*run]).await;
+            }
+            Err(_) => {}
         }
+        let reply = reply?;
         self.hint().await;
         Ok(Sent { engine: self.clone(), reply })
     }
@@ -363,9 +375,7 @@ impl Engine {
     pub async fn change_session(&self, session: &str, verb: SessionVerb) -> Result<SessionDone, Error> {
         let (target, key) = parts(session)?;
         let done = change_session(self.store(), self.store_now().await?, (target, key), verb).await?;
-        if !matches!(verb, SessionVerb::Use(_)) {
-            self.tell_stopped(target, key, &done).await;
-        }
+        self.tell_session(target, key, Some(verb), &done).await;
         self.hint().await;
         Ok(done)
     }
@@ -377,7 +387,11 @@ impl Engine {
             let page = self.store().sessions(&SessionFilter::default(), after, 500).await?;
             for session in page.items {
                 let now = self.store_now().await?;
-                self.store().session(now, session.schedule, &session.key, SessionVerb::Reset).await?;
+                let verb = SessionVerb::Reset;
+                let done = self.store().session(now, session.schedule, &session.key, verb).await?;
+                if let Some(done) = done {
+                    self.tell_session(&session.name, &session.key, Some(verb), &done).await;
+                }
                 count += 1;
             }
             match page.next {
@@ -405,6 +419,7 @@ impl Engine {
     pub async fn clear_lane(&self, lane: &str) -> Result<Vec<RunId>, Error> {
         let now = self.store_now().await?;
         let ended = self.store().clear_lane(now, lane).await?;
+        self.tell_ends(&ended).await;
         let event = Event::new(now, Level::Info, Name::LaneChanged);
         let detail = format!("the lane {lane} was cleared");
         self.tell(Event { count: Some(ended.len() as u64), detail: Some(detail), ..event });
@@ -455,33 +470,73 @@ impl Engine {
         Ok(())
     }
 
-    async fn tell_stopped(&self, target: &str, key: &str, done: &SessionDone) {
+    /// Tells what a person did to a session, and of the runs that have ended by it.
+    async fn tell_session(&self, target: &str, key: &str, verb: Option<SessionVerb>, done: &SessionDone) {
+        let name = match verb {
+            Some(SessionVerb::Stop | SessionVerb::StopAll) => Name::SessionStopped,
+            Some(SessionVerb::Reset) => Name::SessionReset,
+            Some(SessionVerb::Use(_)) | None => return,
+        };
         // It is done, also where the chat is gone by now, or the store does not answer.
         let chat = find_chat(self.store(), target).await;
-        let name = chat.map_or_else(|_| target.to_owned(), |chat| chat.record.name);
-        self.tell_ended(&name, key, &done.ended, Reason::Stopped).await;
-        let event = Event::new(self.now(), Level::Info, Name::SessionStopped).of(&name);
+        let chat = chat.map_or_else(|_| target.to_owned(), |chat| chat.record.name);
+        self.tell_ends(&done.ended).await;
+        let event = Event::new(self.now(), Level::Info, name).of(&chat);
         let count = (done.ended.len() + done.told.len()) as u64;
         self.tell(Event { session: Some(key.to_owned()), count: Some(count), ..event });
     }
 
-    /// Tells of runs that have ended before they started. Nothing will come of them, which whoever waits is told.
-    async fn tell_ended(&self, name: &str, key: &str, runs: &[RunId], reason: Reason) {
-        for run in runs {
-            // Where the store does not answer, it is told of without its trace.
-            let record = self.store().run(*run).await.unwrap_or(None);
-            let trace = record.map(|record| run.trace(record.trace_id).simple().to_string());
-            let event = Event::new(self.now(), Level::Info, Name::RunCancelled).of(name);
-            self.tell(Event {
-                session: Some(key.to_owned()),
-                run_id: Some(*run),
-                state: Some(RunState::Cancelled.as_str()),
-                reason: Some(reason.to_string()),
-                outbound: Some(String::new()),
-                trace_id: trace,
-                ..event
-            });
+    /// Tells of runs that have ended without an attempt that ended them: each with all its names. Runs that live are left
+    /// out: the node that runs them tells of their end.
+    pub async fn tell_ends(&self, runs: &[RunId]) {
+        for runs in runs.chunks(TOLD_AT_ONCE) {
+            // Where the store does not answer they are told without their names.
+            let Ok(records) = self.store().runs_by_id(runs).await else {
+                for run in runs {
+                    let event = Event::new(self.now(), Level::Info, Name::RunCancelled);
+                    self.tell(Event { run_id: Some(*run), ..event });
+                }
+                continue;
+            };
+            for record in records.iter().filter(|record| !record.state.is_live()) {
+                self.tell(Event::ended(self.now(), record));
+            }
         }
+    }
+
+    /// Tells of a run that was made, but not by a tick.
+    pub fn tell_created(&self, name: &str, made: Made<'_>) {
+        let event = Event::new(self.now(), Level::Info, Name::RunCreated).of(name);
+        self.tell(Event {
+            session: made.session.map(str::to_owned),
+            tick_at: made.tick_at,
+            run_id: Some(made.run),
+            trace_id: Some(made.run.trace(made.trace_id).simple().to_string()),
+            reason: Some(made.trigger.as_str().to_owned()),
+            ..event
+        });
+    }
+}
+
+/// A run that was made, but not by a tick.
+#[derive(Debug, Clone, Copy)]
+pub struct Made<'a> {
+    /// Which.
+    pub run: RunId,
+    /// What made it.
+    pub trigger: Trigger,
+    /// Its trace, where it came with one.
+    pub trace_id: Option<Uuid>,
+    /// The tick that it makes up for.
+    pub tick_at: Option<Timestamp>,
+    /// The key of its session.
+    pub session: Option<&'a str>,
+}
+
+impl Made<'_> {
+    /// Of no session, and for no tick.
+    pub fn by(trigger: Trigger, run: RunId, trace_id: Option<Uuid>) -> Made<'static> {
+        Made { run, trigger, trace_id, tick_at: None, session: None }
     }
 }
 

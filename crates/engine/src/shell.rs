@@ -20,10 +20,10 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::carry::carry_out;
+use crate::carry::{carry_out, fence};
 use crate::clock::Clock;
 use crate::driver::{Beat, Driver, Effect, Input, Phase, Sight};
-use crate::event::Event;
+use crate::event::{Event, Level, Name};
 use crate::handler::Handler;
 use crate::machine::{Machine, Ticks};
 use crate::output::Output;
@@ -74,6 +74,8 @@ pub(crate) struct Shell {
     pub driver: Driver,
     pub runner: Runner,
     pub keeper: Option<belfry_runner::KeeperHandle>,
+    /// How many keepers had been started when that was looked at last.
+    pub keeper_starts: u64,
     pub handlers: Arc<HashMap<String, Handler>>,
     pub on_trigger: Option<OnTrigger>,
     pub usage_of: Option<UsageOf>,
@@ -107,6 +109,7 @@ impl Shell {
             for effect in effects {
                 self.perform(effect);
             }
+            self.look_at_keeper();
             self.show();
             if self.driver.phase() == Phase::Stopped {
                 tending.abort();
@@ -126,6 +129,20 @@ impl Shell {
                 }
                 None => Input::Woken,
             };
+        }
+    }
+
+    /// Tells of a keeper that was replaced.
+    fn look_at_keeper(&mut self) {
+        let Some(keeper) = &self.keeper else { return };
+        let starts = keeper.starts();
+        let before = std::mem::replace(&mut self.keeper_starts, starts);
+        if starts > before {
+            let event = Event::new(self.clock.now().wall, Level::Warn, Name::KeeperRestarted);
+            let detail = format!("the keeper was gone; process {} is the new one", keeper.pid().unwrap_or(0));
+            let node = Some(self.driver.node());
+            // Nobody may be listening.
+            let _ = self.events.send(Arc::new(Event { node, detail: Some(detail), ..event }));
         }
     }
 
@@ -314,11 +331,10 @@ impl Shell {
             });
             let all_ended = left.await.unwrap_or(false);
             // A folder that cannot be read may name children that live: its keeper ends them before the lease lapses.
-            let rescued = match all_ended || is_lapsed {
-                true => store.fence(clock.now().wall, node, lease).await,
-                false => Ok(None),
-            };
-            Input::Fenced { node, rescued }
+            match all_ended || is_lapsed {
+                true => fence(&*store, clock.now().wall, node, lease).await,
+                false => Input::Fenced { node, rescued: Ok(None), runs: Vec::new() },
+            }
         });
     }
 }

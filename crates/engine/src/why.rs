@@ -37,6 +37,11 @@ pub enum Decision {
 }
 
 impl Decision {
+    /// Of a tick that made no run for a reason.
+    pub fn of(reason: SkipReason) -> Decision {
+        if reason.is_missed() { Decision::Missed } else { Decision::Skipped }
+    }
+
     /// As it stands in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -401,8 +406,8 @@ impl Known {
     /// A tick that made no run, with others for the same reason.
     fn of_range(&self, tick_at: Timestamp, range: &SkipRange, open: bool) -> Why {
         let reason = range.reason;
-        let (decision, done) =
-            if reason.is_missed() { (Decision::Missed, "missed") } else { (Decision::Skipped, "skipped") };
+        let decision = Decision::of(reason);
+        let done = decision.as_str();
         let why = match (&self.record.status, open && reason == SkipReason::Disabled) {
             (Status::Paused { reason, until }, true) => {
                 let why = reason.as_ref().map_or(String::new(), |reason| format!(" ({})", line(reason)));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use belfry_core::input::Prompt;
 use belfry_core::model::{Epoch, NodeId, Reason, RunId};
 use belfry_core::retry::Outcome;
+pub use belfry_core::session::RunUsage as Usage;
 use belfry_core::work::Work;
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -59,17 +60,6 @@ pub struct Report {
     pub summary: Option<String>,
     /// What the program says it used.
     pub usage: Option<Usage>,
-}
-
-/// What a program says it used, from its result file.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct Usage {
-    /// Tokens in the session's context.
-    pub tokens: Option<u64>,
-    /// How many fit.
-    pub context_window: Option<u64>,
-    /// What it cost.
-    pub cost_usd: Option<f64>,
 }
 
 /// Which pipe bytes came from.

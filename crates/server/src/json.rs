@@ -19,7 +19,7 @@ pub fn read(bytes: &[u8]) -> Result<Value, Problem> {
     let mut reader = serde_json::Deserializer::from_str(text);
     // What is JSON all the same, but not for us, is of another kind than what is none.
     let wrong = |error: serde_json::Error| match error.is_data() {
-        true => Problem::meaningless("bad_json", format!("the body is not acceptable: {error}")),
+        true => Problem::bad("bad_json", format!("the body is not acceptable: {error}")),
         false => Problem::bad("bad_json", format!("the body is not JSON: {error}")),
     };
     let value = Seed { depth: 0 }.deserialize(&mut reader).map_err(wrong)?;

@@ -35,6 +35,8 @@ pub struct Meters {
     starts: Family<Labels, Counter>,
     retries: Counter,
     skips: Family<Labels, Counter>,
+    tokens: Family<Labels, Counter>,
+    cost: Family<Labels, Counter<f64, AtomicU64>>,
     leases_lost: Counter,
     rescues: Counter,
     lateness: Histogram,
@@ -60,6 +62,8 @@ impl Meters {
             starts: Family::default(),
             retries: Counter::default(),
             skips: Family::default(),
+            tokens: Family::default(),
+            cost: Family::default(),
             leases_lost: Counter::default(),
             rescues: Counter::default(),
             lateness: Histogram::new(FAST),
@@ -88,6 +92,8 @@ impl Meters {
         );
         r.register("retries", "Attempts that failed and are followed by another", self.retries.clone());
         r.register("skips", "Ticks that made no run, by reason", self.skips.clone());
+        r.register("llm_tokens", "LLM tokens that ended runs say they used, by agent", self.tokens.clone());
+        r.register("cost_usd", "What ended runs say they cost, by agent", self.cost.clone());
         r.register("leases_lost", "Nodes that were found gone", self.leases_lost.clone());
         r.register("rescues", "Runs that were taken from nodes that are gone", self.rescues.clone());
         r.register("lateness_seconds", "From when a run was due to its start", self.lateness.clone());
@@ -131,6 +137,11 @@ impl Meters {
             Name::RunFinished | Name::RunCancelled => {
                 let state = event.state.unwrap_or("cancelled").to_owned();
                 self.runs.get_or_create(&vec![("state", state), ("reason", reason())]).inc();
+                if let (Some(usage), Some(agent)) = (event.usage, &event.agent) {
+                    let agent = vec![("agent", agent.clone())];
+                    self.tokens.get_or_create(&agent).inc_by(usage.tokens.unwrap_or(0));
+                    self.cost.get_or_create(&agent).inc_by(usage.cost_usd.unwrap_or(0.0));
+                }
                 if let Some(took) = event.took_ms {
                     self.duration.observe(took as f64 / 1000.0);
                 }

@@ -159,47 +159,77 @@ impl IntoResponse for Problem {
 
 impl From<belfry_store::Error> for Problem {
     fn from(error: belfry_store::Error) -> Problem {
+        let (code, detail) = (error.code(), error.to_string());
         if error.is_ambiguous() {
-            return Problem::unavailable(
-                "store_unavailable",
-                format!("{error}. The change may have been made"),
-            )
-            .way_out("look, or repeat it with the same Idempotency-Key");
+            return Problem::unavailable(code, format!("{detail}. The change may have been made"))
+                .way_out("look, or repeat it with the same Idempotency-Key");
         }
-        if error.is_refused() {
-            return Problem::meaningless("refused", error.to_string());
-        }
-        match error.is_retryable() {
-            true => Problem::unavailable("store_unavailable", error.to_string()),
-            false => Problem::internal(error.to_string()),
+        match (error.is_refused(), error.is_retryable()) {
+            (true, _) => Problem::meaningless(code, detail),
+            (false, true) => Problem::unavailable(code, detail),
+            (false, false) => Problem::internal(detail),
         }
     }
 }
 
+/// The code is the library's; only the status is decided here.
 impl From<belfry::Error> for Problem {
     fn from(error: belfry::Error) -> Problem {
+        use belfry::Error as E;
+        let (code, detail) = (error.code(), error.to_string());
         match error {
-            belfry::Error::Store(error) => error.into(),
-            belfry::Error::NotFound { .. } => Problem::not_found(error.to_string()),
-            belfry::Error::Unreadable { name, why } => Problem::unreadable(&name, &why),
-            belfry::Error::KeyReused { .. } => Problem::conflict("key_reused", error.to_string())
+            E::Store(error) => error.into(),
+            E::NotFound { .. } | E::NoChat { .. } => Problem::new(StatusCode::NOT_FOUND, code, detail),
+            E::NoNode { .. } => {
+                Problem::new(StatusCode::NOT_FOUND, code, detail).way_out("GET /api/v1/nodes lists them")
+            }
+            E::Unreadable { name, why } => Problem::unreadable(&name, &why),
+            E::KeyReused { .. } => Problem::conflict(code, detail)
                 .field("Idempotency-Key")
                 .way_out("use a new key for another request"),
-            belfry::Error::NoNode { .. } => {
-                Problem::not_found(error.to_string()).way_out("GET /api/v1/nodes lists them")
-            }
-            belfry::Error::NodeDead { .. } => Problem::conflict("node_dead", error.to_string()),
-            belfry::Error::NoChat { .. } => Problem::not_found(error.to_string()),
-            belfry::Error::QueueFull { .. } => Problem::conflict("queue_full", error.to_string())
+            E::NodeDead { .. } => Problem::conflict(code, detail),
+            E::QueueFull { .. } => Problem::conflict(code, detail)
                 .way_out("send it again when the session has caught up, or stop the session"),
-            belfry::Error::Stale { .. } => Problem::conflict("stale", error.to_string())
+            E::Stale { .. } => Problem::conflict(code, detail)
                 .way_out("GET the session for its generation, and send it as a new message"),
-            belfry::Error::ReservedKey { key } => {
-                Problem::meaningless("reserved_key", error.to_string()).field(format!("payload.{key}"))
-            }
-            belfry::Error::Draining => Problem::unavailable("draining", error.to_string()),
-            belfry::Error::Status { .. } => Problem::unavailable("draining", error.to_string()),
-            other => Problem::meaningless("invalid", other.to_string()),
+            E::ReservedKey { key } => Problem::meaningless(code, detail).field(format!("payload.{key}")),
+            E::Draining | E::Status { .. } => Problem::unavailable(code, detail),
+            _ => Problem::meaningless(code, detail),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry::Error as E;
+    use belfry_store::Error as S;
+
+    use super::*;
+
+    #[test]
+    fn the_code_of_an_error_is_the_same_in_the_library_and_over_http() {
+        let run = belfry::RunId(uuid::Uuid::nil());
+        let name = || "a/s".to_owned();
+        let unavailable = |ambiguous| E::Store(S::Unavailable { detail: "away".into(), ambiguous });
+        for (error, status, code) in [
+            (E::NotFound { name: name() }, 404, "not_found"),
+            (E::NoNode { node: belfry::NodeId(uuid::Uuid::nil()) }, 404, "not_found"),
+            (E::NoChat { name: name(), detail: "no chat".into() }, 404, "not_found"),
+            (E::KeyReused { name: name(), run }, 409, "key_reused"),
+            (E::QueueFull { session: name(), cap: 1 }, 409, "queue_full"),
+            (E::Stale { session: name(), generation: 1, run }, 409, "stale"),
+            (E::ReservedKey { key: "text" }, 422, "reserved_key"),
+            (E::Draining, 503, "draining"),
+            (E::Backfill { detail: "no".into() }, 422, "backfill"),
+            (E::Trigger { agent: "a".into(), schedule: "s".into(), detail: "no".into() }, 422, "refused"),
+            (E::Prompt { name: name(), detail: "no".into() }, 422, "prompt"),
+            (unavailable(false), 503, "store_unavailable"),
+            (unavailable(true), 503, "store_unavailable"),
+            (E::Store(S::Unexpected { detail: "odd".into() }), 500, "internal"),
+        ] {
+            assert_eq!(error.code(), code, "{error}");
+            let problem = Problem::from(error);
+            assert_eq!((problem.status.as_u16(), problem.code), (status, code), "{}", problem.detail);
         }
     }
 }

@@ -393,6 +393,7 @@ impl Sim {
             pid_ns: "pid:[1]".into(),
             start_time: self.nodes[place].lives,
             state_dir: "/state".into(),
+            version: "sim".into(),
         }
     }
 
@@ -541,9 +542,7 @@ impl Sim {
                 for pid in left {
                     self.processes.remove(&pid);
                 }
-                self.ask(place, async move {
-                    Input::Fenced { node, rescued: store.fence(clock.now().wall, node, lease).await }
-                });
+                self.ask(place, async move { belfry::fence(&*store, clock.now().wall, node, lease).await });
             }
             Effect::Beat(beat) => {
                 self.ask(place, async move {

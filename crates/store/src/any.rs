@@ -370,6 +370,10 @@ impl Store for AnyStore {
         Ok(self.with_refused_ends(found.into_iter().collect()).await?.pop())
     }
 
+    async fn runs_by_id(&self, runs: &[RunId]) -> Answer<Vec<RunRecord>> {
+        each!(self, store => store.runs_by_id(runs).await)
+    }
+
     async fn live_runs(&self) -> Answer<Vec<RunRecord>> {
         let found = each!(self, store => store.live_runs().await)?;
         self.with_refused_ends(found).await

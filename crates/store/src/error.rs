@@ -97,6 +97,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// The stable name of the kind, for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Refused { .. } => "refused",
+            error if error.is_retryable() => "store_unavailable",
+            _ => "internal",
+        }
+    }
+
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Full { .. } | Error::Unavailable { .. } | Error::Replaced { .. })

@@ -96,6 +96,17 @@ pub enum SessionVerb {
     Use(Usage),
 }
 
+impl SessionVerb {
+    /// What a message asks for, if its text is a command.
+    pub fn of_text(text: &str) -> Option<SessionVerb> {
+        match text.trim() {
+            "/stop" => Some(SessionVerb::Stop),
+            "/stopall" => Some(SessionVerb::StopAll),
+            _ => None,
+        }
+    }
+}
+
 /// What a verb did to a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionDone {

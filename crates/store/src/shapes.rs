@@ -12,7 +12,7 @@ use belfry_core::gate::Place;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
-use belfry_core::session::Usage;
+use belfry_core::session::RunUsage;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
     ScheduleDefinition, ScheduleId, SkipRange, Token, TokenKind, Trigger,
@@ -26,7 +26,7 @@ pub use belfry_core::AgentSpec;
 use crate::views::Put;
 
 /// What applying a source changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Schedules that are new.
     pub added: u32,
@@ -34,8 +34,8 @@ pub struct Applied {
     pub changed: u32,
     /// Schedules that left the source.
     pub retired: u32,
-    /// Pending runs that ended because their agent or schedule left.
-    pub cancelled: u32,
+    /// Pending runs that ended because their agent or schedule left, sorted.
+    pub ended: Vec<RunId>,
     /// Schedules that were left alone, because one of that name was made through the API.
     pub foreign: u32,
     /// Schedules, new or changed, that never run: their one instant had passed.
@@ -494,8 +494,8 @@ pub struct Finish {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
-    /// How much of its session's context window is used.
-    pub usage: Option<Usage>,
+    /// What it used; also how much of its session's context window is used.
+    pub usage: Option<RunUsage>,
     /// The token of its schedule, should that wait for this run; without it the planner looks at once.
     pub arm: Option<Token>,
 }
@@ -561,6 +561,8 @@ pub struct NodeProcess {
     pub start_time: u64,
     /// The folder with the records of its children.
     pub state_dir: String,
+    /// The version of Belfry that it runs.
+    pub version: String,
 }
 
 impl NodeProcess {
@@ -626,8 +628,6 @@ pub struct Rescued {
     pub pending: Vec<RunId>,
     /// Ended, because it was the last attempt, or because they were to be cancelled.
     pub ended: Vec<(RunId, RunState)>,
-    /// The traces of those that have one from outside.
-    pub traces: Vec<(RunId, Uuid)>,
     /// Runs of which one may have killed the node.
     pub suspects: Vec<RunId>,
 }
@@ -675,6 +675,8 @@ pub struct RunRecord {
     pub error: Option<String>,
     /// What it reported.
     pub summary: Option<String>,
+    /// What its last attempt used.
+    pub usage: Option<RunUsage>,
     /// The key of its session, if it is of one.
     pub session: Option<String>,
     /// The prompt that came with it. Lists leave it out.

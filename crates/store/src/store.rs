@@ -289,6 +289,17 @@ pub trait Store: Send + Sync + 'static {
     /// A run.
     fn run(&self, run: RunId) -> impl Future<Output = Answer<Option<RunRecord>>> + Send;
 
+    /// Those of these runs that are there, live or ended, in the order asked for. Reads only.
+    fn runs_by_id(&self, runs: &[RunId]) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send {
+        async move {
+            let mut found = Vec::with_capacity(runs.len());
+            for run in runs {
+                found.extend(self.run(*run).await?);
+            }
+            Ok(found)
+        }
+    }
+
     /// All live runs, in the order in which they would be claimed, without their prompts and payloads.
     fn live_runs(&self) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send;
 

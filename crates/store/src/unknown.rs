@@ -3,6 +3,7 @@
 
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
+use belfry_core::session::RunUsage;
 use belfry_core::{Reason, RunState, SkipReason, Token, TokenKind};
 use belfry_time::Timestamp;
 
@@ -88,4 +89,9 @@ pub(crate) fn ending(
 /// The status of a schedule whose stored one is not known.
 pub(crate) fn status(code: i64) -> Status {
     Status::Invalid { reason: format!("its stored status {code} is not known") }
+}
+
+/// What an attempt used; what cannot be read is nothing.
+pub(crate) fn usage(text: Option<String>) -> Option<RunUsage> {
+    serde_json::from_str(&text?).ok()
 }

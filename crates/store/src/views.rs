@@ -145,7 +145,10 @@ pub enum PutAgent {
     /// It is new.
     Added,
     /// It changed, or its schedules did.
-    Changed,
+    Changed {
+        /// Runs of schedules that are gone: they were waiting, and have ended.
+        ended: Vec<RunId>,
+    },
     /// It was so already.
     Unchanged,
     /// It belongs to this source, which alone may change it.
@@ -156,14 +159,14 @@ pub enum PutAgent {
 
 impl PutAgent {
     pub(crate) fn is_news(&self) -> bool {
-        matches!(self, PutAgent::Added | PutAgent::Changed)
+        matches!(self, PutAgent::Added | PutAgent::Changed { .. })
     }
 
-    /// By whether it was there before, and whether anything is different now.
-    pub(crate) fn of(was_there: bool, is_changed: bool) -> PutAgent {
+    /// By whether it was there before, whether anything is different now, and which runs have ended.
+    pub(crate) fn of(was_there: bool, is_changed: bool, ended: Vec<RunId>) -> PutAgent {
         match (was_there, is_changed) {
             (false, _) => PutAgent::Added,
-            (true, true) => PutAgent::Changed,
+            (true, true) => PutAgent::Changed { ended },
             (true, false) => PutAgent::Unchanged,
         }
     }
@@ -174,8 +177,8 @@ impl PutAgent {
 pub enum Removed {
     /// It is gone.
     Gone {
-        /// So many of its runs were waiting, and have ended.
-        cancelled: u32,
+        /// Runs of it that were waiting, and have ended.
+        ended: Vec<RunId>,
     },
     /// It belongs to this source, which alone may remove it.
     OwnedBy(String),

@@ -207,7 +207,7 @@ fn ticks_of_the_past_are_made_up_for_once() {
     let repeat = api.send("POST", place, &headers, body).is(200);
     assert_eq!(made["runs"], repeat["runs"], "the same runs");
     let body = json!({"from": "2099-01-01T00:00:00Z", "to": "2099-01-02T00:00:00Z"});
-    api.post(place, &body).refused(422, "invalid");
+    api.post(place, &body).refused(422, "backfill");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn messages_are_taken_refused_stopped_and_forgotten() {
                 400,
                 "bad_field",
             ),
-            ("/api/v1/sessions/bot/talk/ada/messages", json!({"text": "a\u{0}b"}), 422, "bad_json"),
+            ("/api/v1/sessions/bot/talk/ada/messages", json!({"text": "a\u{0}b"}), 400, "bad_json"),
             (
                 "/api/v1/sessions/bot/talk/ada/usage",
                 json!({"tokens": -1, "context_window": 1}),

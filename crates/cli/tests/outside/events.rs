@@ -5,38 +5,44 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 32] = [
+const KEYS: [(&str, &str); 38] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_draining", "node state"),
     ("node_fenced", "node count detail"),
+    ("node_rejoined", "node"),
+    ("keeper_restarted", "node detail"),
+    ("clock_stepped", "state detail"),
     ("config_loaded", "detail"),
     ("config_rejected", "detail"),
+    ("config_skew", "detail"),
     ("tick_planned", "agent schedule tick_at run_id trace_id"),
+    ("tick_deferred", "agent schedule tick_at reason detail"),
     ("tick_skipped", "agent schedule tick_at reason count detail"),
     ("tick_missed", "agent schedule tick_at reason count"),
-    ("run_created", "agent schedule run_id trace_id"),
+    ("run_created", "agent schedule session tick_at run_id trace_id reason"),
     ("run_started", "agent schedule session tick_at run_id attempt node trace_id reason lag_ms"),
     (
         "run_finished",
-        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms usage detail",
     ),
     (
         "run_retried",
-        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms retry_at detail",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms retry_at usage detail",
     ),
     (
         "run_cancelled",
-        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms outbound detail",
+        "agent schedule session tick_at run_id attempt node trace_id state reason took_ms outbound usage detail",
     ),
     (
         "run_rescued",
         "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
     ),
-    ("breaker_changed", "agent run_id state reason count"),
+    ("breaker_changed", "agent command run_id trace_id state reason count"),
     ("budget_changed", "agent run_id state reason count retry_at"),
-    ("lane_changed", "count detail"),
+    ("lane_changed", "node count detail"),
     ("session_stopped", "agent schedule session count"),
+    ("session_reset", "agent schedule session count"),
     ("agent_created", "agent"),
     ("agent_updated", "agent"),
     ("agent_deleted", "agent"),

@@ -50,6 +50,7 @@ fn a_frozen_node_loses_its_children_before_another_starts_them_again() {
     site.wait_for_line("beat 2");
     first.signal(Signal::SIGCONT);
     first.event("node_fenced");
+    first.event("node_rejoined");
     // It takes part again, once the other is gone.
     site.file("go", "");
     assert_eq!(second.event_of("run_finished", "s")["state"], "completed");
@@ -84,4 +85,34 @@ fn a_node_that_was_frozen_alone_goes_on() {
         up.stop();
         one_at_a_time(&site);
     }
+}
+
+#[test]
+fn a_keeper_that_is_killed_is_replaced_and_that_is_told() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let mut up = site.up();
+    up.event_of("run_started", "q");
+    let node = up.pid();
+    let keeper = eventually("the keeper", || {
+        let children =
+            std::fs::read_to_string(format!("/proc/{node}/task/{node}/children")).unwrap_or_default();
+        let others = std::fs::read_dir(format!("/proc/{node}/task")).unwrap().flatten();
+        let of_threads = others.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let all = of_threads.chain([children]).collect::<Vec<_>>().join(" ");
+        let is_keeper = |pid: &&str| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            command.split(|byte| *byte == 0).any(|word| word == b"keep")
+        };
+        all.split_whitespace().find(is_keeper).map(str::to_owned)
+    });
+    let pid = nix::unistd::Pid::from_raw(keeper.parse().unwrap());
+    nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
+    let told = up.event("keeper_restarted");
+    assert!(told["detail"].as_str().unwrap().contains("process"), "{told}");
+    up.event_of("run_finished", "q");
+    site.file("go", "");
+    up.stop();
+    let count = up.seen.iter().filter(|event| event["event"] == "keeper_restarted").count();
+    assert_eq!(count, 1);
 }

@@ -92,3 +92,30 @@ agents:
         up.stop();
     }
 }
+
+#[test]
+fn what_a_program_says_that_it_used_is_kept_and_shown() {
+    for site in Site::each() {
+        site.config(
+            r#"
+agents:
+  a:
+    shell: |
+      echo '{"summary": "done", "tokens": 1200, "cost_usd": 0.25}' > "$BELFRY_RESULT_FILE"
+    schedules: {s: {every: 1h}}
+"#,
+        );
+        let mut up = site.up();
+        let ended = up.event_of("run_finished", "s");
+        let usage = serde_json::json!({"tokens": 1200, "context_window": null, "cost_usd": 0.25});
+        assert_eq!(ended["usage"], usage, "{ended}");
+        let runs = site.runs("a/s");
+        assert_eq!(runs[0]["usage"], usage, "{runs:?}");
+        let table = site.belfry(&["runs"]);
+        let table = String::from_utf8_lossy(&table.stdout).into_owned();
+        assert!(table.contains("1200 LLM tokens") && table.contains("0.25 USD"), "{table}");
+        let nodes = site.json(&["nodes"]);
+        assert_eq!(nodes["items"][0]["version"], env!("CARGO_PKG_VERSION"), "{nodes}");
+        up.stop();
+    }
+}

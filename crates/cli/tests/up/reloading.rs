@@ -78,11 +78,70 @@ fn an_edit_takes_effect_within_a_second_and_fires_nothing_from_before() {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), ticks.len(), "a tick ran twice");
-        // On PostgreSQL the command applies the files itself.
-        let by_command = matches!(way, Way::Command) && site.store.starts_with("postgres");
         let loaded = up.seen.iter().filter(|event| event["event"] == "config_loaded").count();
-        assert_eq!(loaded, if by_command { 1 } else { 2 }, "{way:?}");
+        assert_eq!(loaded, 2, "{way:?}");
     }
+}
+
+#[test]
+fn a_touched_file_of_one_node_does_not_take_back_what_another_node_applied() {
+    let Some(one) = Site::postgres() else { return };
+    let two = one.beside();
+    let old = agent("");
+    one.config(&old);
+    two.config(&old);
+    let mut nodes = [one.up(), two.up()];
+    nodes.iter_mut().for_each(|node| drop(node.event("node_started")));
+    two.config(&agent("new: {cron: \"0 3 29 2 *\"}"));
+    nodes[1].event("config_loaded");
+    let name = "a/new";
+    eventually("the schedule", || one.belfry(&["show", name]).status.success().then_some(()));
+    // Neither a touch nor a signal nor a command applies the old file of the first node.
+    one.config(&old);
+    let skew = nodes[0].event("config_skew");
+    assert!(skew["detail"].as_str().unwrap().contains("belfry apply"), "{skew}");
+    nodes[0].signal(Signal::SIGHUP);
+    nodes[0].event("config_skew");
+    let refused = one.belfry(&["reload"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("config skew"), "{refused:?}");
+    nodes[0].event("config_skew");
+    assert!(one.belfry(&["show", name]).status.success());
+    // Nor does a start.
+    nodes[0].stop();
+    nodes[0] = one.up();
+    nodes[0].event("config_skew");
+    assert!(one.belfry(&["show", name]).status.success());
+    // An edit does, also while the node is down.
+    nodes[0].stop();
+    one.config(&agent("third: {every: 200ms, anchor: slot}"));
+    nodes[0] = one.up();
+    nodes[0].event("config_loaded");
+    eventually("its end", || (!one.belfry(&["show", name]).status.success()).then_some(()));
+    // And `apply` always does.
+    assert!(two.belfry(&["apply"]).status.success());
+    eventually("its return", || one.belfry(&["show", name]).status.success().then_some(()));
+    nodes.iter_mut().for_each(Up::stop);
+}
+
+#[test]
+fn a_node_that_never_loaded_its_files_leaves_those_of_the_others_alone() {
+    let Some(one) = Site::postgres() else { return };
+    let two = one.beside();
+    one.config(&agent(""));
+    two.config(&agent("other: {every: 1h}"));
+    let mut first = one.up();
+    first.event("node_started");
+    let mut second = two.up();
+    second.event("config_skew");
+    second.event("node_started");
+    assert!(!one.belfry(&["show", "a/other"]).status.success());
+    // The last node applies its files, because nobody else runs from the store.
+    first.stop();
+    second.signal(Signal::SIGHUP);
+    second.event("config_loaded");
+    assert!(one.belfry(&["show", "a/other"]).status.success());
+    second.stop();
 }
 
 #[test]
@@ -128,6 +187,22 @@ fn a_broken_file_changes_nothing_and_is_told_once() {
             assert_eq!(told, 1, "{way:?} {broken:?}");
         }
     }
+}
+
+#[test]
+fn settings_that_wait_for_the_next_start_are_named() {
+    let site = Site::sqlite();
+    site.config(&agent("other: {every: 200ms, anchor: slot}"));
+    let mut up = site.up();
+    up.event_of("run_finished", "other");
+    let changed = "listen: 127.0.0.1:7499\nengine: {lease: 45s, labels: [gpu]}\nretention: {runs: 3d}\n";
+    site.config(&format!("{changed}{}", agent("more: {every: 200ms, anchor: slot}")));
+    up.event_of("run_finished", "more");
+    let said = site.belfry(&["reload"]);
+    let words = String::from_utf8_lossy(&said.stdout).into_owned();
+    let wanted = "takes effect at the next start: listen, engine.lease, engine.labels, retention";
+    assert!(said.status.success() && words.contains(wanted), "{said:?}");
+    up.stop();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The end of attempts: judged, stored, told.
 
-use belfry_core::breaker::State;
+use belfry_core::breaker::{State, TransitionReason};
 use belfry_core::budget::exhausted_until;
 use belfry_core::session::Usage;
 
@@ -21,9 +21,7 @@ impl Driver {
             exit_code: report.exit_code,
             error: report.error,
             summary: report.summary,
-            usage: report.usage.and_then(|usage| {
-                Some(Usage { tokens: usage.tokens?, context_window: usage.context_window? })
-            }),
+            usage: report.usage,
             arm: task.arm(now.wall),
         };
         let took = now.mono.saturating_sub(task.started);
@@ -80,7 +78,7 @@ impl Driver {
                 // What the planner is about to learn may be older than this.
                 Some(_) | None => self.planner.wake(now),
             }
-            self.read_breaker_maybe(&task, finished);
+            self.read_breaker_maybe(now, ending.finish.run, &task, finished);
             self.read_budget_maybe(now, &task, &ending.finish, finished);
             self.note_end(now, &task, ending, finished);
         }
@@ -98,18 +96,24 @@ impl Driver {
         self.refused_ends.push_back((now.mono + REFUSED_EVERY, ending));
     }
 
-    /// A failure may open a breaker, and any end may change one that is not closed.
-    fn read_breaker_maybe(&mut self, task: &Task, finished: Finished) {
+    /// A failure may open a breaker, and a success may close one. A breaker that was seen closed cannot be closed by a
+    /// run that ends within the time for which a breaker stays open.
+    fn read_breaker_maybe(&mut self, now: Now, run: RunId, task: &Task, finished: Finished) {
         let Finished::Ended(state) = finished else { return };
-        if task.definitions.agent_definition.breaker.is_none() {
-            return;
-        }
+        let Some(policy) = &task.definitions.agent_definition.breaker else { return };
         let name = task.definitions.agent_name.clone();
         let key = (name.clone(), task.command.clone());
-        let closed = self.breakers.get(&key).is_some_and(|(_, closed)| *closed);
-        if state == RunState::Failed || !closed {
-            let (agent, command) = (task.definitions.agent, task.command.clone());
-            self.ask(Ask::Breaker { agent, name, command });
+        let reset_after = Duration::from_millis(policy.reset_after_ms);
+        let is_closed = self.breakers.get(&key).is_some_and(|seen| now.wall < later(*seen, reset_after));
+        if state == RunState::Failed || !is_closed {
+            self.ask(Ask::Breaker(Box::new(BreakerOf {
+                agent: task.definitions.agent,
+                name,
+                command: task.command.clone(),
+                run,
+                trace: task.trace.simple().to_string(),
+                is_probe: false,
+            })));
         }
     }
 
@@ -153,35 +157,28 @@ impl Driver {
         });
     }
 
-    /// Tells how a breaker has changed since it was told last.
-    pub(super) fn breaker(
-        &mut self,
-        now: Now,
-        agent: Arc<str>,
-        command: String,
-        history: Result<Vec<Transition>, Error>,
-    ) {
+    /// Tells how a run has changed a breaker. What other runs have done to it, the nodes tell that ended those.
+    pub(super) fn breaker(&mut self, now: Now, of: &BreakerOf, history: Result<Vec<Transition>, Error>) {
         let Some(history) = self.read(now, history) else { return };
-        let key = (agent.clone(), command);
-        let told = self.breakers.get(&key).map_or(self.started_at, |(told, _)| *told);
-        for change in history.iter().filter(|change| change.at > told) {
-            let level = if change.to == State::Open { Level::Warn } else { Level::Info };
-            let event = Event::new(change.at, level, Name::BreakerChanged);
-            self.note(Event {
-                agent: Some(agent.to_string()),
-                run_id: change.run,
-                state: Some(change.to.as_str()),
-                reason: Some(change.reason.as_str().into()),
-                count: Some(u64::from(change.failures)),
-                ..event
-            });
+        let is_told = |change: &&Transition| {
+            change.run == Some(of.run) && (change.reason == TransitionReason::CooldownElapsed) == of.is_probe
+        };
+        for change in history.iter().filter(is_told) {
+            let event = Event::breaker(&of.name, &of.command, change);
+            self.note(Event { trace_id: Some(of.trace.clone()), ..event });
         }
-        let closed = history.last().is_none_or(|change| change.to == State::Closed);
-        let told = history.last().map_or(told, |change| change.at.max(told));
-        self.breakers.insert(key, (told, closed));
+        let key = (of.name.clone(), of.command.clone());
+        match history.last().is_none_or(|change| change.to == State::Closed) {
+            true => self.breakers.insert(key, now.wall),
+            false => self.breakers.remove(&key),
+        };
     }
 
     pub(super) fn note_end(&mut self, now: Now, task: &Task, ending: Ending, finished: Finished) {
+        // The node that has taken it from this one tells what became of it.
+        if finished == Finished::Stale {
+            return;
+        }
         let (name, state, retry_at) = match (finished, ending.finish.verdict) {
             (Finished::Ended(RunState::Cancelled), _) => (Name::RunCancelled, Some("cancelled"), None),
             (Finished::Ended(state), _) => (Name::RunFinished, Some(state.as_str()), None),
@@ -189,16 +186,13 @@ impl Driver {
                 self.wake_for(now, at);
                 (Name::RunRetried, Some("pending"), Some(at))
             }
-            (Finished::Pending, _) => (Name::RunRetried, Some("pending"), None),
-            (Finished::Stale, _) => (Name::RunRescued, None, None),
+            (Finished::Pending | Finished::Stale, _) => (Name::RunRetried, Some("pending"), None),
         };
-        let failed = ending.finish.failed || finished == Finished::Stale;
-        let level = if failed { Level::Warn } else { Level::Info };
-        let reason = match (finished, ending.finish.verdict) {
-            (Finished::Stale, _) => Some("stale"),
-            (_, Verdict::End { reason, .. }) => reason.map(Reason::as_str),
-            (_, Verdict::Return) => Some(ending.returned),
-            (_, Verdict::Retry { .. }) => Some("failed"),
+        let level = if ending.finish.failed { Level::Warn } else { Level::Info };
+        let reason = match ending.finish.verdict {
+            Verdict::End { reason, .. } => reason.map(Reason::as_str),
+            Verdict::Return => Some(ending.returned),
+            Verdict::Retry { .. } => Some("failed"),
         };
         let event = Event::new(now.wall, level, name).of(&task.definitions.name);
         self.note(Event {
@@ -214,6 +208,7 @@ impl Driver {
             // Nothing will come: whoever shows that something might can stop.
             outbound: (name == Name::RunCancelled && task.session.is_some()).then(String::new),
             session: task.session.clone(),
+            usage: ending.finish.usage,
             detail: ending.finish.error.or(ending.finish.summary),
             ..event
         });

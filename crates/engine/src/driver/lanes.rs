@@ -7,6 +7,9 @@ const LANES_SOON: Duration = Duration::from_millis(500);
 /// How often rows are looked for of which a part cannot be read.
 const ROWS_EVERY: Duration = Duration::from_secs(600);
 
+/// `limit` and `queue_limit` by lane.
+pub(super) type Limits = BTreeMap<String, (Option<u32>, Option<u32>)>;
+
 impl Driver {
     pub(super) fn lanes_maybe(&mut self, now: Now) {
         if self.lanes.is_due(now) {
@@ -35,14 +38,28 @@ impl Driver {
         slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.file?.slots))));
         slots.extend(self.options.own_lanes.clone());
         slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.set?.slots))));
-        if slots == self.slots {
+        let limits: Limits = lanes
+            .iter()
+            .filter_map(|lane| Some((lane.name.clone(), lane.settings()?)))
+            .map(|(name, settings)| (name, (settings.limit, settings.queue_limit)))
+            .collect();
+        // At first they are what they were when the node started.
+        let before = self.limits.replace(limits.clone()).unwrap_or_else(|| limits.clone());
+        if slots == self.slots && limits == before {
             return;
         }
+        let none = (None, None);
         for (lane, count) in &slots {
-            if self.slots.get(lane) != Some(count) {
+            let limit = limits.get(lane).unwrap_or(&none);
+            if self.slots.get(lane) != Some(count) || before.get(lane).unwrap_or(&none) != limit {
                 let event = Event::new(now.wall, Level::Info, Name::LaneChanged);
-                let detail = format!("the lane {lane} has {count} slots on this node");
-                self.effects.push(Effect::Note(Box::new(Event { detail: Some(detail), ..event })));
+                let word = |limit: Option<u32>| limit.map_or("none".to_owned(), |limit| limit.to_string());
+                let detail = format!(
+                    "the lane {lane} has {count} slots on this node, limit {}, queue_limit {}",
+                    word(limit.0),
+                    word(limit.1)
+                );
+                self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
             }
         }
         self.slots = slots;

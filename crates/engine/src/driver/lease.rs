@@ -68,6 +68,7 @@ impl Driver {
             return;
         }
         self.is_joined = true;
+        self.note(Event { node: Some(self.node), ..Event::new(now.wall, Level::Info, Name::NodeRejoined) });
         self.hold(asked);
         self.claim_wanted = true;
         self.planner.wake(now);

@@ -17,7 +17,7 @@ use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, Schedu
 use belfry_runner::{Attempt, Report, Stop};
 use belfry_store::{
     Claim, Claimed, Commit, Committed, Definitions, Due, Error, Finish, Finished, LaneRecord, Mark, Marks,
-    Node, Pruned, Renewed, Rescued, Retention, UnreadableSchedule, Written,
+    Node, Pruned, Renewed, Rescued, Retention, RunRecord, UnreadableSchedule, Written,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
@@ -37,6 +37,7 @@ mod stopping;
 
 pub use beater::Beat;
 use health::{Health, Write};
+use lanes::Limits;
 pub use options::{GUEST, Keep, Options, default_lanes};
 pub use others::Sight;
 
@@ -47,6 +48,14 @@ pub struct Now {
     pub wall: Timestamp,
     /// Since some fixed moment.
     pub mono: Duration,
+}
+
+impl Now {
+    /// Wall-clock time less monotonic time: it changes only when the wall clock is set, or drifts.
+    fn offset(self) -> SignedDuration {
+        let mono = SignedDuration::try_from(self.mono).unwrap_or(SignedDuration::MAX);
+        self.wall.duration_since(Timestamp::UNIX_EPOCH).saturating_sub(mono)
+    }
 }
 
 /// What comes into the hall.
@@ -67,6 +76,8 @@ pub enum Input {
     Committed {
         /// What became of the plans.
         written: Written<Commit, Committed>,
+        /// Waiting runs that have ended for those that take their place.
+        replaced: Vec<RunRecord>,
         /// What is due behind them, where that was asked for.
         ahead: Option<Result<Vec<Due>, Error>>,
     },
@@ -134,13 +145,13 @@ pub enum Input {
         node: NodeId,
         /// The answer.
         rescued: Result<Option<Rescued>, Error>,
+        /// The runs that were rescued, as far as they could be read.
+        runs: Vec<RunRecord>,
     },
     /// Answer to [`Ask::Breaker`].
     Breaker {
-        /// Of which agent.
-        agent: Arc<str>,
-        /// Of which command.
-        command: String,
+        /// What was asked.
+        of: Box<BreakerOf>,
         /// How it came to stand as it does.
         history: Result<Vec<Transition>, Error>,
     },
@@ -199,14 +210,7 @@ pub enum Ask {
     /// Give runs back that were claimed for this node and never started.
     GiveBack(NodeId, Vec<(RunId, Epoch)>),
     /// Read a breaker that a run may have changed.
-    Breaker {
-        /// Of this agent.
-        agent: AgentId,
-        /// The agent's name.
-        name: Arc<str>,
-        /// Of this command.
-        command: String,
-    },
+    Breaker(Box<BreakerOf>),
     /// Read what is used of a failure budget.
     Budget {
         /// A schedule of the agent, `agent/schedule`.
@@ -225,6 +229,23 @@ pub enum Ask {
         /// Nodes that are gone and were not heard of since.
         nodes_before: Option<Timestamp>,
     },
+}
+
+/// A breaker that a run may have changed: by its end, or as a probe.
+#[derive(Debug)]
+pub struct BreakerOf {
+    /// Of this agent.
+    pub agent: AgentId,
+    /// The agent's name.
+    pub name: Arc<str>,
+    /// Of this command.
+    pub command: String,
+    /// The run.
+    pub run: RunId,
+    /// The trace of the run.
+    pub trace: String,
+    /// Whether the run was made as a probe; else it has ended.
+    pub is_probe: bool,
 }
 
 /// What the driver asks its surroundings to do.
@@ -420,6 +441,8 @@ pub struct Driver {
     lanes: Loop,
     /// Slots by lane: what the options say, and what was said since.
     slots: BTreeMap<String, u32>,
+    /// Limits of lanes, once they were read.
+    limits: Option<Limits>,
     /// Schedules that this version cannot read, as far as that was told.
     unreadable: HashSet<ScheduleId>,
     /// Rows of which a part cannot be read, as far as that was told, and when they are looked for next.
@@ -449,11 +472,12 @@ pub struct Driver {
     pruner: Loop,
     /// Where looking for runs beyond their number goes on.
     prune_after: Option<RunId>,
-    /// Of breakers, by agent and command: up to when their changes have been told, and whether they were closed then.
-    breakers: HashMap<(Arc<str>, String), (Timestamp, bool)>,
+    /// Of breakers, by agent and command: when they were seen closed.
+    breakers: HashMap<(Arc<str>, String), Timestamp>,
     /// Agents whose failure budget was told to be used up, with the beginning of the period.
     exhausted: HashMap<Arc<str>, Timestamp>,
-    started_at: Timestamp,
+    /// Wall-clock time less monotonic time, at the last step.
+    clock_offset: SignedDuration,
     health: Health,
     counters: Counters,
     effects: Vec<Effect>,
@@ -477,6 +501,8 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);
+/// A change of wall-clock against monotonic time that is told: more than they drift apart between two steps.
+const CLOCK_STEP: SignedDuration = SignedDuration::from_secs(10);
 /// Where nothing runs and a hint has come.
 const MARKS_SOON: Duration = Duration::from_millis(500);
 
@@ -511,6 +537,7 @@ impl Driver {
                 .chain(&options.own_lanes)
                 .map(|(lane, slots)| (lane.clone(), *slots))
                 .collect(),
+            limits: None,
             unreadable: HashSet::new(),
             unreadable_rows: (HashSet::new(), now.mono),
             later: BTreeSet::new(),
@@ -534,7 +561,7 @@ impl Driver {
             prune_after: None,
             exhausted: HashMap::new(),
             breakers: HashMap::new(),
-            started_at: now.wall,
+            clock_offset: now.offset(),
             health: Health::default(),
             counters: Counters::default(),
             effects: Vec::new(),
@@ -544,6 +571,7 @@ impl Driver {
 
     /// One step: takes an input in, and says what is to be done.
     pub fn step(&mut self, now: Now, input: Input) -> Vec<Effect> {
+        self.look_at_clock(now);
         self.take_in(now, input);
         self.finish_maybe(now);
         self.renew_maybe(now);
@@ -683,7 +711,10 @@ impl Driver {
                 self.claim_wanted = true;
             }
             Input::Due { due, next } => self.due(now, due, next),
-            Input::Committed { written, ahead } => self.committed(now, written, ahead),
+            Input::Committed { written, replaced, ahead } => {
+                replaced.iter().for_each(|run| self.note(Event::ended(now.wall, run)));
+                self.committed(now, written, ahead);
+            }
             Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
             Input::Lanes { lanes, unreadable } => {
                 self.lanes(now, lanes);
@@ -704,13 +735,26 @@ impl Driver {
                 self.drain(now, draining);
             }
             Input::Nodes(nodes) => self.nodes(now, nodes),
-            Input::Fenced { node, rescued } => self.fenced(now, node, rescued),
-            Input::Breaker { agent, command, history } => self.breaker(now, agent, command, history),
+            Input::Fenced { node, rescued, runs } => self.fenced(now, node, rescued, &runs),
+            Input::Breaker { of, history } => self.breaker(now, &of, history),
             Input::Budget { agent, policy, used } => self.budget(now, agent, &policy, used),
             Input::Beaten(kept) => self.beaten(now, kept),
             Input::Pruned(pruned) => self.pruned(now, pruned),
             Input::Stop { timeout } => self.stop(now, timeout),
         }
+    }
+
+    /// Tells of a wall clock that was set.
+    fn look_at_clock(&mut self, now: Now) {
+        let before = std::mem::replace(&mut self.clock_offset, now.offset());
+        let by = self.clock_offset - before;
+        if by.abs() < CLOCK_STEP {
+            return;
+        }
+        let state = if by.is_negative() { "back" } else { "forward" };
+        let detail = format!("the clock was set {state} by {} ms", by.abs().as_millis());
+        let event = Event::new(now.wall, Level::Warn, Name::ClockStepped);
+        self.note(Event { state: Some(state), detail: Some(detail), ..event });
     }
 
     fn ask(&mut self, ask: Ask) {

@@ -1,5 +1,7 @@
 //! How a node works.
 
+use belfry_core::DEFAULT_LANES;
+
 use super::*;
 
 /// How a node works.
@@ -113,8 +115,5 @@ impl Options {
 
 /// The lanes that are always there, with their slots.
 pub fn default_lanes() -> BTreeMap<String, u32> {
-    [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)]
-        .into_iter()
-        .map(|(lane, slots)| (lane.into(), slots))
-        .collect()
+    DEFAULT_LANES.into_iter().map(|(lane, slots)| (lane.into(), slots)).collect()
 }

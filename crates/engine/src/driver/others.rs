@@ -72,7 +72,13 @@ impl Driver {
         }
     }
 
-    pub(super) fn fenced(&mut self, now: Now, node: NodeId, rescued: Result<Option<Rescued>, Error>) {
+    pub(super) fn fenced(
+        &mut self,
+        now: Now,
+        node: NodeId,
+        rescued: Result<Option<Rescued>, Error>,
+        runs: &[RunRecord],
+    ) {
         let Some(rescued) = self.written(now, Write::Lease, rescued) else { return };
         let Some(rescued) = rescued else { return };
         self.observed.remove(&node);
@@ -81,25 +87,50 @@ impl Driver {
         let count = rescued.pending.len() + rescued.ended.len();
         let event = Event::new(now.wall, Level::Warn, Name::NodeFenced);
         self.note(Event { node: Some(node), count: Some(count as u64), ..event });
-        let ended = rescued.ended.iter().map(|(run, state)| (*run, state.as_str()));
-        let pending = rescued.pending.iter().map(|run| (*run, RunState::Pending.as_str()));
-        for (run, state) in pending.chain(ended).collect::<Vec<_>>() {
+        for run in &rescued.pending {
             let event = Event::new(now.wall, Level::Warn, Name::RunRescued);
-            let from_outside =
-                rescued.traces.iter().find(|(known, _)| *known == run).map(|(_, trace)| *trace);
-            let trace = run.trace(from_outside).simple().to_string();
-            let suspect = rescued
-                .suspects
-                .contains(&run)
-                .then(|| "its node died soon after starting it: it is a suspect".to_owned());
+            let event = match runs.iter().find(|known| known.id == *run) {
+                Some(run) => event.of_run(run),
+                None => event,
+            };
+            let is_suspect = rescued.suspects.contains(run);
             self.note(Event {
-                run_id: Some(run),
-                state: Some(state),
+                run_id: Some(*run),
                 node: Some(node),
-                trace_id: Some(trace),
-                detail: suspect,
+                // Also if it has been claimed again since.
+                state: Some(RunState::Pending.as_str()),
+                reason: Some(Reason::Orphaned.as_str().to_owned()),
+                detail: is_suspect
+                    .then(|| "its node died soon after starting it: it is a suspect".to_owned()),
                 ..event
             });
+        }
+        for (run, state) in &rescued.ended {
+            let event = match runs.iter().find(|known| known.id == *run) {
+                Some(run) => {
+                    self.read_breaker_of(run);
+                    Event::ended(now.wall, run)
+                }
+                None if *state == RunState::Cancelled => {
+                    Event::new(now.wall, Level::Info, Name::RunCancelled)
+                }
+                None => Event::new(now.wall, Level::Warn, Name::RunFinished),
+            };
+            self.note(Event { run_id: Some(*run), state: Some(state.as_str()), node: Some(node), ..event });
+        }
+    }
+
+    /// The end of a run whose node is gone may have opened a breaker.
+    fn read_breaker_of(&mut self, run: &RunRecord) {
+        if run.state == RunState::Failed {
+            self.ask(Ask::Breaker(Box::new(BreakerOf {
+                agent: run.agent,
+                name: Arc::from(run.agent_name.as_str()),
+                command: run.command.clone(),
+                run: run.id,
+                trace: run.id.trace(run.trace_id).simple().to_string(),
+                is_probe: false,
+            })));
         }
     }
 
@@ -147,7 +178,13 @@ mod tests {
     use super::*;
 
     fn process(boot_id: &str, pid_ns: &str, start_time: u64) -> NodeProcess {
-        NodeProcess { boot_id: boot_id.into(), pid_ns: pid_ns.into(), start_time, state_dir: "/state".into() }
+        NodeProcess {
+            boot_id: boot_id.into(),
+            pid_ns: pid_ns.into(),
+            start_time,
+            state_dir: "/state".into(),
+            version: String::new(),
+        }
     }
 
     #[test]

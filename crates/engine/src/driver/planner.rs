@@ -1,5 +1,7 @@
 //! What is due, and what becomes of it.
 
+use belfry_core::TokenKind;
+
 use super::*;
 
 impl Driver {
@@ -112,6 +114,23 @@ impl Driver {
                 self.note_refused(event, &error);
             }
         }
+        let deferred = commits
+            .iter()
+            .zip(&names)
+            .zip(&written.answers)
+            .filter(|(_, answer)| **answer == Some(Committed::Deferred));
+        for ((commit, name), _) in deferred {
+            // Whether it is armed again and meets a full lane again is a detail.
+            let level = if commit.token.kind == TokenKind::Deferred { Level::Debug } else { Level::Info };
+            let event = Event::new(now.wall, level, Name::TickDeferred).of(name);
+            let lane = commit.runs.first().map(|run| format!("lane {} is full", run.lane));
+            self.note(Event {
+                tick_at: Some(commit.token.tick_at),
+                reason: Some("lane_full".into()),
+                detail: lane,
+                ..event
+            });
+        }
         let held = commits
             .iter()
             .zip(&names)
@@ -119,12 +138,28 @@ impl Driver {
             .filter(|(_, answer)| **answer == Some(Committed::Held));
         for ((commit, name), _) in held {
             self.note_plan(now.wall, commit, name);
+            self.read_probed(commit, name);
             if commit.cancel_live {
                 self.marker.wake(now);
             }
             for run in &commit.runs {
                 self.wake_for(now, run.not_before);
             }
+        }
+    }
+
+    /// A probe has made a breaker half-open.
+    fn read_probed(&mut self, commit: &Commit, name: &str) {
+        for run in commit.runs.iter().filter(|run| run.probe) {
+            let agent = name.split_once('/').map_or(name, |(agent, _)| agent);
+            self.ask(Ask::Breaker(Box::new(BreakerOf {
+                agent: run.agent,
+                name: Arc::from(agent),
+                command: run.command.clone(),
+                run: run.id,
+                trace: run.id.trace(run.trace_id).simple().to_string(),
+                is_probe: true,
+            })));
         }
     }
 
@@ -148,7 +183,9 @@ impl Driver {
             && open.to >= commit.token.tick_at
         {
             let level = if open.count == 1 { Level::Info } else { Level::Debug };
-            let event = Event::new(now, level, Name::TickSkipped).of(name);
+            let is_missed = open.reason.is_missed();
+            let event = if is_missed { Name::TickMissed } else { Name::TickSkipped };
+            let event = Event::new(now, level, event).of(name);
             self.note(Event {
                 reason: Some(open.reason.as_str().into()),
                 tick_at: Some(open.to),

@@ -8,10 +8,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::Run;
 use belfry::event::Name;
-use belfry::{Backfill, Resume, Resumed, RunRequest};
-use belfry_core::RunId;
+use belfry::{Backfill, Made, Resume, Resumed, RunRequest};
 use belfry_core::check::Status;
-use belfry_store::{RunRecord, ScheduleRecord, Store};
+use belfry_core::{RunId, Trigger};
+use belfry_store::{ScheduleRecord, Store};
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -89,7 +89,7 @@ async fn run(
     if !made.is_new {
         return answer_run(&shared, StatusCode::OK, made.run, wait).await;
     }
-    shared.tell_run(Name::RunCreated, &named, made.run, trace);
+    shared.engine.tell_created(&name, Made::by(Trigger::Manual, made.run, Some(trace.id)));
     shared.engine.hint().await;
     answer_run(&shared, StatusCode::CREATED, made.run, wait).await
 }
@@ -368,7 +368,13 @@ async fn backfill(
         audit::made(true);
     }
     let done = done?;
-    audit::made(done.made > 0);
+    audit::made(!done.made.is_empty());
+    for (tick_at, run) in done.runs.iter().filter_map(|(tick, run)| Some((*tick, (*run)?))) {
+        if done.made.contains(&run) {
+            let made = Made::by(Trigger::Backfill, run, None);
+            shared.engine.tell_created(&record.name, Made { tick_at: Some(tick_at), ..made });
+        }
+    }
     shared.engine.hint().await;
     let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
     let answer = BackfillAnswer {
@@ -380,35 +386,4 @@ async fn backfill(
         cut_at: done.cut_at,
     };
     Ok(json(StatusCode::OK, &answer))
-}
-
-impl Shared {
-    /// Tells listeners of a run that has ended before it was started.
-    pub fn tell_cancelled(&self, record: &RunRecord) {
-        let (agent, schedule) = record.name.split_once('/').unwrap_or((&record.name, ""));
-        let event = belfry::Event::new(self.now(), belfry::event::Level::Info, Name::RunCancelled);
-        self.engine.tell(belfry::Event {
-            agent: Some(agent.to_owned()),
-            schedule: Some(schedule.to_owned()),
-            session: record.session().map(str::to_owned),
-            tick_at: record.tick_at,
-            run_id: Some(record.id),
-            trace_id: Some(record.id.trace(record.trace_id).simple().to_string()),
-            state: Some(record.state.as_str()),
-            reason: record.reason.map(|reason| reason.as_str().to_owned()),
-            ..event
-        });
-    }
-
-    /// Tells listeners of a run.
-    pub fn tell_run(&self, name: Name, named: &Named, run: RunId, trace: Trace) {
-        let event = belfry::Event::new(self.now(), belfry::event::Level::Info, name);
-        self.engine.tell(belfry::Event {
-            agent: Some(named.agent.clone()),
-            schedule: Some(named.schedule.clone()),
-            run_id: Some(run),
-            trace_id: Some(trace.id.simple().to_string()),
-            ..event
-        });
-    }
 }

@@ -230,9 +230,9 @@ async fn remove(
     let record = shared.agent(&name).await?;
     preconditions(&headers, Some(tag_of(&record)), "agent")?;
     match shared.engine.remove_agent(&name, &expected(&headers, Some(&record))).await? {
-        Removed::Gone { cancelled } => {
+        Removed::Gone { ended } => {
             tell(&shared, Name::AgentDeleted, &name);
-            Ok(json(StatusCode::OK, &RemovedAgent { cancelled }))
+            Ok(json(StatusCode::OK, &RemovedAgent { cancelled: ended.len() as u32 }))
         }
         Removed::OwnedBy(source) => Err(owned(&shared, &name, &source)),
         Removed::Differs => Err(changed(&headers, "agent")),
@@ -348,14 +348,14 @@ async fn put(
 ) -> Result<Option<Response>, Problem> {
     let name = &spec.name;
     let put = shared.engine.put_agent(spec, whole, expect).await?;
-    audit::made(matches!(put, PutAgent::Added | PutAgent::Changed));
+    audit::made(matches!(put, PutAgent::Added | PutAgent::Changed { .. }));
     let status = match put {
         PutAgent::Differs => return Ok(None),
         PutAgent::Added => {
             tell(shared, Name::AgentCreated, name);
             StatusCode::CREATED
         }
-        PutAgent::Changed => {
+        PutAgent::Changed { .. } => {
             tell(shared, Name::AgentUpdated, name);
             StatusCode::OK
         }

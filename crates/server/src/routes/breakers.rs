@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::AgentDefinition;
 use belfry::api::{Breaker, List};
-use belfry::event::{Event, Level, Name};
+use belfry::event::Event;
 use belfry_store::Store;
 use utoipa_axum::routes;
 
@@ -57,13 +57,13 @@ async fn reset(State(shared): State<Arc<Shared>>, named: Named) -> Result<Respon
     let is_news = shared.store().reset_breaker(shared.now(), entry.agent, &entry.command).await?;
     audit::made(is_news);
     if is_news {
-        let event = Event::new(shared.now(), Level::Info, Name::BreakerChanged);
-        let reason = Some("manual_reset".to_owned());
-        shared.engine.tell(Event { agent: Some(agent.clone()), state: Some("closed"), reason, ..event });
         shared.engine.hint().await;
     }
     // One that has nothing to tell any more is not listed.
     let record = shared.store().breaker(entry.agent, &entry.command).await?;
+    if let Some(change) = record.history.last().filter(|_| is_news) {
+        shared.engine.tell(Event::breaker(&agent, &entry.command, change));
+    }
     let definition = shared.agent(&agent).await?.definition;
     Ok(json(StatusCode::OK, &Breaker::of(entry, &record, Some(&definition))))
 }

@@ -287,10 +287,10 @@ async fn remove(
     let record = shared.schedule(&named.full()).await?;
     preconditions(&headers, Some(tag_of(&record)), "schedule")?;
     let expect = if is_conditional(&headers) { Expect::same(&record) } else { Expect::Any };
-    match shared.store().remove_schedule(shared.now(), record.id, &expect).await? {
-        Removed::Gone { cancelled } => {
+    match shared.engine.remove_schedule(record.id, &expect).await? {
+        Removed::Gone { ended } => {
             shared.tell(Name::ScheduleDeleted, &named);
-            Ok(json(StatusCode::OK, &RemovedSchedule { cancelled }))
+            Ok(json(StatusCode::OK, &RemovedSchedule { cancelled: ended.len() as u32 }))
         }
         Removed::OwnedBy(source) => Err(shared.owned(&record.name, &source)),
         Removed::Differs => Err(changed(&headers, "schedule")),

@@ -7,7 +7,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::Response;
-use belfry::event::Name;
+use belfry::{Event, Made};
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
 use belfry_core::{RunId, SkipReason, Trigger};
@@ -235,9 +235,11 @@ async fn answer(
     let knocked = shared.store().knock(now, &knock).await?;
     audit::made(matches!(knocked, Knocked::Made { .. }));
     match knocked {
-        Knocked::Made { .. } => {
+        Knocked::Made { cancelled } => {
             let run_id = knock.run.id;
-            shared.tell_run(Name::RunCreated, named, run_id, trace);
+            shared.engine.tell_ends(&cancelled).await;
+            shared.engine.tell_created(name, Made::by(Trigger::Webhook, run_id, Some(trace.id)));
+            shared.tell_probe(named, &knock.run).await;
             shared.engine.hint().await;
             Ok(json(StatusCode::ACCEPTED, &Accepted { run_id }))
         }
@@ -245,6 +247,19 @@ async fn answer(
         Knocked::KeyReused(run) => Err(belfry::Error::KeyReused { name: name.to_owned(), run }.into()),
         Knocked::Refused(reason) => Err(Problem::conflict(reason.as_str(), refusal(name, reason))),
         Knocked::NotFound => Err(Problem::not_found(format!("{name} is gone"))),
+    }
+}
+
+impl Shared {
+    /// Tells of a breaker that has become half-open, if the run is its probe.
+    async fn tell_probe(&self, named: &Named, run: &NewRun) {
+        // Where the store does not answer now, the end of the probe is told all the same.
+        let Ok(record) = self.store().breaker(run.agent, &run.command).await else { return };
+        for change in record.history.iter().filter(|change| change.run == Some(run.id)) {
+            let trace_id = Some(run.id.trace(run.trace_id).simple().to_string());
+            let event = Event::breaker(&named.agent, &run.command, change);
+            self.engine.tell(Event { trace_id, ..event });
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use belfry::Made;
 use belfry::api::{List, Run};
-use belfry::event::Name;
-use belfry_core::{Reason, RunId, RunState};
+use belfry_core::{Reason, RunId, RunState, Trigger};
 use belfry_store::{Cancelled, Enqueue, Enqueued, NewRun, RunFilter, RunRecord, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use super::actions::{Wait, answer_run, wait_of};
 use super::{Routes, json};
 use crate::audit;
-use crate::extract::{Key, MaybeObject, Named, Params, RunPath, is_name};
+use crate::extract::{Key, MaybeObject, Params, RunPath, is_name};
 use crate::guard::Actor;
 use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
@@ -154,7 +154,7 @@ async fn cancel(
             return Err(Problem::conflict("ended", format!("run {id} has ended already: it is {state}")));
         }
         // The node that runs it tells of the others.
-        Cancelled::Ended => shared.tell_cancelled(&find(&shared, id).await?),
+        Cancelled::Ended => shared.engine.tell_ends(&[id]).await,
         Cancelled::Told(_) | Cancelled::Before(_) => {}
     }
     shared.engine.hint().await;
@@ -197,9 +197,7 @@ async fn retry(
     match shared.store().enqueue(now, &Enqueue { run, key }).await? {
         Enqueued::Made => {
             audit::made(true);
-            let (agent, schedule) = old.name.split_once('/').unwrap_or((&old.name, ""));
-            let named = Named { agent: agent.to_owned(), schedule: schedule.to_owned() };
-            shared.tell_run(Name::RunCreated, &named, made, trace);
+            shared.engine.tell_created(&old.name, Made::by(Trigger::Manual, made, Some(trace.id)));
             shared.engine.hint().await;
             answer_run(&shared, StatusCode::CREATED, made, Wait::default()).await
         }

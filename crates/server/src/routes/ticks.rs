@@ -216,14 +216,12 @@ pub struct TickResult {
 
 impl TickResult {
     pub fn skipped(range: SkipRange) -> TickResult {
-        let reason = range.reason.as_str();
-        let decision = if reason == "missed" { Decision::Missed } else { Decision::Skipped };
         TickResult {
             from: range.from,
             to: range.to,
             count: range.count,
-            decision,
-            reason: Some(reason.to_owned()),
+            decision: Decision::of(range.reason),
+            reason: Some(range.reason.as_str().to_owned()),
             run_id: None,
         }
     }

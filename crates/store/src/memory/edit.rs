@@ -39,9 +39,9 @@ impl State {
         if !expect.holds(Some((row.record.revision, &row.record.definition))) {
             return Removed::Differs;
         }
-        let cancelled = self.retire(now, id);
+        let ended = self.retire(now, id);
         self.move_edited();
-        Removed::Gone { cancelled }
+        Removed::Gone { ended }
     }
 
     pub(super) fn put_agent_by_api(
@@ -68,13 +68,15 @@ impl State {
             kept.push(name);
         }
         let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
+        let mut ended = Vec::new();
         let gone = own.filter(|row| whole && row.record.source == API && !kept.contains(&row.record.name));
         for schedule in gone.map(|row| row.record.id).collect::<Vec<_>>() {
-            self.retire(now, schedule);
+            ended.extend(self.retire(now, schedule));
             is_changed = true;
         }
         self.move_edited();
-        PutAgent::of(before.is_some(), is_changed)
+        ended.sort_unstable();
+        PutAgent::of(before.is_some(), is_changed, ended)
     }
 
     pub(super) fn remove_agent_by_api(
@@ -92,13 +94,14 @@ impl State {
             return Removed::Differs;
         }
         agent.retired = true;
-        let (id, mut cancelled) = (*id, 0);
+        let (id, mut ended) = (*id, Vec::new());
         let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
         for schedule in own.map(|row| row.record.id).collect::<Vec<_>>() {
-            cancelled += self.retire(now, schedule);
+            ended.extend(self.retire(now, schedule));
         }
         self.move_edited();
-        Removed::Gone { cancelled }
+        ended.sort_unstable();
+        Removed::Gone { ended }
     }
 
     pub(super) fn definitions(&self, id: ScheduleId) -> Option<Definitions> {

@@ -4,6 +4,7 @@ use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::ending::{self, Books, Ended, Then, Waiting};
 use belfry_core::retry::Verdict;
+use belfry_core::session::RunUsage;
 use belfry_core::{AgentId, Reason, RunId, RunState, Token};
 use belfry_time::Timestamp;
 
@@ -22,10 +23,13 @@ impl State {
         live.exit_code = finish.exit_code;
         live.error.clone_from(&finish.error);
         let own = live.session;
-        self.take_usage(own, finish.usage);
+        self.take_usage(own, finish.usage.and_then(RunUsage::of_session));
         match self.settle(now, finish.run, finish.verdict, finish.failed) {
             Some(Then::End { state, reason }) => {
                 self.end(now, finish.run, state, reason, finish.summary.clone(), finish.arm);
+                if let Some(record) = self.ended.get_mut(&finish.run) {
+                    record.usage = finish.usage;
+                }
                 Finished::Ended(state)
             }
             Some(Then::Back { at, counted }) => self.back_to_pending(finish.run, at, counted),

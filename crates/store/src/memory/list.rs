@@ -31,6 +31,7 @@ impl State {
             exit_code: live.exit_code,
             error: live.error.clone(),
             summary: None,
+            usage: None,
             session: session_of(new.trigger, &new.payload).map(str::to_owned),
             prompt: new.prompt.clone(),
             payload: given(new.trigger, new.payload.clone()),

@@ -63,7 +63,6 @@ impl State {
         for orphan in orphans {
             let run = orphan.run;
             let Some(live) = self.live.get_mut(&run) else { continue };
-            rescued.traces.extend(live.new.trace_id.map(|trace| (run, trace)));
             let is_suspect = orphan.is_suspect(renewal);
             rescued.suspects.extend(is_suspect.then_some(run));
             match fate(&orphan, is_suspect) {

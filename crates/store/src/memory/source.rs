@@ -5,7 +5,7 @@ use std::sync::Arc;
 use belfry_core::edit;
 use belfry_core::ending;
 use belfry_core::gate::{Place, turn};
-use belfry_core::{AgentId, Reason, RunState, ScheduleDefinition, ScheduleId, Trigger};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Agent, Compiled, ScheduleRow, State, compile};
@@ -212,16 +212,17 @@ impl State {
             .collect();
         for id in gone {
             applied.retired += 1;
-            applied.cancelled += self.retire(now, id);
+            applied.ended.extend(self.retire(now, id));
         }
+        applied.ended.sort_unstable();
     }
 
-    /// Retires a schedule, and says how many of its runs were waiting and have ended.
-    pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> u32 {
-        let Some((found, _, compiled)) = self.found(id) else { return 0 };
+    /// Retires a schedule, and gives those of its runs that were waiting and have ended.
+    pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> Vec<RunId> {
+        let Some((found, _, compiled)) = self.found(id) else { return Vec::new() };
         self.skips.entry(id).or_default().extend(edit::remove(&found, super::compiled(&compiled), now));
         self.set_token(id, None);
-        let Some(row) = self.schedules.get_mut(&id) else { return 0 };
+        let Some(row) = self.schedules.get_mut(&id) else { return Vec::new() };
         row.retired = true;
         row.record.waits_for = None;
         row.record.open_skip = None;
@@ -240,7 +241,7 @@ impl State {
         for run in &pending {
             self.end_now(now, *run, RunState::Cancelled, Some(reason));
         }
-        pending.len() as u32
+        pending
     }
 }
 

@@ -61,7 +61,7 @@ impl Postgres {
         let mut applied = Applied::default();
         self.retire(tx, now, &[id], &mut applied).await?;
         self.move_edited(tx).await?;
-        Ok(Removed::Gone { cancelled: applied.cancelled })
+        Ok(Removed::Gone { ended: applied.ended })
     }
 
     pub(super) async fn put_agent_by_api(
@@ -105,6 +105,7 @@ impl Postgres {
         let known = source::known_schedules(tx, None, specs).await?;
         is_changed |=
             source::put_schedules(tx, now, API, &known, &[(id, spec)]).await?.iter().any(Put::is_news);
+        let mut applied = Applied::default();
         if whole {
             let sql = "select id, name from schedules \
                        where agent_id = $1 and source = $2 and retired_at is null order by id";
@@ -114,12 +115,12 @@ impl Postgres {
                     gone.push(get(&row, "id")?);
                 }
             }
-            self.retire(tx, now, &gone, &mut Applied::default()).await?;
+            self.retire(tx, now, &gone, &mut applied).await?;
             is_changed |= !gone.is_empty();
         }
         self.move_edited(tx).await?;
         self.set_caps(tx, now, specs, &agents).await?;
-        Ok(PutAgent::of(before.is_some(), is_changed))
+        Ok(PutAgent::of(before.is_some(), is_changed, applied.ended))
     }
 
     pub(super) async fn remove_agent_by_api(
@@ -152,7 +153,7 @@ impl Postgres {
         let mut applied = Applied::default();
         self.retire(tx, now, &gone, &mut applied).await?;
         self.move_edited(tx).await?;
-        Ok(Removed::Gone { cancelled: applied.cancelled })
+        Ok(Removed::Gone { ended: applied.ended })
     }
 
     /// One statement, and one more for what is not in the cache.

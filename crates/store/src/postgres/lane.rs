@@ -131,20 +131,26 @@ pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRec
     Ok(lanes.into_values().collect())
 }
 
+/// The largest id of the runs that wait in a lane.
+pub(super) async fn last_waiting(tx: &mut Tx<'_>, lane: &str) -> Result<Option<Uuid>, Fault> {
+    let sql = "select id from live where lane = $1 and state <> 2 order by id desc limit 1";
+    tx.query(sql, &[&lane]).await?.first().map(|row| get(row, "id")).transpose()
+}
+
 impl Postgres {
-    /// Ends some of the runs that wait in a lane, the oldest first, and gives them; none where none is left.
+    /// Ends some of the runs that wait in a lane, with an id behind `after` and up to `last`. Gives those that have
+    /// ended, and the id to go on behind; none where none is left. A run that starts meanwhile is left alone.
     pub(super) async fn clear_some(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         lane: &str,
-    ) -> Result<Vec<RunId>, Fault> {
-        let sql = "select id from live where lane = $1 and state <> 2 order by id limit $2";
-        let found = tx.query(sql, &[&lane, &CLEARED_AT_ONCE]).await?;
+        (after, last): (Uuid, Uuid),
+    ) -> Result<(Vec<RunId>, Option<Uuid>), Fault> {
+        let sql = "select id from live where lane = $1 and state <> 2 and id > $2 and id <= $3 order by id limit $4";
+        let found = tx.query(sql, &[&lane, &after, &last, &CLEARED_AT_ONCE]).await?;
         let runs: Vec<Uuid> = found.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
-        if self.end_waiting(tx, now, &runs, Reason::LaneCleared).await? as usize != runs.len() {
-            return Err(Fault::Again);
-        }
-        Ok(runs.into_iter().map(RunId).collect())
+        let ended = self.end_waiting(tx, now, &runs, Reason::LaneCleared).await?;
+        Ok((ended, runs.last().copied()))
     }
 }

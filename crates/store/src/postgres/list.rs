@@ -66,7 +66,7 @@ macro_rules! ended_with {
     ($given:literal, $from:literal) => {
         concat!(
             "select h.id, h.schedule_id, h.agent_id, h.command, h.trigger, h.tick_at, h.not_before, h.due_at, h.state, h.reason, \
-             h.lane, h.attempt, h.max_attempts, h.epoch, h.node_id, h.exit_code, h.error, h.summary, h.session, h.trace_id, \
+             h.lane, h.attempt, h.max_attempts, h.epoch, h.node_id, h.exit_code, h.error, h.summary, h.usage, h.session, h.trace_id, \
              h.created_at, h.started_at, h.finished_at, ",
             $given,
             ", coalesce((select c.name from schedules c where c.id = h.schedule_id), '') as name, \

@@ -2,8 +2,8 @@
 //!
 //! Every verb is one short transaction under READ COMMITTED. Limits hold because a gate's row is locked first and what
 //! runs behind it is counted in the next statement, which has a new snapshot; a run is parked only under that lock and
-//! released under the same. Locks are taken in one order: agents, timers, running runs, schedules, gates, waiting runs,
-//! each sorted by id. What a batch of claims or ends does in one round trip stands in `migrations/0001_functions.sql`.
+//! released under the same. Locks are taken in one order: sessions, agents, timers, running runs, states of schedules,
+//! gates, waiting runs, each sorted by id. What a batch of claims or ends does in one round trip stands in `migrations/0001_functions.sql`.
 //! Start reading at `claim.rs`.
 
 /// Runs a verb in a transaction, and again where it lost against another; never longer than its deadline.
@@ -100,6 +100,7 @@ use belfry_core::{
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use self::connection::{Fault, Part, Pool, Tx, error_of};
 use self::notify::Hints;
@@ -489,14 +490,16 @@ impl Store for Postgres {
     }
 
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
-        let mut cleared = Vec::new();
-        loop {
-            let some = transact!(self, |tx| self.clear_some(&mut tx, now, lane).await)?;
-            if some.is_empty() {
-                return self.tell(Ok(cleared), |cleared: &Vec<RunId>| !cleared.is_empty()).await;
-            }
-            cleared.extend(some);
+        // What comes meanwhile is left alone, so that clearing a busy lane comes to an end.
+        let last = look!(self, |tx| lane::last_waiting(&mut tx, lane).await)?;
+        let (mut cleared, mut after) = (Vec::new(), last.map(|_| Uuid::nil()));
+        while let (Some(behind), Some(last)) = (after, last) {
+            let range = (behind, last);
+            let (ended, next) = transact!(self, |tx| self.clear_some(&mut tx, now, lane, range).await)?;
+            cleared.extend(ended);
+            after = next;
         }
+        self.tell(Ok(cleared), |cleared: &Vec<RunId>| !cleared.is_empty()).await
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -595,6 +598,10 @@ impl Store for Postgres {
 
     async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
         look!(self, |tx| read::run(&mut tx, run).await)
+    }
+
+    async fn runs_by_id(&self, runs: &[RunId]) -> Answer<Vec<RunRecord>> {
+        look!(self, |tx| read::runs_by_id(&mut tx, runs).await)
     }
 
     async fn live_runs(&self) -> Answer<Vec<RunRecord>> {

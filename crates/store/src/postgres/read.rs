@@ -1,5 +1,7 @@
 //! Reading, and removing what is old.
 
+use std::collections::HashMap;
+
 use belfry_core::breaker::Transition;
 use belfry_core::{AgentId, RunId, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
@@ -41,6 +43,21 @@ pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>
     }
     let sql = concat!(ended_query!("history"), " where h.id = $1");
     tx.query(sql, &[&run.0]).await?.first().map(rows::ended).transpose()
+}
+
+/// Those of these runs that are there, in the order asked for.
+pub(super) async fn runs_by_id(tx: &mut Tx<'_>, runs: &[RunId]) -> Result<Vec<RunRecord>, Fault> {
+    let ids: Vec<Uuid> = runs.iter().map(|run| run.0).collect();
+    let live = tx.query(concat!(live_query!(), " where l.id = any($1)"), &[&ids]).await?;
+    // It may end between the two looks, but never come back.
+    let ended = tx.query(concat!(ended_query!("history"), " where h.id = any($1)"), &[&ids]).await?;
+    let records = live.iter().map(Live::record).chain(ended.iter().map(rows::ended));
+    let mut found: HashMap<RunId, RunRecord> = HashMap::new();
+    for record in records {
+        let record = record?;
+        found.insert(record.id, record);
+    }
+    Ok(runs.iter().filter_map(|run| found.remove(run)).collect())
 }
 
 pub(super) async fn live_runs(tx: &mut Tx<'_>) -> Result<Vec<RunRecord>, Fault> {

@@ -115,6 +115,7 @@ impl Live {
             exit_code: live.exit_code,
             error: live.error,
             summary: None,
+            usage: None,
             session: live.session,
             prompt: get(row, "prompt")?,
             payload,
@@ -154,6 +155,7 @@ pub(super) fn ended(row: &Row) -> Result<RunRecord, Fault> {
         exit_code: get(row, "exit_code")?,
         error: get(row, "error")?,
         summary: get(row, "summary")?,
+        usage: unknown::usage(get(row, "usage")?),
         session: get(row, "session")?,
         prompt: get(row, "prompt")?,
         payload,
@@ -181,6 +183,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
             pid_ns: get(row, "pid_ns")?,
             start_time: get::<i64>(row, "process_start")?.unsigned_abs(),
             state_dir: get(row, "state_dir")?,
+            version: get(row, "version")?,
         },
     })
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use belfry_core::ending::Then;
-use belfry_core::session::{self, Change as Moves, Place, Policy, Session, Stage, Took, Usage};
+use belfry_core::session::{self, Change as Moves, Place, Policy, RunUsage, Session, Stage, Took, Usage};
 use belfry_core::{Reason, RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -183,7 +183,7 @@ impl Postgres {
             let Some((_, reason)) = runs.first() else { continue };
             let ids: Vec<Uuid> = runs.iter().map(|(run, _)| run.0).collect();
             let done = match waiting {
-                true => self.end_waiting(tx, now, &ids, *reason).await? as usize,
+                true => self.end_waiting(tx, now, &ids, *reason).await?.len(),
                 false => mark(tx, &ids, *reason).await?.len(),
             };
             if done != ids.len() {
@@ -245,7 +245,8 @@ pub(super) async fn take_usage(
     lines: &HashMap<RunId, i64>,
 ) -> Result<(), Fault> {
     for finish in finishes {
-        if let (Some(usage), Some(session)) = (finish.usage, lines.get(&finish.run)) {
+        let usage = finish.usage.and_then(RunUsage::of_session);
+        if let (Some(usage), Some(session)) = (usage, lines.get(&finish.run)) {
             let sql = "update sessions set tokens = $2, context_window = $3 where id = $1";
             tx.execute(sql, &[session, &(usage.tokens as i64), &(usage.context_window as i64)]).await?;
         }

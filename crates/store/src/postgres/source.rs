@@ -239,9 +239,10 @@ impl Postgres {
             let runs = tx.query(sql, &[&gone, &agent_is_gone]).await?;
             let runs: Vec<Uuid> = runs.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
             if !runs.is_empty() {
-                applied.cancelled += self.end_waiting(tx, now, &runs, reason).await?;
+                applied.ended.extend(self.end_waiting(tx, now, &runs, reason).await?);
             }
         }
+        applied.ended.sort_unstable();
         Ok(())
     }
 }

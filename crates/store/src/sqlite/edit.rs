@@ -93,7 +93,7 @@ impl Verb<'_> {
             None => Ok(Removed::NotFound),
             Some(found) if found.source != API => Ok(Removed::OwnedBy(found.source)),
             Some(found) if !is_expected(expect, Some(&found))? => Ok(Removed::Differs),
-            Some(_) => Ok(Removed::Gone { cancelled: self.retire(now, id, Reason::ScheduleRemoved)? }),
+            Some(_) => Ok(Removed::Gone { ended: self.retire(now, id, Reason::ScheduleRemoved)? }),
         }
     }
 
@@ -123,12 +123,13 @@ impl Verb<'_> {
             is_changed |= self.put_schedule(now, API, id, &name, definition)?.is_news();
             kept.push(name);
         }
-        let own = self.own_schedules(id, Some(API))?;
+        let (own, mut ended) = (self.own_schedules(id, Some(API))?, Vec::new());
         for (schedule, _) in own.iter().filter(|(_, name)| whole && !kept.contains(name)) {
-            self.retire(now, *schedule, Reason::ScheduleRemoved)?;
+            ended.extend(self.retire(now, *schedule, Reason::ScheduleRemoved)?);
             is_changed = true;
         }
-        Ok(PutAgent::of(before.is_some(), is_changed))
+        ended.sort_unstable();
+        Ok(PutAgent::of(before.is_some(), is_changed, ended))
     }
 
     /// An agent as it stands, by its name.
@@ -159,11 +160,12 @@ impl Verb<'_> {
         }
         let id = known.id;
         self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
-        let mut cancelled = 0;
+        let mut ended = Vec::new();
         for (schedule, _) in self.own_schedules(id, None)? {
-            cancelled += self.retire(now, schedule, Reason::AgentRemoved)?;
+            ended.extend(self.retire(now, schedule, Reason::AgentRemoved)?);
         }
-        Ok(Removed::Gone { cancelled })
+        ended.sort_unstable();
+        Ok(Removed::Gone { ended })
     }
 
     /// Schedules of an agent, of any source or of one.

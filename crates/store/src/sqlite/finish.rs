@@ -6,12 +6,13 @@ use belfry_core::budget::Budget;
 use belfry_core::definition;
 use belfry_core::ending::{self, Books, Ended, Then, Waiting};
 use belfry_core::retry::Verdict;
+use belfry_core::session::RunUsage;
 use belfry_core::{AgentId, Epoch, Reason, RunId, RunState, ScheduleId, Token, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::gate::StoredGates;
-use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json};
+use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json, to_json};
 use super::unread::own_id;
 use super::{Done, Verb, bytes, lossy, maybe_id, maybe_number, micros, number, run_id, text};
 use crate::sabotage::Sabotage;
@@ -116,7 +117,7 @@ impl Verb<'_> {
             return Ok(Finished::Stale);
         }
         if ending.is_message() {
-            self.take_usage(finish.run, finish.usage)?;
+            self.take_usage(finish.run, finish.usage.and_then(RunUsage::of_session))?;
         }
         match self.settle(now, &ending, finish.verdict, finish.failed)? {
             Then::End { state, reason } => {
@@ -127,6 +128,10 @@ impl Verb<'_> {
                     arm: finish.arm,
                 };
                 self.end_with(now, &ending, state, reason, &result)?;
+                if let Some(usage) = &finish.usage {
+                    let usage = params![to_json(usage)?, bytes(finish.run)];
+                    self.execute("update history set usage = ? where id = ?", usage)?;
+                }
                 Ok(Finished::Ended(state))
             }
             Then::Back { at, counted } => {

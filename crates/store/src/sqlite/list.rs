@@ -29,7 +29,7 @@ fn ended_list(which: &str) -> String {
     format!(
         "select h.*, null as prompt, null as payload, s.name, a.name as agent_name
          from (select id, agent_id, schedule_id, command, trigger, tick_at, not_before, due_at, attempt, max_attempts, epoch, node_id,
-                      exit_code, error, session, trace_id, created_at, started_at, state, reason, summary, finished_at, lane
+                      exit_code, error, session, trace_id, created_at, started_at, state, reason, summary, usage, finished_at, lane
                from history where length(id) = 16 and {which}) h
            join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id"
     )
@@ -49,7 +49,7 @@ fn live_with(given: &str, condition: &str) -> String {
     let columns = "l.id, l.agent_id, l.schedule_id, l.command, l.trigger, l.tick_at, l.not_before, l.due_at, l.attempt, l.max_attempts,
                    l.epoch, l.node_id, l.exit_code, l.error, l.session, l.trace_id, l.created_at, l.started_at";
     format!(
-        "select {columns}, {given}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary,
+        "select {columns}, {given}, case l.state when 2 then 1 else 0 end as state, null as reason, null as summary, null as usage,
                 null as finished_at, q.lane, s.name, a.name as agent_name
          from live l join queues q on q.id = l.queue_id join schedules s on s.id = l.schedule_id join agents a on a.id = l.agent_id
          where length(l.id) = 16 and {condition}"
@@ -85,6 +85,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
         error: lossy(row, "error")?,
         session: lossy(row, "session")?,
         summary: lossy(row, "summary")?,
+        usage: unknown::usage(row.get("usage")?),
         prompt: lossy(row, "prompt")?,
         payload,
         trace_id: maybe_id(row, "trace_id")?.map(uuid::Uuid::from_bytes),

@@ -5,7 +5,6 @@ use belfry_core::retry::Verdict;
 use belfry_core::{Epoch, NodeId, RunId, RunState};
 use belfry_time::Timestamp;
 use rusqlite::params;
-use uuid::Uuid;
 
 use super::source::{from_json, to_json};
 use super::{
@@ -18,13 +17,13 @@ impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
             "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at,
-                 boot_id, pid_ns, process_start, state_dir)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 boot_id, pid_ns, process_start, state_dir, version)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
                  started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
                  draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues,
                  boot_id = excluded.boot_id, pid_ns = excluded.pid_ns, process_start = excluded.process_start,
-                 state_dir = excluded.state_dir",
+                 state_dir = excluded.state_dir, version = excluded.version",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -38,7 +37,8 @@ impl Verb<'_> {
                 node.process.boot_id,
                 node.process.pid_ns,
                 i64::try_from(node.process.start_time).unwrap_or(0),
-                node.process.state_dir
+                node.process.state_dir,
+                node.process.version
             ],
         )
         .map(drop)
@@ -127,6 +127,7 @@ impl Verb<'_> {
                         pid_ns: text(row, "pid_ns")?,
                         start_time: number(row, "process_start")?,
                         state_dir: text(row, "state_dir")?,
+                        version: text(row, "version")?,
                     },
                 };
                 Ok((node, text(row, "labels")?))
@@ -145,30 +146,27 @@ impl Verb<'_> {
             |row| row.get::<_, i64>(0),
         )?;
         let Some(renewal) = renewal else { return Ok(None) };
-        let found = self.rows(
+        let orphans = self.rows(
             "select id, case when cancel_reason is null and trigger = 4
                         and not exists (select 1 from session_runs r where r.run_id = live.id) then 27 else cancel_reason end,
-                    attempt, max_attempts, rescue, suspicions, trace_id
+                    attempt, max_attempts, rescue, suspicions
              from live where state = 2 and node_id = ? order by id",
             [node_bytes(id)],
             |row| {
-                let orphan = Orphan {
+                Ok(Orphan {
                     run: run_id(row.get(0)?),
                     cancel: maybe_number(row, 1)?.map(unknown::cancel_reason),
                     attempt: number(row, 2)?,
                     max_attempts: number(row, 3)?,
                     rescue: row.get(4)?,
                     suspicions: number(row, 5)?,
-                };
-                Ok((orphan, maybe_id(row, 6)?))
+                })
             },
         )?;
-        let (orphans, traces): (Vec<Orphan<RunId>>, Vec<_>) = found.into_iter().unzip();
         let mut rescued = Rescued::default();
-        for (orphan, trace) in orphans.iter().zip(traces) {
+        for orphan in &orphans {
             let (run, is_suspect) = (orphan.run, orphan.is_suspect(renewal));
             rescued.suspects.extend(is_suspect.then_some(run));
-            rescued.traces.extend(trace.map(|trace| (run, Uuid::from_bytes(trace))));
             match fate(orphan, is_suspect) {
                 Fate::End { state, reason, error } => {
                     if error.is_some() {

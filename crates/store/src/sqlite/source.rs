@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use belfry_core::check::Status;
 use belfry_core::definition::{Budget, FORMAT, ScheduleDefinition, When, read_stored};
 use belfry_core::gate::turn;
-use belfry_core::{AgentId, Reason, RunState, ScheduleId, SkipRange, Token, edit, ending};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, edit, ending};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -302,13 +302,14 @@ impl Verb<'_> {
         for (id, _, orphan) in known.iter().filter(|(_, name, orphan)| *orphan || !kept.contains(name)) {
             applied.retired += 1;
             let reason = if *orphan { Reason::AgentRemoved } else { Reason::ScheduleRemoved };
-            applied.cancelled += self.retire(now, *id, reason)?;
+            applied.ended.extend(self.retire(now, *id, reason)?);
         }
+        applied.ended.sort_unstable();
         Ok(())
     }
 
-    /// Retires a schedule, and says how many of its runs were waiting and have ended.
-    pub(super) fn retire(&self, now: Timestamp, id: ScheduleId, reason: Reason) -> Done<u32> {
+    /// Retires a schedule, and gives those of its runs that were waiting and have ended.
+    pub(super) fn retire(&self, now: Timestamp, id: ScheduleId, reason: Reason) -> Done<Vec<RunId>> {
         if let Some(compiled) = self.compiled_of(id)?
             && let Some(found) = self.found(id)?
         {
@@ -333,7 +334,7 @@ impl Verb<'_> {
         for run in &pending {
             self.end(now, *run, RunState::Cancelled, reason)?;
         }
-        Ok(pending.len() as u32)
+        Ok(pending)
     }
 
     /// Where a schedule stands, and since when.

@@ -44,7 +44,7 @@ async fn a_schedule_that_comes_back_during_a_run_is_not_touched_by_its_end(store
     let running = world.claim(node, 1).await.remove(0);
     assert_eq!(
         store.remove_schedule(world.now, old, &Expect::Any).await.unwrap(),
-        Removed::Gone { cancelled: 0 }
+        Removed::Gone { ended: vec![] }
     );
     let Put::Added(new) = store.put_schedule(world.now, "a", "s", &every("7m"), &Expect::Any).await.unwrap()
     else {

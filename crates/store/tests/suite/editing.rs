@@ -64,7 +64,7 @@ async fn a_schedule_of_the_api_comes_changes_and_goes(store: &impl Store) {
     let run = store.live_runs().await.unwrap()[0].id;
     assert_eq!(
         store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(),
-        Removed::Gone { cancelled: 1 }
+        Removed::Gone { ended: vec![run] }
     );
     assert_eq!(store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(), Removed::NotFound);
     let ended = store.run(run).await.unwrap().unwrap();
@@ -102,7 +102,7 @@ async fn of_two_who_edit_what_they_read_one_changes_it(store: &impl Store) {
     assert_eq!(remove(id, &stale).await, Removed::Differs);
     let seen = Expect::same(&world.schedule("a/s").await);
     assert_eq!(put(&other, &seen).await, Put::Unchanged(id));
-    assert_eq!(remove(id, &seen).await, Removed::Gone { cancelled: 0 });
+    assert_eq!(remove(id, &seen).await, Removed::Gone { ended: vec![] });
     assert_eq!(put(&other, &seen).await, Put::Differs, "it does not come back by an edit");
     // Whose it is comes before what it is.
     let file = world.schedule("a/file").await.id;
@@ -147,7 +147,7 @@ async fn a_schedule_of_the_api_goes_with_its_agent(store: &impl Store) {
     store.put_schedule(world.now, "a", "api", &every("1m"), &Expect::Any).await.unwrap();
     assert_eq!(world.plan_all().await, 2);
     let applied = world.apply(&[]).await;
-    assert_eq!((applied.retired, applied.cancelled), (2, 2));
+    assert_eq!((applied.retired, applied.ended.len()), (2, 2));
     assert_eq!(store.next_due().await.unwrap(), None);
     assert_eq!(
         store.put_schedule(world.now, "a", "api", &every("1m"), &Expect::Any).await.unwrap(),
@@ -167,10 +167,10 @@ async fn a_removed_schedule_lets_run_what_runs(store: &impl Store) {
     };
     world.plan_all().await;
     let running = world.claim(node, 5).await.remove(0);
-    world.enqueue("a/s", None).await;
+    let (waiting, _) = world.enqueue("a/s", None).await;
     assert_eq!(
         store.remove_schedule(world.now, id, &Expect::Any).await.unwrap(),
-        Removed::Gone { cancelled: 1 }
+        Removed::Gone { ended: vec![waiting] }
     );
     world.advance(60_000);
     assert_eq!(world.complete(&running).await, Finished::Ended(RunState::Completed));
@@ -297,7 +297,10 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
 
     // A limit that is raised lets through what waits; schedules that are not named stay, unless it is whole.
     let wide = agent("a", AgentDefinition { max_concurrent: Some(2), ..one.clone() }, &[("s", every("2h"))]);
-    assert_eq!(store.put_agent(world.now, &wide, false, &Expect::Any).await.unwrap(), PutAgent::Changed);
+    assert_eq!(
+        store.put_agent(world.now, &wide, false, &Expect::Any).await.unwrap(),
+        PutAgent::Changed { ended: vec![] }
+    );
     assert_ne!(store.agents().await.unwrap()[0].revision, known[0].revision);
     assert!(store.schedule("a/t").await.unwrap().is_some());
     let second = world.claim(node, 5).await.remove(0);
@@ -309,7 +312,10 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
         _ => ("a/s", ("t", every("1h"))),
     };
     let less = agent("a", wide.definition.clone(), std::slice::from_ref(&rest));
-    assert_eq!(store.put_agent(world.now, &less, true, &Expect::Any).await.unwrap(), PutAgent::Changed);
+    assert_eq!(
+        store.put_agent(world.now, &less, true, &Expect::Any).await.unwrap(),
+        PutAgent::Changed { ended: vec![] }
+    );
     assert!(store.schedule(gone).await.unwrap().is_none());
     assert_eq!(store.put_agent(world.now, &less, true, &Expect::Any).await.unwrap(), PutAgent::Unchanged);
 
@@ -319,12 +325,15 @@ async fn an_agent_of_the_api_comes_changes_and_goes(store: &impl Store) {
     let expect = Expect::same_agent(&known);
     let late = agent("a", AgentDefinition { max_concurrent: Some(7), ..AgentDefinition::default() }, &[]);
     assert_eq!(store.put_agent(world.now, &late, false, &Expect::Absent).await.unwrap(), PutAgent::Differs);
-    assert_eq!(store.put_agent(world.now, &late, false, &expect).await.unwrap(), PutAgent::Changed);
+    assert_eq!(
+        store.put_agent(world.now, &late, false, &expect).await.unwrap(),
+        PutAgent::Changed { ended: vec![] }
+    );
     assert_eq!(store.put_agent(world.now, &late, false, &expect).await.unwrap(), PutAgent::Differs);
     assert_eq!(store.remove_agent(world.now, "a", &expect).await.unwrap(), Removed::Differs);
     assert_eq!(
         store.remove_agent(world.now, "a", &Expect::Any).await.unwrap(),
-        Removed::Gone { cancelled: 1 }
+        Removed::Gone { ended: vec![waiting] }
     );
     assert_eq!(store.remove_agent(world.now, "a", &Expect::Any).await.unwrap(), Removed::NotFound);
     assert!(store.agents().await.unwrap().is_empty());

@@ -132,7 +132,13 @@ async fn a_rescued_run_has_its_trace(store: &impl Store) {
     assert!(world.claim(node, 5).await.iter().any(|claimed| claimed.run == ids[0]));
     let lease = store.nodes().await.unwrap()[0].lease_until;
     let rescued = store.fence(world.now, node, lease).await.unwrap().unwrap();
-    assert_eq!((rescued.pending.first(), rescued.traces), (Some(&ids[0]), vec![(ids[0], trace)]));
+    assert_eq!(rescued.pending.first(), Some(&ids[0]));
+    // What tells of them reads them at once.
+    let missing = world.run_id();
+    let asked = [ids[1], missing, ids[0]];
+    let found = store.runs_by_id(&asked).await.unwrap();
+    let found: Vec<_> = found.iter().map(|run| (run.id, run.trace_id, run.name.as_str())).collect();
+    assert_eq!(found, [(ids[1], None, "a/s"), (ids[0], Some(trace), "a/s")]);
 }
 
 /// A world with a node that claims `runs` runs of an agent without limits, and dies.

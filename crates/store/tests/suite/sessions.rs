@@ -2,7 +2,7 @@
 
 use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
-use belfry_core::session::{Mode, Usage};
+use belfry_core::session::{Mode, RunUsage, Usage};
 use belfry_core::{Reason, RunId, RunState};
 use belfry_store::*;
 use belfry_time::SignedDuration;
@@ -22,6 +22,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     interrupts_and_throttles_hold(&fresh().await).await;
     an_interrupt_that_joins_an_open_run_waits_for_those_that_it_interrupts(&fresh().await).await;
     lanes_have_limits_and_can_be_cleared(&fresh().await).await;
+    clearing_a_busy_lane_comes_to_an_end(&fresh().await).await;
     a_rescued_message_keeps_its_place(&fresh().await).await;
     a_chat_that_is_gone_or_paused_takes_nothing(&fresh().await).await;
 }
@@ -242,7 +243,7 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     let new = say(&mut world, "a", "new").await;
     let next = world.claim(node, 10).await;
     assert_eq!(next[0].run, new);
-    let usage = Some(Usage { tokens: 99, context_window: 100 });
+    let usage = Some(RunUsage { tokens: Some(99), context_window: Some(100), cost_usd: Some(0.25) });
     let report = |claimed: &Claimed, world: &World<'_, S>| Finish {
         usage,
         ..world.outcome(claimed, Outcome::Completed)
@@ -252,6 +253,8 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     let of = |key: &str| RunFilter { session: Some(key.into()), ..RunFilter::default() };
     let listed = store.runs(&of("a"), None, 10).await.unwrap().items;
     assert_eq!(listed.iter().map(|run| run.id).collect::<Vec<_>>(), [new, queued, old], "live and ended");
+    assert_eq!(listed.iter().map(|run| run.usage).collect::<Vec<_>>(), [None, None, usage]);
+    assert_eq!(store.run(old).await.unwrap().unwrap().usage, usage);
     assert!(listed.iter().all(|run| run.session() == Some("a") && run.payload == serde_json::json!({})));
     assert_eq!(store.runs(&of("b"), None, 10).await.unwrap().items, []);
     let named = RunFilter { schedule: Some("bot/talk".into()), ..of("a") };
@@ -260,7 +263,8 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     assert_eq!((page.items[0].session.usage, page.items[0].active), (None, 1));
     store.finish(world.now, &[report(&next[0], &world)]).await.unwrap();
     let page = store.sessions(&SessionFilter::default(), None, 10).await.unwrap();
-    assert_eq!((page.items[0].session.usage, page.items[0].active), (usage, 0));
+    let of_session = usage.and_then(RunUsage::of_session);
+    assert_eq!((page.items[0].session.usage, page.items[0].active), (of_session, 0));
     // One that is left behind and fails does not come back.
     say(&mut world, "a", "third").await;
     let third = world.claim(node, 10).await;
@@ -350,6 +354,29 @@ async fn lanes_have_limits_and_can_be_cleared<S: Store>(store: &S) {
     say(&mut world, "9", "x").await;
     say(&mut world, "8", "x").await;
     assert_eq!(world.claim(two, 5).await.len(), 2, "without a limit again");
+    world.assert_whole().await;
+}
+
+async fn clearing_a_busy_lane_comes_to_an_end<S: Store>(store: &S) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        waiting.push(world.enqueue("a/s", None).await.0);
+    }
+    let (now, lane) = (world.now, store.run(waiting[0]).await.unwrap().unwrap().lane);
+    let feed = async {
+        loop {
+            world.enqueue("a/s", None).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    let clear = tokio::time::timeout(std::time::Duration::from_secs(20), store.clear_lane(now, &lane));
+    let cleared = tokio::select! {
+        () = feed => unreachable!("it feeds for ever"),
+        cleared = clear => cleared.expect("it ends").unwrap(),
+    };
+    assert!(waiting.iter().all(|run| cleared.contains(run)));
     world.assert_whole().await;
 }
 

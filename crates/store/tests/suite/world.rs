@@ -288,6 +288,7 @@ impl<'a, S: Store> World<'a, S> {
                 pid_ns: "pid:[1]".into(),
                 start_time: u64::from(n as u32) + (1 << 40),
                 state_dir: "/var/lib/bel'fry".into(),
+                version: "0.1.0-x".into(),
             },
         };
         self.store.join(&node).await.unwrap();

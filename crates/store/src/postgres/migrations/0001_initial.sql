@@ -241,6 +241,8 @@ create table history (
     exit_code integer,
     error text,
     summary text,
+    -- What the last attempt says that it used, as JSON.
+    usage text,
     session text,
     prompt text,
     payload text not null,
@@ -282,6 +284,7 @@ create table nodes (
     pid_ns text not null default '',
     process_start bigint not null default 0,
     state_dir text not null default '',
+    version text not null default '',
     labels text[] not null,
     started_at timestamptz not null,
     lease_until timestamptz not null,

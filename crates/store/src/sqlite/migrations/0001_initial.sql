@@ -210,6 +210,8 @@ create table history (
   exit_code integer,
   error text,
   summary text,
+  -- What the last attempt says that it used, as JSON.
+  usage text,
   session text,
   trace_id blob,
   created_at integer not null,
@@ -252,6 +254,7 @@ create table nodes (
   pid_ns text not null default '',
   process_start integer not null default 0,
   state_dir text not null default '',
+  version text not null default '',
   labels text not null,
   started_at integer not null,
   lease_until integer not null,
