@@ -50,7 +50,7 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
                     replaced.extend(replaced_by(store, now.wall, commit).await.unwrap_or_default());
                 }
             }
-            Input::Committed { written, replaced, ahead }
+            Input::Committed { written, replaced: replaced.into(), ahead }
         }
         Ask::Claim(claim) => {
             let claimed = claim_with_definitions(store, now.wall, &claim).await;

@@ -77,7 +77,7 @@ pub enum Input {
         /// What became of the plans.
         written: Written<Commit, Committed>,
         /// Waiting runs that have ended for those that take their place.
-        replaced: Vec<RunRecord>,
+        replaced: Box<[RunRecord]>,
         /// What is due behind them, where that was asked for.
         ahead: Option<Result<Vec<Due>, Error>>,
     },
