@@ -151,6 +151,7 @@ fn every_command_has_examples() {
         "runs",
         "logs",
         "breaker",
+        "budget",
         "nodes",
         "doctor",
         "store",

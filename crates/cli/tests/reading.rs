@@ -364,6 +364,26 @@ fn the_doctor_says_what_is_wrong() {
 }
 
 #[test]
+fn budgets_are_shown_and_cleared() {
+    let house = House::with_config(
+        "agents:\n  poor:\n    shell: exit 3\n    retry: {max: 0, budget: {max: 2, period: 1d}}\n    \
+         schedules: {s: {at: \"2099-01-01T00:00:00Z\"}}\n",
+    );
+    assert_eq!(house.belfry(&["run", "poor/s"]).code, 1);
+    let listed = house.json(&["budget"]);
+    let used = &listed["items"][0];
+    assert_eq!((&used["agent"], &used["failures"], &used["max"]), (&"poor".into(), &1.into(), &2.into()));
+    let table = house.belfry(&["budget", "ls"]).out;
+    assert!(table.lines().nth(1).unwrap().contains("1 of 2"), "{table}");
+    let said = house.belfry(&["budget", "reset", "poor"]);
+    assert_eq!((said.code, said.err.as_str()), (0, "poor may fail 2 times again\n"));
+    assert_eq!(house.json(&["budget"])["items"], serde_json::json!([]));
+    let again = house.belfry(&["budget", "reset", "poor"]);
+    assert!(again.err.contains("nothing was changed"), "{}", again.err);
+    assert_eq!(house.belfry(&["budget", "reset", "nobody"]).code, 3);
+}
+
+#[test]
 fn without_a_store_it_says_so_and_makes_none() {
     let house = House::with_config(house::CONFIG);
     for command in [
@@ -375,6 +395,7 @@ fn without_a_store_it_says_so_and_makes_none() {
         &["logs", "hello/grid"],
         &["breaker"],
         &["token", "ls"],
+        &["budget"],
         &["nodes"],
         &["store", "stats"],
         &["export"],
@@ -421,6 +442,7 @@ fn an_empty_store_says_that_it_is_empty() {
         (&["ls"][..], "no schedules\n"),
         (&["runs"], "no runs\n"),
         (&["breaker"], "no breaker has counted a failure\n"),
+        (&["budget"], "no agent has used anything of its failure budget\n"),
         (&["export"], "the store holds no agents\n"),
         (&["diff"], "no differences: the store holds what the files say\n"),
     ] {
