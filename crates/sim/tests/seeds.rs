@@ -1,7 +1,7 @@
 //! Many lives: nothing breaks, two lives of a seed are alike, other stores answer as the one in memory does, and every verb
 //! meets every state.
 
-#![allow(clippy::print_stdout)]
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 #[path = "../../store/tests/support/pg.rs"]
 mod pg;
