@@ -23,7 +23,15 @@ pub enum Ended {
 }
 
 /// In order: the longest last.
-pub const PARTS: [Part; 6] = [
+pub const PARTS: [Part; 8] = [
+    Part {
+        name: "more simulated lives",
+        run: |prepare| tests(prepare, &[("BELFRY_SEEDS", "2000")], "-p belfry-sim --test seeds"),
+    },
+    Part {
+        name: "what is broken on purpose",
+        run: |prepare| tests(prepare, &[], "-p belfry-sim --test broken -- --ignored"),
+    },
     Part { name: "wall clock set", run: clock },
     Part { name: "random requests", run: schemathesis },
     Part { name: "torture", run: torture },

@@ -3,6 +3,7 @@
 use belfry_time::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::broken::{self, Broken};
 use crate::definition::Breaker as Policy;
 use crate::model::{RunId, RunState};
 
@@ -150,7 +151,9 @@ impl Breaker {
                 (next, self.transition(next, now, TransitionReason::FailureThreshold, Some(run)))
             }
             // A probe that was cancelled told nothing: another may go.
-            RunState::Cancelled if is_probe => (Breaker { probe: None, ..*self }, None),
+            RunState::Cancelled if is_probe && !broken::is(Broken::ProbeNeverFreed) => {
+                (Breaker { probe: None, ..*self }, None)
+            }
             _ => (*self, None),
         }
     }

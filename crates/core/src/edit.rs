@@ -7,6 +7,7 @@
 
 use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
+use crate::broken::{self, Broken};
 use crate::check::Status;
 use crate::definition::{Schedule, ScheduleDefinition};
 use crate::model::{SkipRange, SkipReason, Token, TokenKind};
@@ -251,6 +252,7 @@ pub fn tick_of(
     cursor_at: Option<Timestamp>,
 ) -> Option<Tick> {
     let timing = with_origin(timing, origin);
+    let cursor_at = cursor_at.filter(|_| !broken::is(Broken::FiresAgain));
     let from = |at: Timestamp| cursor_at.map_or(at, |cursor| cursor.max(at));
     match timer.kind {
         TokenKind::Tick => Some(Tick { tick_at: timer.tick_at, due_at: timer.due_at }),
@@ -289,6 +291,7 @@ fn keep(found: &Found) -> Change {
 fn unarm(found: &Found, compiled: Compiled<'_>, status: Status, now: Timestamp) -> Change {
     let (cursor_at, origin) = unplanned(found, compiled);
     let cursor_at = cursor_at.or(found.cursor_at).or(Some(now));
+    let cursor_at = if broken::is(Broken::PauseDropsOverdue) { Some(now) } else { cursor_at };
     Change { status, since: now, timer: None, cursor_at, origin, ..keep(found) }
 }
 
@@ -430,6 +433,7 @@ fn close(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Vec<SkipRange
     closed.extend(unarmed(found, compiled, now));
     let timing = compiled.ok().and_then(|schedule| schedule.timing.as_ref());
     let overdue_from = match &found.status {
+        Status::Active if broken::is(Broken::EditForgetsOverdue) => None,
         Status::Active => unplanned(found, compiled).0,
         Status::Paused { until: Some(until), .. } if *until < now && !found.waits => {
             Some(found.cursor_at.map_or(*until, |cursor| cursor.max(*until)))

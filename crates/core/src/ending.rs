@@ -6,6 +6,7 @@
 use belfry_time::{SignedDuration, Timestamp};
 
 use crate::breaker::{Breaker, Transition};
+use crate::broken::{self, Broken};
 use crate::budget::{self, Budget};
 use crate::definition;
 use crate::model::{Reason, RunId, RunState, Trigger};
@@ -88,10 +89,12 @@ pub fn decide(ended: &Ended, books: &Books, now: Timestamp) -> Ending {
         }
         (verdict, _) => verdict,
     };
+    let is_retried = matches!(verdict, Verdict::Retry { .. });
     let succeeded = matches!(verdict, Verdict::End { state: RunState::Completed, .. });
     let (policy, before) = books.budget.unzip();
     let before = before.flatten();
     let after = match policy {
+        Some(_) if is_retried && broken::is(Broken::BudgetIgnoresRetries) => before,
         Some(policy) if ended.failed => Some(budget::after_failure(before, &policy, now)),
         Some(_) if succeeded => None,
         _ => before,
@@ -104,8 +107,8 @@ pub fn decide(ended: &Ended, books: &Books, now: Timestamp) -> Ending {
     };
     let then = match verdict {
         Verdict::End { state, reason } => Then::End { state, reason },
-        Verdict::Retry { at } => back(at, true),
-        Verdict::Return => back(now, false),
+        Verdict::Retry { at } => back(at, !broken::is(Broken::RetryNotCounted)),
+        Verdict::Return => back(now, broken::is(Broken::GiveBackCounts)),
     };
     let breaker = books.breaker.and_then(|(policy, breaker)| match then {
         Then::End { state, .. } => {

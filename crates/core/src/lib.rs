@@ -4,6 +4,7 @@
 //! facts, and commits what comes back. Start reading at `plan.rs`: what becomes of a tick.
 
 pub mod breaker;
+pub mod broken;
 pub mod budget;
 pub mod check;
 pub mod definition;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use belfry_time::Timestamp;
 
+use crate::broken::{self, Broken};
 use crate::definition::{Options, Scope};
 use crate::model::{AgentId, ScheduleId, Trigger};
 
@@ -30,7 +31,8 @@ impl<'a> Overlap<'a> {
 
     /// Whether a live run is among them. Runs of sessions are not where the scope is wider than the schedule.
     pub fn includes(&self, agent: AgentId, schedule: ScheduleId, command: &str, trigger: Trigger) -> bool {
-        let is_scheduled = agent == self.agent && trigger != Trigger::Message;
+        let is_scheduled = trigger != Trigger::Message || broken::is(Broken::ScopeCountsSessions);
+        let is_scheduled = agent == self.agent && is_scheduled;
         match self.scope {
             Scope::Schedule => schedule == self.schedule,
             Scope::Command => is_scheduled && command == self.command,

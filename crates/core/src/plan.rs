@@ -6,6 +6,7 @@
 use belfry_time::{Allowed, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::breaker::Admits;
+use crate::broken::{self, Broken};
 use crate::check::{Asking, Status};
 use crate::definition::{CatchUp, Schedule};
 use crate::edit;
@@ -117,7 +118,7 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
     let timing = with_origin(timing, standing.origin);
     let token = standing.token;
     // What was read as due is due, also where the clock was set back since.
-    let now = now.max(token.due_at);
+    let now = if broken::is(Broken::PlansWithEarlierClock) { now } else { now.max(token.due_at) };
     let first = edit::tick_of(&timing, token, standing.origin, standing.cursor_at);
     let Some(first) = first else { return armed(schedule, &timing, standing, None) };
     match token.kind {
@@ -293,7 +294,7 @@ impl Pass<'_> {
         let kept = kept.min(RUNS_MAX - usize::from(total > late));
         let kept = if kept == 0 { Vec::new() } else { self.newest(first, last, kept) };
         let missed = late - kept.len() as u64;
-        if missed > 0 {
+        if missed > 0 && !broken::is(Broken::MissedNotRecorded) {
             let to = kept.first().map_or(last, |kept| self.before(first, kept.tick_at));
             self.close_skip();
             self.plan.closed.push(SkipRange { reason, from: first.tick_at, to, count: missed });
@@ -317,7 +318,10 @@ impl Pass<'_> {
             // What is paused, invalid or exhausted has no timer.
             status: &Status::Active,
             // A missed tick runs now, so now must be allowed.
-            allowed: if is_missed { self.timing.allows(self.now) } else { Allowed::Yes },
+            allowed: match is_missed && !broken::is(Broken::CatchUpOutsideWindow) {
+                true => self.timing.allows(self.now),
+                false => Allowed::Yes,
+            },
             facts: &self.facts,
             in_batch: is_missed && self.schedule.catch_up() == CatchUp::RunAll,
         };

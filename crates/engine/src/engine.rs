@@ -748,7 +748,7 @@ fn check_templates(agents: &[AgentSpec]) -> Result<(), Error> {
 /// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once; and the schedule. What it lacks or
 /// what is different about it, the caller says.
 pub async fn prepare(
-    store: &AnyStore,
+    store: &impl Store,
     options: &Options,
     now: Timestamp,
     name: &str,

@@ -268,7 +268,7 @@ fn check_key(name: &str, session: &str) -> Result<(), Error> {
 
 /// A lane that nobody made becomes `main`; gives what was asked for then.
 pub(crate) async fn to_known_lane(
-    store: &AnyStore,
+    store: &impl Store,
     options: &Options,
     lane: &mut String,
 ) -> Result<Option<String>, Error> {

@@ -5,7 +5,7 @@ use belfry_core::check::Status;
 use belfry_core::edit;
 pub use belfry_core::edit::Resume;
 use belfry_core::{RunId, ScheduleDefinition};
-use belfry_store::{AnyStore, ScheduleRecord, Store};
+use belfry_store::{ScheduleRecord, Store};
 use belfry_time::{Kind, Timestamp};
 
 use crate::error::Error;
@@ -38,7 +38,7 @@ pub fn refuse_unreadable(record: &ScheduleRecord) -> Result<(), Error> {
 /// Ends a pause by hand. What it left out is recorded as skipped, or planned by `catch_up`. With [`Resume::FromNow`] also
 /// a schedule goes on that waits for the clock, which was set back.
 pub async fn resume(
-    store: &AnyStore,
+    store: &impl Store,
     now: Timestamp,
     record: &ScheduleRecord,
     how: Resume,

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
+use belfry_core::broken::{self, Broken};
 use parking_lot::Mutex;
 
+use crate::beside::Other;
 use crate::sim::{Report, Sim};
 
 /// How many lives went.
@@ -24,12 +26,18 @@ pub struct Summary {
     pub attempts: u64,
     /// Everything that happened.
     pub events: u64,
+    /// Second lives, by the store that they were lived on.
+    pub again: BTreeMap<&'static str, u64>,
     /// How often each verb met a schedule in each state.
     pub met: BTreeMap<(&'static str, &'static str), u64>,
 }
 
-/// Lives many seeds, every tenth twice. Goes on after a seed that broke something if `keeps_going`.
-pub fn live_all(seeds: Range<u64>, keeps_going: bool) -> Summary {
+/// Gives the stores that a seed is replayed on, each with its name.
+pub type Stores<'a> = &'a (dyn Fn(u64) -> Vec<(&'static str, Other)> + Sync);
+
+/// Lives many seeds, every tenth twice, and some again beside other stores. Goes on after a seed that broke something if
+/// `keeps_going`.
+pub fn live_all(seeds: Range<u64>, keeps_going: bool, stores: Stores<'_>) -> Summary {
     let next = AtomicU64::new(seeds.start);
     let summary = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
@@ -41,12 +49,25 @@ pub fn live_all(seeds: Range<u64>, keeps_going: bool) -> Summary {
                         return;
                     }
                     let report = Sim::run(seed, 0);
-                    let again = seed.is_multiple_of(10).then(|| Sim::run(seed, 0));
-                    let mut summary = summary.lock();
-                    if again.is_some_and(|again| again.trace != report.trace) {
-                        summary.broken.insert(seed, "two lives of this seed differ".into());
+                    let others = if report.broken.is_none() { stores(seed) } else { Vec::new() };
+                    // A life beside another store is a second life, too.
+                    let is_twice = seed.is_multiple_of(10) && others.is_empty();
+                    let mut again: Vec<(&str, Report)> =
+                        is_twice.then(|| ("memory", Sim::run(seed, 0))).into_iter().collect();
+                    for (name, other) in others {
+                        again.push((name, Sim::run_beside(seed, 0, Some(other))));
                     }
-                    summary.add(seed, report);
+                    let mut summary = summary.lock();
+                    summary.add(seed, &report);
+                    for (name, again) in again {
+                        *summary.again.entry(name).or_default() += 1;
+                        let differs = (again.trace != report.trace)
+                            .then(|| "two lives of this seed differ".to_owned())
+                            .filter(|_| report.broken.is_none());
+                        if let Some(what) = again.broken.filter(|_| report.broken.is_none()).or(differs) {
+                            summary.broken.insert(seed, format!("on {name}: {what}"));
+                        }
+                    }
                 }
             });
         }
@@ -55,19 +76,61 @@ pub fn live_all(seeds: Range<u64>, keeps_going: bool) -> Summary {
 }
 
 impl Summary {
-    fn add(&mut self, seed: u64, report: Report) {
+    fn add(&mut self, seed: u64, report: &Report) {
         self.lives += 1;
         self.ticks += report.ticks;
         self.attempts += report.attempts;
         self.events += report.events;
-        for (pair, count) in report.met {
-            *self.met.entry(pair).or_default() += count;
+        for (pair, count) in &report.met {
+            *self.met.entry(*pair).or_default() += count;
         }
-        match report.broken {
-            Some(what) => drop(self.broken.insert(seed, what)),
+        match &report.broken {
+            Some(what) => drop(self.broken.insert(seed, what.clone())),
             None => {
                 self.ticks_min = Some(self.ticks_min.map_or(report.ticks, |least| least.min(report.ticks)))
             }
         }
     }
+}
+
+/// The first seed that notices that something is broken on purpose, with what it notices. Seeds that break something anyway
+/// do not count. Every 20th seed is lived beside SQLite.
+pub fn notice(broken: Broken, seeds: Range<u64>) -> Option<(u64, String)> {
+    for seed in seeds {
+        let other = if seed.is_multiple_of(20) { Other::sqlite(seed).ok() } else { None };
+        let report = broken::with(broken, || Sim::run_beside(seed, 0, other));
+        if let Some(what) = report.broken
+            && Sim::run(seed, 0).broken.is_none()
+        {
+            return Some((seed, what));
+        }
+    }
+    None
+}
+
+/// The first seed that noticed something, with what it noticed.
+pub type Noticed = (u64, String);
+
+/// For everything that can be broken, what [`notice`] finds, on all processors. `each` hears of it at once.
+pub fn notice_all(
+    seeds: &Range<u64>,
+    each: impl Fn(Broken, Option<&Noticed>) + Sync,
+) -> Vec<(Broken, Option<Noticed>)> {
+    let next = AtomicUsize::new(0);
+    let noticed = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..available_parallelism().map_or(1, |count| count.get()) {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(broken) = Broken::ALL.get(place) else { return };
+                    let found = notice(*broken, seeds.clone());
+                    each(*broken, found.as_ref());
+                    noticed.lock().insert(place, found);
+                }
+            });
+        }
+    });
+    let noticed = noticed.into_inner();
+    noticed.into_iter().map(|(place, found)| (Broken::ALL[place], found)).collect()
 }

@@ -62,7 +62,7 @@ impl Params {
     /// What a seed makes.
     pub fn draw(seed: u64, random: &mut Random) -> Params {
         let is_shared = random.permille(650);
-        let lease = *random.one_of(&[20 * MINUTE, 40 * MINUTE, 80 * MINUTE]);
+        let lease = *random.one_of(&[30 * MINUTE, 60 * MINUTE, 120 * MINUTE]);
         let of_lease = |part: u64| Duration::from_micros(lease / part);
         let mut options = Options {
             check_interval: of_lease(6),
@@ -70,10 +70,10 @@ impl Params {
             lease: of_lease(1),
             orphan_check: of_lease(3),
             heartbeat: of_lease(1) * 4,
-            marks_every: of_lease(60),
+            marks_every: of_lease(8),
             lanes_every: of_lease(1) * 2,
             backoff: of_lease(200),
-            prune_every: Duration::from_micros(6 * HOUR),
+            prune_every: Duration::from_micros(3 * DAY),
             batch: *random.one_of(&[500, 500, 3, 1]),
             max_concurrent: random.permille(200).then(|| random.between(1, 6) as u32),
             ..Options::default()
@@ -146,8 +146,8 @@ pub fn agents(random: &mut Random, span: Micros) -> Vec<AgentSpec> {
             schedules: Vec::new(),
         });
     }
-    for number in 0..28 {
-        if ticks > 2_200 {
+    for number in 0..60 {
+        if ticks > 2_600 {
             break;
         }
         let (definition, every) = schedule(random);
@@ -156,6 +156,16 @@ pub fn agents(random: &mut Random, span: Micros) -> Vec<AgentSpec> {
         agents[place].schedules.push((format!("s{number}"), definition));
     }
     agents
+}
+
+/// An agent of another source.
+pub fn foreign(random: &mut Random) -> Vec<AgentSpec> {
+    let slot = ScheduleOptions { anchor: AnchorName::Slot, ..ScheduleOptions::default() };
+    let schedules = vec![
+        ("cron".into(), ScheduleDefinition::new(When::Cron(format!("{} */6 * * *", random.below(60))))),
+        ("slot".into(), ScheduleDefinition { when: When::Every("5h".into()), options: slot }),
+    ];
+    vec![AgentSpec { name: "foreign".into(), definition: agent(random), schedules }]
 }
 
 /// An agent.
@@ -200,8 +210,8 @@ pub fn schedule(random: &mut Random) -> (ScheduleDefinition, Option<Micros>) {
             let (text, every) = *random.one_of(&[("4h", 4 * HOUR), ("daily", DAY), ("weekly", 7 * DAY)]);
             (When::Every(text.into()), AnchorName::Start, Some(every))
         }
-        91..95 => (When::After(format!("{}h", random.between(1, 600))), AnchorName::Completion, None),
-        95..98 => (When::Webhook(json!({"secret": "none"})), AnchorName::Completion, None),
+        91..94 => (When::After(format!("{}h", random.between(1, 600))), AnchorName::Completion, None),
+        94..97 => (When::Webhook(json!({"secret": "none"})), AnchorName::Completion, None),
         _ => (When::Chat(json!({})), AnchorName::Completion, None),
     };
     let is_ticked = every.is_some();

@@ -7,6 +7,8 @@
 
 mod account;
 mod all;
+mod attempts;
+mod beside;
 mod draw;
 mod node;
 mod people;
@@ -15,7 +17,8 @@ mod sim;
 mod slow;
 mod world;
 
-pub use all::{Summary, live_all};
+pub use all::{Noticed, Stores, Summary, live_all, notice, notice_all};
+pub use beside::Other;
 pub use draw::Params;
-pub use people::{states, verbs};
+pub use people::{impossible, states, verbs};
 pub use sim::{Report, Sim};

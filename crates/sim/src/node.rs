@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use belfry::driver::{Driver, Input};
 use belfry::{NodeId, RunId};
-use belfry_core::Epoch;
 use belfry_core::retry::Outcome;
+use belfry_core::{Epoch, ScheduleId};
 
 use crate::slow::Slow;
 use crate::world::{Micros, NodeClock};
@@ -47,6 +47,8 @@ pub struct SimNode {
     pub wake: u64,
     /// A hint is on its way.
     pub is_hinted: bool,
+    /// It is frozen for this time when it claims next, before its claim reaches the store.
+    pub freezes: Option<Micros>,
     /// Until when the keeper lets children run.
     pub keeper_until: Micros,
 }
@@ -68,16 +70,27 @@ pub struct Process {
     pub name: String,
     /// The agent.
     pub agent: String,
+    /// The schedule.
+    pub schedule: ScheduleId,
     /// The command.
     pub command: String,
-    /// Whether it is a run of a session.
-    pub is_session: bool,
-    /// When it started.
-    pub started_at: Micros,
+    /// Its lane when it started.
+    pub lane: String,
+    /// The key of its session, if it is of one.
+    pub session: Option<String>,
+    /// When its run was claimed.
+    pub claimed_at: Micros,
     /// How it will end, unless something else ends it.
     pub outcome: Outcome,
     /// Changes whenever its end is set anew.
     pub ending: u64,
     /// It was told to end.
     pub is_stopping: bool,
+}
+
+impl Process {
+    /// Whether it is a run of a session.
+    pub fn is_session(&self) -> bool {
+        self.session.is_some()
+    }
 }

@@ -1,12 +1,18 @@
 //! What people and programs do to schedules and runs, and what goes wrong around them.
 
 use belfry::driver::{Input, Options};
-use belfry::{LaneSettings, Resume, RunId, ScheduleOptions, SessionVerb, Timestamp, When};
+use belfry::{
+    LaneSettings, Resume, RunId, RunState, ScheduleDefinition, ScheduleOptions, SessionVerb, Timestamp, When,
+};
 use belfry_core::breaker::State;
 use belfry_core::check::Status;
 use belfry_core::session::{Message, Policy};
 use belfry_core::{Reason, Trigger};
-use belfry_store::{Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord, Store};
+use belfry_store::{
+    BreakerEntry, Cancelled, Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord, Store,
+};
+
+use serde_json::json;
 
 use crate::draw::{self, Habit};
 use crate::node::Life;
@@ -14,7 +20,7 @@ use crate::sim::{Sim, What, signed};
 use crate::world::{DAY, HOUR, MINUTE, Micros, SECOND};
 
 /// What somebody may do, with how often.
-const VERBS: [(&str, u64); 24] = [
+const VERBS: [(&str, u64); 27] = [
     ("edit of timing", 4),
     ("edit of policies", 2),
     ("edit of limits", 2),
@@ -26,10 +32,13 @@ const VERBS: [(&str, u64); 24] = [
     ("disable", 2),
     ("enable", 3),
     ("remove", 1),
+    ("rename", 1),
     ("add", 1),
     ("add again", 2),
+    ("reload", 2),
     ("trigger", 3),
     ("cancel", 3),
+    ("retry", 2),
     ("backfill", 2),
     ("webhook", 2),
     ("message", 3),
@@ -40,6 +49,9 @@ const VERBS: [(&str, u64); 24] = [
     ("lane clear", 1),
     ("drain", 2),
 ];
+
+/// Schedules of which one is taken.
+const DRAWN: usize = 8;
 
 /// States in which a verb may meet a schedule.
 pub(crate) const STATES: [&str; 13] = [
@@ -68,6 +80,16 @@ pub fn states() -> impl Iterator<Item = &'static str> {
     STATES.into_iter()
 }
 
+/// Why a verb cannot meet a state, where it cannot.
+pub fn impossible(verb: &str, state: &str) -> Option<&'static str> {
+    match (verb, state) {
+        ("webhook" | "message" | "session", "overdue" | "deferred" | "exhausted") => {
+            Some("schedules that wait for requests or messages have no ticks")
+        }
+        _ => None,
+    }
+}
+
 impl Sim {
     /// One thing that somebody does to a schedule in whatever state it is.
     pub(crate) fn do_something(&mut self) {
@@ -77,10 +99,38 @@ impl Sim {
             }
         }
         let verb = self.draw_verb();
-        let Some((name, state)) = self.draw_target(verb) else { return };
+        if let Some((name, state)) = self.draw_target(verb) {
+            self.do_verb(verb, &name, state);
+        }
+    }
+
+    /// One thing that somebody does to this schedule: of all that suit it, one that its state has met least.
+    pub(crate) fn do_something_to(&mut self, name: String) {
+        let Some(record) = self.record(&name) else { return };
+        let state = self.state_of(&record);
+        let met = |verb| self.met.get(&(verb, state)).copied().unwrap_or(0);
+        let suitable: Vec<&'static str> = verbs().filter(|verb| self.suits(verb, &name)).collect();
+        let least = suitable.iter().map(|verb| met(verb)).min().unwrap_or(0);
+        let least: Vec<&'static str> = suitable.into_iter().filter(|verb| met(verb) == least).collect();
+        let own: &[&'static str] = match self.ledger.when(&name) {
+            Some(When::Chat(_)) => &["message", "session"],
+            Some(When::Webhook(_)) => &["webhook"],
+            _ => &[],
+        };
+        let is_own = !own.is_empty() && self.random.permille(500);
+        let verb = *self.random.one_of(if is_own { own } else { &least });
+        self.do_verb(verb, &name, state);
+    }
+
+    fn do_verb(&mut self, verb: &'static str, name: &str, state: &'static str) {
+        let name = name.to_owned();
         self.say(|| format!("{verb}: {name}, {state}"));
         *self.met.entry((verb, state)).or_default() += 1;
-        let record = self.record(&name);
+        self.check_breakers();
+        if self.random.permille(100) {
+            self.store.compare_all(self.world.wall());
+        }
+        let record = self.known_record(&name);
         let now = self.world.wall();
         match (verb, record) {
             ("edit of timing", _) => self.edit_timing(&name),
@@ -90,8 +140,10 @@ impl Sim {
             ("disable", _) => self.switch(&name, false),
             ("enable", _) => self.switch(&name, true),
             ("remove", _) => self.remove(&name),
+            ("rename", _) => self.rename(&name),
             ("add", _) => self.add(&name),
             ("add again", _) => self.add_again(&name),
+            ("reload", _) => self.apply_files(),
             ("pause", Some(record)) => {
                 self.now(self.store.pause(now, record.id, Some("simulated"), None));
             }
@@ -103,6 +155,7 @@ impl Sim {
             ("resume with catch-up", Some(record)) => self.resume(&record, now, Resume::CatchUp),
             ("trigger", _) => self.trigger(&name),
             ("cancel", _) => self.cancel_one(&name),
+            ("retry", Some(record)) => self.retry(&record),
             ("backfill", Some(record)) => self.backfill(&record),
             ("webhook", Some(record)) => self.webhook(&record),
             ("message", Some(record)) => self.message(&record),
@@ -137,19 +190,25 @@ impl Sim {
     }
 
     /// A schedule: of some that are drawn, the one in the state that this verb has met least.
-    fn draw_target(&mut self, verb: &str) -> Option<(String, &'static str)> {
+    fn draw_target(&mut self, verb: &'static str) -> Option<(String, &'static str)> {
         let mut names = self.ledger.names();
         names.extend(self.ledger.removed().map(str::to_owned));
-        if names.is_empty() {
-            return None;
+        names.retain(|name| self.suits(verb, name));
+        let mut best: Option<(u64, String, &'static str)> = None;
+        for _ in 0..names.len().min(DRAWN) {
+            let place = self.random.below(names.len() as u64) as usize;
+            let name = names.swap_remove(place);
+            let record = self.record(&name);
+            let state = record.as_ref().map_or("retired", |record| self.state_of(record));
+            if let Some(record) = record.filter(|record| record.definition.options.delete_after_run) {
+                self.ledger.see(&record);
+            }
+            let met = self.met.get(&(verb, state)).copied().unwrap_or(0);
+            if best.as_ref().is_none_or(|(least, ..)| met < *least) {
+                best = Some((met, name, state));
+            }
         }
-        let drawn: Vec<String> = (0..4).map(|_| self.random.one_of(&names).clone()).collect();
-        let wanted = drawn.into_iter().filter(|name| self.suits(verb, name));
-        let states = wanted.map(|name| {
-            let state = self.record(&name).map_or("retired", |record| self.state_of(&record));
-            (self.met.get(&(verb, state)).copied().unwrap_or(0), name, state)
-        });
-        states.min_by_key(|(met, _, _)| *met).map(|(_, name, state)| (name, state))
+        best.map(|(_, name, state)| (name, state))
     }
 
     /// Whether a verb means anything to the kind of a schedule.
@@ -158,8 +217,8 @@ impl Sim {
         match verb {
             "message" | "session" => matches!(when, Some(When::Chat(_))),
             "webhook" => matches!(when, Some(When::Webhook(_))),
-            "edit of timing" | "edit to nonsense" | "backfill" => {
-                matches!(when, Some(When::Cron(_) | When::Every(_)))
+            "edit of timing" | "backfill" => {
+                matches!(when, Some(When::Cron(_) | When::Every(_) | When::At(_) | When::After(_)))
             }
             _ => true,
         }
@@ -175,7 +234,8 @@ impl Sim {
             Status::Active => {}
         }
         let own: Vec<_> = self.processes.values().filter(|process| process.name == record.name).collect();
-        let breaker = self.now(self.store.breaker(record.agent, &record.definition.options.command)).breaker;
+        let breaker =
+            self.now(self.store.memory.breaker(record.agent, &record.definition.options.command)).breaker;
         let overdue = |due_at| due_at + signed(MINUTE) < self.world.wall();
         if own.iter().any(|process| process.is_stopping) {
             "being cancelled"
@@ -196,6 +256,38 @@ impl Sim {
         }
     }
 
+    /// Whether a schedule waits for requests from outside.
+    pub(crate) fn is_hooked(&self, name: &str) -> bool {
+        matches!(self.ledger.when(name), Some(When::Webhook(_)))
+    }
+
+    /// A schedule with this command that waits for requests or messages; else the one that is given.
+    pub(crate) fn neighbour(&mut self, agent: &str, command: &str, name: &str) -> String {
+        let spec = self.ledger.agents.iter().find(|spec| spec.name == agent);
+        let is_it = |definition: &ScheduleDefinition| {
+            definition.options.command == command
+                && matches!(definition.when, When::Chat(_) | When::Webhook(_))
+        };
+        let schedules = spec.into_iter().flat_map(|spec| &spec.schedules);
+        let found: Vec<String> = schedules
+            .filter(|(_, definition)| is_it(definition))
+            .map(|(name, _)| format!("{agent}/{name}"))
+            .collect();
+        if found.is_empty() { name.to_owned() } else { self.random.one_of(&found).clone() }
+    }
+
+    /// Whether the breaker of a command is half open.
+    pub(crate) fn is_half_open(&self, agent: &str, command: &str) -> bool {
+        let spec = self.ledger.agents.iter().find(|spec| spec.name == agent);
+        let has_breaker = spec.is_some_and(|spec| spec.definition.breaker.is_some());
+        let is_it = |entry: &BreakerEntry| entry.agent_name == agent && entry.command == command;
+        has_breaker
+            && self
+                .now(self.store.memory.breakers())
+                .iter()
+                .any(|entry| is_it(entry) && entry.breaker.state == State::HalfOpen)
+    }
+
     fn done<T>(&self, call: impl Future<Output = Result<T, belfry::Error>>) {
         // What is refused here is refused to people, too.
         let _ = self.now(async { Ok(call.await.ok()) });
@@ -203,7 +295,21 @@ impl Sim {
 
     fn resume(&mut self, record: &ScheduleRecord, now: Timestamp, how: Resume) {
         let store = self.store.clone();
-        self.done(belfry::resume(&store, now, record, how));
+        self.done(belfry::resume(&*store, now, record, how));
+    }
+
+    /// Somebody pauses schedules and resumes them at once.
+    fn pause_and_resume(&mut self) {
+        let now = self.world.wall();
+        let names = self.ledger.names();
+        for _ in 0..names.len().min(4) {
+            let name = self.random.one_of(&names).clone();
+            let Some(record) = self.record(&name) else { continue };
+            self.now(self.store.pause(now, record.id, None, None));
+            if let Some(record) = self.record(&name) {
+                self.resume(&record, now, Resume::Skip);
+            }
+        }
     }
 
     fn edit_timing(&mut self, name: &str) {
@@ -221,6 +327,7 @@ impl Sim {
                 if_running: old.if_running,
                 overlap: old.overlap,
                 command: old.command,
+                priority: old.priority,
                 ..new
             };
         }
@@ -229,7 +336,17 @@ impl Sim {
 
     fn edit_to_nonsense(&mut self, name: &str) {
         if let Some(definition) = self.ledger.definition(name) {
-            definition.when = When::Cron("0 0 30 2 *".into());
+            definition.when = match &definition.when {
+                When::Chat(_) => When::Chat(json!({"cap": "nonsense"})),
+                When::Webhook(hook) => {
+                    definition.options.timezone = Some("Nowhere/Nonsense".into());
+                    When::Webhook(hook.clone())
+                }
+                _ => When::Cron("0 0 30 2 *".into()),
+            };
+            if matches!(definition.when, When::Chat(_) | When::Webhook(_)) {
+                self.verb_maybe(1000, name, HOUR);
+            }
         }
         self.apply_files();
     }
@@ -273,6 +390,9 @@ impl Sim {
     }
 
     fn remove(&mut self, name: &str) {
+        if let Some(record) = self.record(name) {
+            self.ledger.retire(&record);
+        }
         self.ledger.remove(name);
         self.apply_files();
     }
@@ -293,12 +413,41 @@ impl Sim {
         }
     }
 
+    /// The schedule goes on under another name.
+    fn rename(&mut self, name: &str) {
+        let Some(definition) = self.ledger.definition(name).cloned() else { return };
+        let Some((agent, _)) = name.split_once('/') else { return };
+        if let Some(record) = self.record(name) {
+            self.ledger.retire(&record);
+        }
+        self.ledger.remove(name);
+        let new_name = format!("r{}", self.ledger.applied);
+        if let Some(spec) = self.ledger.agents.iter_mut().find(|spec| spec.name == agent) {
+            spec.schedules.push((new_name, definition));
+        }
+        self.apply_files();
+    }
+
+    /// Makes a run like one that has ended.
+    fn retry(&mut self, record: &ScheduleRecord) {
+        let now = self.world.wall();
+        let ended = self.now(self.store.memory.ended_runs(record.id, 3));
+        let Some(old) = ended.into_iter().next_back() else { return };
+        let id = RunId(self.new_id());
+        let store = self.store.clone();
+        self.done(async {
+            let new = belfry::prepare(&*store, &Options::default(), now, &old.name).await?;
+            let run = NewRun { id, command: old.command, prompt: old.prompt, payload: old.payload, ..new };
+            Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
+        });
+    }
+
     fn trigger(&mut self, name: &str) {
         let now = self.world.wall();
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let run = NewRun { id, ..belfry::prepare(&store, &Options::default(), now, name).await?.0 };
+            let run = NewRun { id, ..belfry::prepare(&*store, &Options::default(), now, name).await?.0 };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
     }
@@ -316,7 +465,7 @@ impl Sim {
         for tick in ticks {
             let id = RunId(self.new_id());
             self.done(async {
-                let (run, _) = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+                let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
                 let run = NewRun { id, trigger: Trigger::Backfill, tick_at: Some(tick), ..run };
                 Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
             });
@@ -328,7 +477,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let (run, _) = belfry::prepare(&store, &Options::default(), now, &record.name).await?;
+            let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
             let run = NewRun { id, trigger: Trigger::Webhook, ..run };
             let options = record.definition.options.clone();
             Ok(store.knock(now, &Knock { run, signed: None, keys: Vec::new(), options }).await?)
@@ -359,16 +508,24 @@ impl Sim {
     fn session(&mut self, record: &ScheduleRecord) {
         let key = *self.random.one_of(&["ada", "bob"]);
         let verb = *self.random.one_of(&[SessionVerb::Stop, SessionVerb::StopAll, SessionVerb::Reset]);
+        if verb == SessionVerb::Reset {
+            let at = self.world.now();
+            self.ledger.resets.insert((record.id, key.to_owned()), at);
+        }
         self.now(self.store.session(self.world.wall(), record.id, key, verb));
     }
 
     fn cancel_one(&mut self, name: &str) {
-        let live: Vec<RunRecord> = self.now(self.store.live_runs());
+        let live: Vec<RunRecord> = self.now(self.store.memory.live_runs());
         let own = live.iter().find(|run| run.name == name).map(|run| run.id);
         let Some(run) = own.or_else(|| (!live.is_empty()).then(|| self.random.one_of(&live).id)) else {
             return;
         };
-        self.now(self.store.cancel(self.world.wall(), run, Reason::Requested));
+        let cancelled = self.now(self.store.cancel(self.world.wall(), run, Reason::Requested));
+        let state = self.now(self.store.memory.run(run)).map(|run| run.state);
+        if cancelled == Cancelled::Ended && state != Some(RunState::Cancelled) {
+            self.breaks(format!("{run} was cancelled while it waited, and is {state:?}"));
+        }
     }
 
     fn change_lane(&mut self) {
@@ -378,6 +535,7 @@ impl Sim {
             limit: self.random.permille(500).then(|| self.random.between(1, 5) as u32),
             queue_limit: self.random.permille(500).then(|| self.random.between(1, 10) as u32),
         });
+        self.ledger.lanes.insert(lane, (self.world.now(), settings.and_then(|settings| settings.limit)));
         self.now(self.store.set_lane(self.world.wall(), lane, settings));
     }
 
@@ -413,7 +571,12 @@ impl Sim {
                     1 => self.random.between(self.params.lease() / 2, 3 * self.params.lease()),
                     _ => self.random.between(self.params.lease(), DAY),
                 };
-                self.freeze(place, time);
+                if self.random.permille(500) {
+                    self.nodes[place].freezes = Some(time);
+                } else {
+                    let calls_land = self.random.permille(500);
+                    self.freeze(place, time, calls_land);
+                }
             }
             55..70 => {
                 let until = now + self.outage();
@@ -439,8 +602,15 @@ impl Sim {
                 let longest = *self.random.one_of(&[SECOND, MINUTE, HOUR, 4 * HOUR]);
                 let by = self.random.between(1_000, longest) as i64;
                 let by = if self.random.permille(600) { -by } else { by };
+                // At once, or between the answer of a node's next read of what is due and what it makes of it.
+                let is_later = self.random.permille(500);
                 self.say(|| format!("the store's clock is stepped by {} s", by / SECOND as i64));
-                self.world.step(by);
+                if is_later {
+                    self.world.step_later(by);
+                } else {
+                    self.world.step(by);
+                    self.pause_and_resume();
+                }
             }
             _ => {}
         }
@@ -484,6 +654,7 @@ impl Sim {
             let outcome = self.processes[&pid].outcome;
             self.end_process(pid, outcome, MINUTE);
         }
+        self.ledger.lanes.clear();
         for lane in ["cron", "main", "nightly"] {
             self.now(self.store.set_lane(now, lane, None));
         }
@@ -498,7 +669,7 @@ impl Sim {
             self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
             self.now(self.store.reset_budget(now, record.agent));
             let store = self.store.clone();
-            self.done(belfry::resume(&store, now, &record, Resume::Skip));
+            self.done(belfry::resume(&*store, now, &record, Resume::Skip));
         }
         self.hint();
     }
@@ -509,11 +680,12 @@ impl Sim {
             return;
         }
         self.check_ticks();
-        for agent in &mut self.ledger.agents {
+        for agent in self.ledger.foreign.iter_mut().chain(&mut self.ledger.agents) {
             for (_, definition) in &mut agent.schedules {
                 definition.options.enabled = false;
             }
         }
         self.apply_files();
+        self.apply_foreign();
     }
 }

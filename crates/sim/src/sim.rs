@@ -1,29 +1,30 @@
 //! The simulation: one queue of what happens next, in true time, and everything that takes part.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use belfry::driver::{Driver, Effect, Input, Phase, Sight};
-use belfry::{AnyStore, NodeId, RunId, SignedDuration, Time, Timestamp, carry_out};
+use belfry::{NodeId, RunId, SignedDuration, Time, Timestamp, carry_out};
 use belfry_core::retry::Outcome;
 use belfry_core::{Epoch, Reason};
 use belfry_runner::{Attempt, ProcessState, Report as Ended, Stop};
-use belfry_store::memory::Memory;
 use belfry_store::{Node, NodeProcess, Snapshot, Store, Watch};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::account::Ledger;
+use crate::beside::{Beside, Other};
 use crate::draw::{self, Habit, Params};
 use crate::node::{Life, Process, SimNode};
 use crate::random::Random;
 use crate::slow::Slow;
-use crate::world::{HOUR, Micros, NodeClock, SECOND, World};
+use crate::world::{HOUR, MINUTE, Micros, NodeClock, SECOND, World};
 
 /// Something that happens at an instant.
 pub(crate) enum What {
@@ -43,11 +44,40 @@ pub(crate) enum What {
     Thaw { place: usize, lives: u64 },
     /// Somebody does something.
     Verb,
+    /// Somebody does something to a schedule that is in a state which does not last.
+    VerbTo(String),
     /// Something goes wrong.
     Fault,
 }
 
-/// A life has about half a million events.
+/// What happens at an instant. Of several at the same instant the one that was asked for first happens first.
+struct Event {
+    at: Micros,
+    number: u64,
+    what: What,
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Event) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Event) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Event) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Event {}
+
+/// A life has some hundred thousand events.
 const EVENTS_MAX: u64 = 4_000_000;
 
 type Call = Pin<Box<dyn Future<Output = Input> + Send>>;
@@ -98,9 +128,9 @@ pub struct Report {
 pub struct Sim {
     pub(crate) params: Params,
     pub(crate) world: Arc<World>,
-    pub(crate) store: Arc<AnyStore>,
+    pub(crate) store: Arc<Beside>,
     pub(crate) random: Random,
-    queue: BTreeMap<(Micros, u64), What>,
+    queue: BinaryHeap<Event>,
     number: u64,
     tasks: HashMap<u64, Task>,
     pub(crate) nodes: Vec<SimNode>,
@@ -121,7 +151,7 @@ pub struct Sim {
 
 /// An id that begins with an instant, as ids of runs do.
 pub(crate) fn id(ids: &AtomicU64, at: Timestamp) -> Uuid {
-    let number = ids.fetch_add(1, Ordering::Relaxed);
+    let number = ids.fetch_add(1, Relaxed);
     let ms = u128::from(at.as_millisecond().max(0).unsigned_abs());
     Uuid::from_u128(ms << 80 | 7 << 76 | 2 << 62 | u128::from(number))
 }
@@ -129,21 +159,26 @@ pub(crate) fn id(ids: &AtomicU64, at: Timestamp) -> Uuid {
 impl Sim {
     /// Lives a seed. With `lines` so many of the last lines of what happened are kept.
     pub fn run(seed: u64, lines: usize) -> Report {
+        Sim::run_beside(seed, lines, None)
+    }
+
+    /// Lives a seed, and asks another store, which is empty, the same as the one in memory: every answer must be equal.
+    pub fn run_beside(seed: u64, lines: usize, other: Option<Other>) -> Report {
         let mut random = Random(seed);
         let params = Params::draw(seed, &mut random);
-        let mut sim = Sim::new(params, random, lines);
+        let mut sim = Sim::new(params, random, lines, other);
         sim.live();
         sim.report()
     }
 
-    fn new(params: Params, mut random: Random, lines_max: usize) -> Sim {
+    fn new(params: Params, mut random: Random, lines_max: usize, other: Option<Other>) -> Sim {
         let world = Arc::new(World::new(params.start, random.fork(), params.lease()));
         world.faults(|faults| {
             faults.cut_until = vec![0; params.nodes];
             faults.fails_permille = params.fails_permille;
             faults.loses_permille = params.loses_permille;
         });
-        let store = Arc::new(AnyStore::Memory(Memory::new()));
+        let store = Arc::new(Beside::new(other));
         let nodes = (0..params.nodes)
             .map(|node| SimNode {
                 lives: 0,
@@ -161,22 +196,24 @@ impl Sim {
                 stalled: Vec::new(),
                 wake: 0,
                 is_hinted: false,
+                freezes: None,
                 keeper_until: 0,
             })
             .collect();
         let agents = draw::agents(&mut random, params.span);
+        let foreign = draw::foreign(&mut random);
         let habits = agents.iter().map(|agent| (agent.name.clone(), Habit::draw(&mut random))).collect();
         Sim {
             world,
             store,
-            queue: BTreeMap::new(),
+            queue: BinaryHeap::new(),
             number: 0,
             tasks: HashMap::new(),
             nodes,
             alive: Arc::default(),
             processes: BTreeMap::new(),
             habits,
-            ledger: Ledger::new(agents),
+            ledger: Ledger::new(agents, foreign),
             is_healed: false,
             ids: Arc::new(AtomicU64::new(1)),
             trace: DefaultHasher::new(),
@@ -192,6 +229,7 @@ impl Sim {
     }
 
     fn live(&mut self) {
+        self.apply_foreign();
         self.apply_files();
         for place in 0..self.nodes.len() {
             let at = self.random.below(20 * SECOND);
@@ -256,7 +294,7 @@ impl Sim {
 
     pub(crate) fn at(&mut self, at: Micros, what: What) {
         self.number += 1;
-        self.queue.insert((at, self.number), what);
+        self.queue.push(Event { at, number: self.number, what });
     }
 
     pub(crate) fn soon(&mut self, within: Micros, what: What) {
@@ -266,16 +304,18 @@ impl Sim {
 
     fn run_until(&mut self, until: Micros) {
         while self.broken.is_none()
-            && let Some(entry) = self.queue.first_entry()
-            && entry.key().0 <= until
+            && self.queue.peek().is_some_and(|event| event.at <= until)
+            && let Some(Event { at, what, .. }) = self.queue.pop()
         {
-            let ((at, _), what) = entry.remove_entry();
             self.world.set_now(at);
             self.events += 1;
             if self.events > EVENTS_MAX {
                 self.breaks(format!("more than {EVENTS_MAX} events: something asks again and again"));
             }
             self.happen(what);
+            if let Some(difference) = self.store.differs() {
+                self.breaks(difference);
+            }
         }
         self.world.set_now(until.max(self.world.now()));
     }
@@ -304,10 +344,13 @@ impl Sim {
             }
             What::Start(place) => self.start_node(place),
             What::Thaw { place, lives } => self.thaw(place, lives),
+            // What was to come is left out once everything has healed.
+            What::Verb | What::VerbTo(_) | What::Fault if self.is_healed => {}
             What::Verb => {
                 self.do_something();
                 self.next_verb();
             }
+            What::VerbTo(name) => self.do_something_to(name),
             What::Fault => {
                 self.go_wrong();
                 self.next_fault();
@@ -326,6 +369,13 @@ impl Sim {
         }
     }
 
+    /// In so many of a thousand cases, somebody soon does something to this schedule.
+    pub(crate) fn verb_maybe(&mut self, permille: u64, name: &str, within: Micros) {
+        if self.params.verbs_per_day > 0 && !self.is_healed && self.random.permille(permille) {
+            self.soon(within, What::VerbTo(name.to_owned()));
+        }
+    }
+
     fn next_fault(&mut self) {
         let per_day = self.params.faults_per_day;
         if per_day > 0 && !self.is_healed {
@@ -337,12 +387,12 @@ impl Sim {
     pub(crate) fn hint(&mut self) {
         for place in 0..self.nodes.len() {
             let node = &mut self.nodes[place];
-            if node.life == Life::Down || node.is_hinted || self.random.permille(100) {
+            if node.life == Life::Down || node.is_hinted || self.random.permille(200) {
                 continue;
             }
             node.is_hinted = true;
             let lives = node.lives;
-            let late = if self.random.permille(20) { 30 * SECOND } else { SECOND / 20 };
+            let late = if self.random.permille(20) { 30 * SECOND } else { SECOND / 2 };
             self.soon(late, What::Give { place, lives, input: Box::new(Input::Hint) });
         }
     }
@@ -490,7 +540,12 @@ impl Sim {
         match effect {
             Effect::Ask(ask) => {
                 self.say(|| format!("node {place} asks {}", brief(&ask)));
+                let is_claim = matches!(ask, belfry::driver::Ask::Claim(_));
+                let freezes = if is_claim { self.nodes[place].freezes.take() } else { None };
                 self.ask(place, async move { carry_out(&*store, &*clock, ask).await });
+                if let Some(time) = freezes.filter(|_| !self.is_healed) {
+                    self.freeze(place, time, false);
+                }
             }
             Effect::Start { attempt, tell } => self.start_process(place, &attempt, tell),
             Effect::Stop { run, epoch, stop } => self.stop_process(place, lives, run, epoch, stop),
@@ -610,8 +665,7 @@ impl Sim {
     }
 
     /// The process of a node is stopped for a time, its keeper is not.
-    pub(crate) fn freeze(&mut self, place: usize, time: Micros) {
-        let calls_land = self.random.permille(500);
+    pub(crate) fn freeze(&mut self, place: usize, time: Micros, calls_land: bool) {
         let node = &mut self.nodes[place];
         if node.life != Life::Up {
             return;
@@ -676,6 +730,7 @@ impl Sim {
             true => Outcome::Failed { reason: Reason::ExitCode, retryable: self.random.permille(800) },
             false => Outcome::Completed,
         };
+        let record = self.now(self.store.memory.run(attempt.run));
         let process = Process {
             place,
             lives,
@@ -684,15 +739,24 @@ impl Sim {
             epoch: attempt.epoch,
             name: format!("{}/{}", attempt.agent, attempt.schedule),
             agent: attempt.agent.to_string(),
+            schedule: record.as_ref().map_or(0, |record| record.schedule),
             command: attempt.command.clone(),
-            is_session: attempt.session.is_some(),
-            started_at: self.world.now(),
+            lane: record.map_or(String::new(), |record| record.lane),
+            session: attempt.session.clone(),
+            claimed_at: self.world.take_claim(attempt.run, attempt.epoch),
             outcome,
             ending: 0,
             is_stopping: false,
         };
         self.say(|| format!("node {place} starts {} {} #{}", process.name, process.run, process.epoch));
         self.check_start(&process);
+        if process.is_session() || self.is_hooked(&process.name) {
+            self.verb_maybe(300, &process.name, MINUTE);
+        } else if self.random.permille(50) && self.is_half_open(&process.agent, &process.command) {
+            self.verb_maybe(500, &process.name, SECOND);
+            let neighbour = self.neighbour(&process.agent, &process.command, &process.name);
+            self.verb_maybe(500, &neighbour, SECOND);
+        }
         self.number += 1;
         let pid = self.number;
         self.processes.insert(pid, process);
@@ -724,7 +788,13 @@ impl Sim {
             Stop::Shutdown | Stop::ShutdownNow => Outcome::Shutdown,
             Stop::LeaseLost => Outcome::Failed { reason: Reason::Orphaned, retryable: true },
         };
-        self.end_process(pid, outcome, if stop.is_at_once() { SECOND / 20 } else { 5 * SECOND });
+        // Some programs take long to end.
+        let grace = if self.random.permille(300) { MINUTE } else { 5 * SECOND };
+        self.end_process(pid, outcome, if stop.is_at_once() { SECOND / 20 } else { grace });
+        if let Stop::Cancel(_) = stop {
+            let name = self.processes[&pid].name.clone();
+            self.verb_maybe(500, &name, SECOND);
+        }
     }
 
     /// Ends a process soon.
@@ -742,6 +812,11 @@ impl Sim {
             return;
         }
         let Some(process) = self.processes.remove(&pid) else { return };
+        self.check_exit(&process);
+        if matches!(process.outcome, Outcome::Failed { retryable: true, .. }) {
+            let is_rare = process.is_session() || self.is_hooked(&process.name);
+            self.verb_maybe(if is_rare { 300 } else { 30 }, &process.name, MINUTE);
+        }
         self.say(|| {
             format!("{} {} #{} ends: {:?}", process.name, process.run, process.epoch, process.outcome)
         });
@@ -812,7 +887,7 @@ fn is_news(input: &Input) -> bool {
 
 fn brief(ask: &belfry::driver::Ask) -> String {
     let mut text = format!("{ask:?}");
-    if let Some((at, _)) = text.char_indices().nth(300) {
+    if let Some((at, _)) = text.char_indices().nth(600) {
         text.truncate(at);
     }
     text

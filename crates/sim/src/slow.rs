@@ -8,6 +8,7 @@ use belfry_core::{AgentId, Epoch, Reason, ScheduleId, SkipRange};
 use belfry_store::*;
 use belfry_time::Timestamp;
 
+use crate::beside::Beside;
 use crate::world::{Fault, World};
 
 /// The store, seen from one node.
@@ -17,7 +18,7 @@ pub struct Slow {
     /// What delays and breaks calls.
     pub world: Arc<World>,
     /// The store behind it.
-    pub store: Arc<AnyStore>,
+    pub store: Arc<Beside>,
     /// Whether the store has a clock of its own.
     pub has_clock: bool,
 }
@@ -48,7 +49,10 @@ impl Slow {
                 unavailable(true)
             }
         };
-        self.world.sleep(self.world.latency()).await;
+        // What was read takes no time back: the node may be killed between two calls anyway.
+        if kind == Kind::Write {
+            self.world.sleep(self.world.latency()).await;
+        }
         answer
     }
 }
@@ -69,6 +73,26 @@ impl Store for Slow {
         self.call(Kind::Read, async { Ok(Some(self.world.wall())) }).await
     }
 
+    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Result<Vec<Due>, Error> {
+        let read = async {
+            let due = self.store.due(now, after, limit).await;
+            if due.as_ref().is_ok_and(|due| !due.is_empty()) {
+                self.world.due_read();
+            }
+            due
+        };
+        self.call(Kind::Read, read).await
+    }
+
+    async fn claim(&self, now: Timestamp, claim: &Claim) -> Result<Vec<Claimed>, Error> {
+        let write = async {
+            let claimed = self.store.claim(now, claim).await;
+            self.world.claimed(claimed.as_deref().unwrap_or_default());
+            claimed
+        };
+        self.call(Kind::Write, write).await
+    }
+
     async fn changed(&self) {
         std::future::pending().await
     }
@@ -85,7 +109,6 @@ impl Store for Slow {
         Read unreadable() -> Vec<UnreadableSchedule>;
         Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
         Write resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>;
-        Read due(now: Timestamp, after: Option<Mark>, limit: u32) -> Vec<Due>;
         Read next_due() -> Option<Timestamp>;
         Write commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>;
         Write enqueue(now: Timestamp, request: &Enqueue) -> Enqueued;
@@ -97,7 +120,6 @@ impl Store for Slow {
         Read lanes(now: Timestamp) -> Vec<LaneRecord>;
         Read lane_settings() -> Vec<LaneRecord>;
         Write clear_lane(now: Timestamp, lane: &str) -> Vec<RunId>;
-        Write claim(now: Timestamp, claim: &Claim) -> Vec<Claimed>;
         Read next_start(now: Timestamp) -> Option<Timestamp>;
         Write finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
         Write cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;

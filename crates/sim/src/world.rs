@@ -1,12 +1,15 @@
 //! What all simulated nodes share: true time, the store's clock, and the faults that are active.
 
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use belfry::driver::Now;
-use belfry::{SignedDuration, Time, Timestamp};
+use belfry::{RunId, SignedDuration, Time, Timestamp};
+use belfry_core::Epoch;
+use belfry_store::Claimed;
 use parking_lot::Mutex;
 
 use crate::random::Random;
@@ -63,18 +66,32 @@ struct Inner {
     start: Timestamp,
     /// How far the store's clock was stepped, in microseconds.
     stepped: i64,
+    /// A step that is to come.
+    step_later: Option<i64>,
     random: Random,
     faults: Faults,
     /// When the future that is being polled wants to be polled again.
     wakes: Vec<Micros>,
     lease: Micros,
+    /// When runs were claimed that have not started yet.
+    claims: HashMap<(RunId, Epoch), Micros>,
 }
 
 impl World {
     /// A world whose store's clock shows `start`.
     pub fn new(start: Timestamp, random: Random, lease: Micros) -> World {
         let faults = Faults::default();
-        let inner = Inner { now: 0, start, stepped: 0, random, faults, wakes: Vec::new(), lease };
+        let inner = Inner {
+            now: 0,
+            start,
+            stepped: 0,
+            step_later: None,
+            random,
+            faults,
+            wakes: Vec::new(),
+            lease,
+            claims: HashMap::new(),
+        };
         World { inner: Mutex::new(inner) }
     }
 
@@ -100,6 +117,30 @@ impl World {
     /// Steps the store's clock.
     pub fn step(&self, by: i64) {
         self.inner.lock().stepped += by;
+    }
+
+    /// Steps the store's clock right after the next read of what is due.
+    pub fn step_later(&self, by: i64) {
+        self.inner.lock().step_later = Some(by);
+    }
+
+    /// What is due was read.
+    pub fn due_read(&self) {
+        let mut inner = self.inner.lock();
+        let by = inner.step_later.take().unwrap_or(0);
+        inner.stepped += by;
+    }
+
+    /// Runs were claimed now.
+    pub fn claimed(&self, claimed: &[Claimed]) {
+        let mut inner = self.inner.lock();
+        let now = inner.now;
+        inner.claims.extend(claimed.iter().map(|claimed| ((claimed.run, claimed.epoch), now)));
+    }
+
+    /// When a run was claimed.
+    pub fn take_claim(&self, run: RunId, epoch: Epoch) -> Micros {
+        self.inner.lock().claims.remove(&(run, epoch)).unwrap_or(0)
     }
 
     /// Changes what goes wrong.

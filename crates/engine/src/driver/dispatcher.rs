@@ -35,7 +35,7 @@ impl Driver {
         let has_room = if only.is_some() { self.tasks.is_empty() } else { total > 0 && !lanes.is_empty() };
         if !has_room {
             // The end of an attempt makes room, and asks again.
-            self.dispatcher.at = now.mono + self.options.poll_interval;
+            self.dispatcher.at = now.mono + self.poll_interval();
             (self.claim_wanted, self.is_full) = (false, true);
             return;
         }
@@ -76,7 +76,7 @@ impl Driver {
         claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
         next: Option<Timestamp>,
     ) {
-        self.dispatcher.rest(now, now.mono + self.options.poll_interval);
+        self.dispatcher.rest(now, now.mono + self.poll_interval());
         let Some(claimed) = self.written(now, Write::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff(Write::Claims);
             self.claim_wanted = true;

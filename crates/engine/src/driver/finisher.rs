@@ -68,7 +68,10 @@ impl Driver {
                     continue;
                 }
             };
-            let Some(task) = self.tasks.remove(&ending.finish.run) else { continue };
+            let Finish { run, epoch, .. } = ending.finish;
+            // A repeat of an end whose first answer was lost must not touch the attempt that was claimed since.
+            let is_ours = self.tasks.get(&run).is_some_and(|task| task.epoch == epoch);
+            let Some(task) = is_ours.then(|| self.tasks.remove(&run)).flatten() else { continue };
             // The end of a run may have armed its schedule.
             match ending.finish.arm {
                 Some(token) if !self.planner.busy => {

@@ -1,6 +1,7 @@
 //! What is due, and what becomes of it.
 
 use belfry_core::TokenKind;
+use belfry_core::broken::{self, Broken};
 
 use super::*;
 
@@ -19,7 +20,7 @@ impl Driver {
     }
 
     pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
-        self.planner.rest(now, now.mono + self.options.poll_interval);
+        self.planner.rest(now, now.mono + self.poll_interval());
         let Some(due) = self.read(now, due) else {
             self.planner.at = now.mono + self.backoff(Write::Plans);
             return;
@@ -29,6 +30,11 @@ impl Driver {
         }
         self.next_due = next;
         self.plan_batch(now, due);
+    }
+
+    /// How long a node waits for a hint before it looks by itself.
+    pub(super) fn poll_interval(&self) -> Duration {
+        if broken::is(Broken::HintsAreAll) { Duration::MAX / 4 } else { self.options.poll_interval }
     }
 
     fn plan_batch(&mut self, now: Now, due: Vec<Due>) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use belfry_core::broken::{self, Broken};
 use belfry_core::definition::{Options, Scope};
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Scopes, Standing, admit};
 use belfry_core::{AgentId, NodeId, RunId, ScheduleId, Trigger};
@@ -25,7 +26,8 @@ type Order = (i32, Timestamp, RunId);
 
 impl Live {
     pub(super) fn order(&self) -> Order {
-        (-i32::from(self.new.priority), self.new.not_before, self.new.id)
+        let at = if broken::is(Broken::QueueByRetry) { self.not_before } else { self.new.not_before };
+        (-i32::from(self.new.priority), at, self.new.id)
     }
 
     fn waits(&self) -> bool {
@@ -49,7 +51,8 @@ impl Live {
 impl State {
     pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
         // A node whose claims do not hold gets none.
-        if self.nodes.get(&claim.node).is_none_or(|node| node.fenced) {
+        let is_fenced = |node: &Node| node.fenced && !broken::is(Broken::FencedNodeClaims);
+        if self.nodes.get(&claim.node).is_none_or(is_fenced) {
             return Vec::new();
         }
         if let Some(run) = claim.only {
@@ -114,6 +117,9 @@ impl State {
         let mut waiting: Vec<(&RunId, &Live)> =
             self.live.iter().filter(|(_, live)| ready(live) && serves(live)).collect();
         waiting.retain(|(run, live)| self.has_turn(**run, live));
+        if waiting.is_empty() {
+            return (Vec::new(), false);
+        }
         waiting.sort_by_key(|(_, live)| live.order());
         let scopes = self.scopes();
         let candidates: Vec<_> = waiting
@@ -153,7 +159,8 @@ impl State {
                 .agents
                 .get(&agent)
                 .and_then(|agent| agent.definition.max_concurrent)
-                .map_or(i64::MAX, i64::from),
+                .map_or(i64::MAX, |max| i64::from(max) + i64::from(broken::is(Broken::LimitOneTooMany))),
+            _ if broken::is(Broken::TurnIgnored) => i64::MAX,
             Gate::Schedule(_) | Gate::Command(..) | Gate::WholeAgent(_) => 1,
         }
     }

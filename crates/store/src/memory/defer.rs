@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use belfry_core::ScheduleId;
+use belfry_core::broken::{self, Broken};
 use belfry_time::Timestamp;
 
 use super::State;
@@ -31,6 +32,9 @@ impl State {
     pub(super) fn arm_deferred(&mut self) -> bool {
         let lanes: BTreeSet<String> = self.deferred.values().map(|deferred| deferred.lane.clone()).collect();
         let mut armed = false;
+        if broken::is(Broken::DeferredForgotten) {
+            return armed;
+        }
         for lane in lanes {
             let waits =
                 |id: &ScheduleId| self.schedules.get(id).is_some_and(|row| row.record.token.is_none());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use belfry_core::broken::{self, Broken};
 use belfry_core::{Reason, RunId, RunState};
 use belfry_time::Timestamp;
 
@@ -63,6 +64,9 @@ impl State {
     pub(super) fn room_of_lane(&self, lane: &str) -> u32 {
         let settings = self.lanes.get(lane).and_then(|row| row.set.or(row.file));
         let Some(limit) = settings.and_then(|settings| settings.limit) else { return u32::MAX };
+        if broken::is(Broken::LaneLimitIgnored) {
+            return limit;
+        }
         let running = self.live.values().filter(|live| live.running.is_some() && live.new.lane == lane);
         limit.saturating_sub(running.count() as u32)
     }

@@ -1,5 +1,6 @@
 //! Nodes and their leases: renewal, fencing, rescue.
 
+use belfry_core::broken::{self, Broken};
 use belfry_core::ending::Then;
 use belfry_core::rescue::{Fate, Orphan, fate};
 use belfry_core::retry::Verdict;
@@ -46,8 +47,10 @@ impl State {
         node.fenced = true;
         let runs: Vec<RunId> =
             self.live.iter().filter(|(_, live)| live.running == Some(id)).map(|(run, _)| *run).collect();
+        let forgotten = usize::from(broken::is(Broken::RescueForgetsOne));
         let orphans: Vec<Orphan<RunId>> = runs
             .into_iter()
+            .skip(forgotten)
             .filter_map(|run| Some((run, self.live.get(&run)?)))
             .map(|(run, live)| Orphan {
                 run,

@@ -1,5 +1,6 @@
 //! Sessions: their messages, their lines, their stops.
 
+use belfry_core::broken::{self, Broken};
 use belfry_core::session::{self, Change, Place, Policy, Session, Stage, Took};
 use belfry_core::{Reason, RunId, RunState, ScheduleId};
 use belfry_time::Timestamp;
@@ -182,6 +183,9 @@ impl State {
         let Some((own, row)) = live.session.and_then(|own| Some((own, self.sessions.get(&own.id)?))) else {
             return true;
         };
+        if broken::is(Broken::SessionTwoAtOnce) {
+            return true;
+        }
         let line = self.line(own.id);
         let turns = session::turns(&row.session, &line, &row.policy());
         line.iter().zip(turns).any(|(place, turn)| place.run == run && turn)

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use belfry_core::broken::{self, Broken};
 use belfry_core::edit;
 use belfry_core::ending;
 use belfry_core::gate::{Place, turn};
@@ -206,7 +207,8 @@ impl State {
             .filter(|row| !row.retired)
             .filter(|row| {
                 let orphan = self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired);
-                orphan || (row.record.source == source && !is_named(agents, &row.record.name))
+                let is_own = row.record.source == source || broken::is(Broken::ReloadRetiresForeign);
+                orphan || (is_own && !is_named(agents, &row.record.name))
             })
             .map(|row| row.record.id)
             .collect();

@@ -1,0 +1,210 @@
+//! What must hold when an attempt starts, and when it ends.
+
+use belfry::RunState;
+use belfry_core::Trigger;
+use belfry_core::breaker::State;
+use belfry_core::definition::{IfRunning, Scope};
+use belfry_core::retry::Outcome;
+use belfry_store::{RunRecord, Store};
+
+use crate::node::Process;
+use crate::sim::Sim;
+
+impl Sim {
+    /// What must hold when a process starts.
+    pub(crate) fn check_start(&mut self, process: &Process) {
+        if let Some(other) = self.processes.values().find(|other| other.run == process.run) {
+            let words = format!(
+                "two attempts of {} at once: #{} on node {} beside #{} on node {}",
+                process.run, process.epoch, process.place, other.epoch, other.place
+            );
+            return self.breaks(words);
+        }
+        self.check_turn(process);
+        self.check_order(process);
+        self.check_limit(process);
+        self.check_node(process);
+        self.check_lane(process);
+        self.check_session(process);
+    }
+
+    /// A run of a schedule that queues or cancels starts only if nothing else of its scope runs.
+    fn check_turn(&mut self, process: &Process) {
+        let Some(record) = self.record(&process.name) else { return };
+        let options = &record.definition.options;
+        // A run by hand may have another command than its schedule has by now.
+        let is_other = process.is_session() || process.command != options.command;
+        if is_other || !matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel) {
+            return;
+        }
+        let in_scope = |other: &Process| match options.overlap {
+            Scope::Schedule => other.name == process.name,
+            Scope::Command => other.agent == process.agent && other.command == process.command,
+            Scope::Agent => other.agent == process.agent,
+        };
+        let edited = self.ledger.edited_at(&process.agent);
+        if Some(process.claimed_at) <= edited {
+            return;
+        }
+        // Others may start beside it afterwards, if their own schedules do not queue.
+        let is_before = |other: &Process| {
+            let is_first = other.claimed_at < process.claimed_at;
+            let is_same = other.claimed_at == process.claimed_at && other.schedule == process.schedule;
+            (is_first || is_same) && Some(other.claimed_at) > edited
+        };
+        let other =
+            self.processes.values().find(|other| !other.is_session() && in_scope(other) && is_before(other));
+        if let Some(other) = other {
+            let words = format!(
+                "{} {} starts beside {} {}, which is of its scope ({:?}, {:?})",
+                process.name, process.run, other.name, other.run, options.if_running, options.overlap
+            );
+            self.breaks(words);
+        }
+    }
+
+    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule.
+    fn check_order(&mut self, process: &Process) {
+        let Some(record) = self.record(&process.name) else { return };
+        let queues = matches!(record.definition.options.if_running, IfRunning::Queue | IfRunning::Cancel);
+        if process.is_session() || !queues || self.ledger.edited_at(&process.agent).is_some() {
+            return;
+        }
+        let live = self.now(self.store.memory.live_runs());
+        let Some(own) = live.iter().find(|run| run.id == process.run) else { return };
+        let is_earlier = |run: &&RunRecord| {
+            run.schedule == own.schedule
+                && run.state == RunState::Pending
+                && (run.due_at, run.id) < (own.due_at, own.id)
+        };
+        if let Some(earlier) = live.iter().find(is_earlier) {
+            let words = format!(
+                "{} {} (due {}) starts before {} (due {}, attempt {})",
+                process.name, own.id, own.due_at, earlier.id, earlier.due_at, earlier.attempt
+            );
+            self.breaks(words);
+        }
+    }
+
+    /// No more runs of an agent than its limit. Lowering the limit ends nothing.
+    fn check_limit(&mut self, process: &Process) {
+        if process.is_session() {
+            return;
+        }
+        let agent = self.ledger.agents.iter().find(|agent| agent.name == process.agent);
+        let Some(max) = agent.and_then(|agent| agent.definition.max_concurrent) else { return };
+        let edited = self.ledger.edited_at(&process.agent);
+        if Some(process.claimed_at) <= edited {
+            return;
+        }
+        let running = self
+            .processes
+            .values()
+            .filter(|other| other.agent == process.agent && !other.is_session())
+            .filter(|other| Some(other.claimed_at) > edited)
+            .count();
+        if running >= max as usize {
+            self.breaks(format!("{} runs of {} beside the limit of {max}", running + 1, process.agent));
+        }
+    }
+
+    /// No more attempts on a node than it may have.
+    fn check_node(&mut self, process: &Process) {
+        let Some(max) = self.params.options.max_concurrent else { return };
+        let own = |other: &&Process| (other.place, other.lives) == (process.place, process.lives);
+        let running = self.processes.values().filter(own).count();
+        if running >= max as usize {
+            self.breaks(format!("{} attempts on node {}, which may have {max}", running + 1, process.place));
+        }
+    }
+
+    /// No more runs in a lane than its limit over all nodes. Lowering the limit ends nothing.
+    fn check_lane(&mut self, process: &Process) {
+        let Some((changed_at, Some(max))) = self.ledger.lanes.get(process.lane.as_str()).copied() else {
+            return;
+        };
+        let counts = |other: &&Process| {
+            let edited = self.ledger.edited_at(&other.agent);
+            other.lane == process.lane && other.claimed_at > changed_at && Some(other.claimed_at) > edited
+        };
+        if process.claimed_at <= changed_at {
+            return;
+        }
+        let running = self.processes.values().filter(counts).count();
+        if running >= max as usize {
+            self.breaks(format!("{} runs in the lane {}, whose limit is {max}", running + 1, process.lane));
+        }
+    }
+
+    /// One run of a session at a time. What a reset has left alone goes on beside what came after.
+    fn check_session(&mut self, process: &Process) {
+        let Some(session) = &process.session else { return };
+        let reset = self.ledger.resets.get(&(process.schedule, session.clone())).copied();
+        let is_same = |other: &&Process| {
+            other.schedule == process.schedule
+                && other.session.as_ref() == Some(session)
+                && Some(other.claimed_at) > reset
+        };
+        if let Some(other) = self.processes.values().find(is_same) {
+            let words =
+                format!("{} {} starts beside {} of the same session", process.name, process.run, other.run);
+            self.breaks(words);
+        }
+    }
+
+    /// What must hold when a process has ended, before its node hears of it: nobody else has ended its run.
+    pub(crate) fn check_exit(&mut self, process: &Process) {
+        if !matches!(process.outcome, Outcome::NotStarted | Outcome::Shutdown) {
+            self.ledger.spend(process.run, process.epoch);
+        }
+        let Some(run) = self.now(self.store.memory.run(process.run)) else { return };
+        if run.epoch == process.epoch && !run.state.is_live() {
+            let words =
+                format!("{} {} is {:?} while its attempt #{} runs", run.name, run.id, run.state, run.epoch);
+            self.breaks(words);
+        }
+    }
+
+    /// The probe of a breaker lives.
+    pub(crate) fn check_breakers(&mut self) {
+        for entry in self.now(self.store.memory.breakers()) {
+            let Some(probe) = entry.breaker.probe.filter(|_| entry.breaker.state == State::HalfOpen) else {
+                continue;
+            };
+            if self.now(self.store.memory.run(probe)).is_none_or(|run| !run.state.is_live()) {
+                let words = format!(
+                    "the breaker of {} {} waits for {probe}, which does not live",
+                    entry.agent_name, entry.command
+                );
+                return self.breaks(words);
+            }
+        }
+    }
+
+    /// What runs have used of their attempts, and when those that were caught up could start.
+    pub(crate) fn check_runs(&mut self, runs: &[RunRecord]) {
+        for (run, epoch) in self.store.take_rescued() {
+            self.ledger.spend(run, epoch);
+        }
+        for run in runs.iter().filter(|run| matches!(run.state, RunState::Completed | RunState::Failed)) {
+            let is_shutdown = run.reason == Some(belfry_core::Reason::Shutdown);
+            let spent = self.ledger.spent(run.id) + u32::from(is_shutdown);
+            if run.attempt != spent {
+                let words = format!(
+                    "{} {} has used {} attempts, and {spent} of them count",
+                    run.name, run.id, run.attempt
+                );
+                return self.breaks(words);
+            }
+        }
+        for run in runs.iter().filter(|run| run.trigger == Trigger::CatchUp) {
+            if !self.ledger.allows(&run.name, run.due_at) {
+                let words = format!(
+                    "{} {} was caught up for {}, which its window does not allow",
+                    run.name, run.id, run.due_at
+                );
+                return self.breaks(words);
+            }
+        }
+    }
+}

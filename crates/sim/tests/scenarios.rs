@@ -1,0 +1,137 @@
+//! Faults that seeds have found, as short scenarios.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use belfry::driver::{Ask, Driver, Effect, Input, Now, Options};
+use belfry::{AgentDefinition, AgentSpec, NodeId, ScheduleDefinition, SignedDuration, Time, Timestamp, When};
+use belfry_core::definition::Retry;
+use belfry_core::retry::Outcome;
+use belfry_core::{Reason, RunId};
+use belfry_runner::Report;
+use belfry_store::memory::Memory;
+use belfry_store::{Enqueue, Error, Finished, NewRun, Node, NodeProcess, Store, Written};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+struct Clock(Mutex<Now>);
+
+impl Time for Clock {
+    fn now(&self) -> Now {
+        *self.0.lock()
+    }
+
+    fn follow(&self, _: Timestamp) {}
+}
+
+impl Clock {
+    fn advance(&self, seconds: u64) {
+        let mut now = self.0.lock();
+        now.wall += SignedDuration::from_secs(seconds as i64);
+        now.mono += Duration::from_secs(seconds);
+    }
+}
+
+/// A node on a store that answers at once, but for the ends of attempts: those are stored, and their answers are kept.
+struct World {
+    store: Memory,
+    clock: Clock,
+    driver: Driver,
+    started: Vec<(RunId, i32)>,
+    given_back: usize,
+    finished: usize,
+    keeps_answers: bool,
+}
+
+impl World {
+    async fn step(&mut self, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            for effect in self.driver.step(self.clock.now(), input) {
+                match effect {
+                    Effect::Start { attempt, .. } => self.started.push((attempt.run, attempt.epoch)),
+                    Effect::Ask(Ask::Finish(_)) if self.keeps_answers => self.finished += 1,
+                    Effect::Ask(ask) => {
+                        self.given_back += usize::from(matches!(ask, Ask::GiveBack(..)));
+                        inputs.push(belfry::carry_out(&self.store, &self.clock, ask).await);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
+    let start: Timestamp = "2026-03-02T12:00:00Z".parse().unwrap();
+    let clock = Clock(Mutex::new(Now { wall: start, mono: Duration::ZERO }));
+    let store = Memory::new();
+    let options = Options::default();
+    let retry = Retry { max: 3, base_ms: 1_000, max_delay_ms: 1_000 };
+    let agent = AgentSpec {
+        name: "a".into(),
+        definition: AgentDefinition { retry, ..AgentDefinition::default() },
+        schedules: vec![("s".into(), ScheduleDefinition::new(When::Cron("0 0 1 1 *".into())))],
+    };
+    store.apply(start, "files", "1", &[agent]).await.unwrap();
+    let run = belfry::prepare(&store, &options, start, "a/s").await.unwrap();
+    let run = NewRun { id: RunId(Uuid::from_u128(1)), ..run };
+    store.enqueue(start, &Enqueue { run, key: None }).await.unwrap();
+    let lease_until = start + SignedDuration::try_from(options.lease).unwrap();
+    let node = Node {
+        id: NodeId(Uuid::from_u128(2)),
+        host: "here".into(),
+        pid: 1,
+        labels: Vec::new(),
+        started_at: start,
+        lease_until,
+        fenced: false,
+        draining: false,
+        last_seen_at: start,
+        process: NodeProcess::default(),
+    };
+    store.join(&node).await.unwrap();
+    let ids = std::sync::atomic::AtomicU64::new(10);
+    let new_id = move |_| Uuid::from_u128(u128::from(ids.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
+    let lease = options.lease;
+    let driver = Driver::new(options, node.id, clock.now(), lease_until, Box::new(new_id));
+    let mut world =
+        World { store, clock, driver, started: Vec::new(), given_back: 0, finished: 0, keeps_answers: true };
+    world.step(Input::Woken).await;
+    let (run, epoch) = world.started[0];
+
+    // The first attempt fails. Its end is stored, and the answer is on its way.
+    let failed = Outcome::Failed { reason: Reason::ExitCode, retryable: true };
+    let report = Report { outcome: failed, exit_code: Some(1), error: None, summary: None, usage: None };
+    world.step(Input::Ended { run, epoch, report }).await;
+    assert_eq!(world.finished, 1);
+    let finish = belfry_store::Finish {
+        run,
+        epoch,
+        verdict: belfry_core::retry::Verdict::Retry { at: start },
+        failed: true,
+        exit_code: Some(1),
+        error: None,
+        summary: None,
+        usage: None,
+        arm: None,
+    };
+    let stored = world.store.finish(world.clock.now().wall, &[finish]).await.unwrap();
+    assert_eq!(stored, [Finished::Pending]);
+
+    // The second attempt starts, then the answer is lost: the end is repeated, and is stale.
+    world.clock.advance(2);
+    world.step(Input::Hint).await;
+    assert_eq!(world.started, [(run, epoch), (run, epoch + 1)]);
+    world.keeps_answers = false;
+    let error = Error::Unavailable { detail: "lost".into(), ambiguous: true };
+    let lost = Written { answers: vec![None], changed: Vec::new(), error: Some(error) };
+    world.step(Input::Finished(lost)).await;
+    for _ in 0..20 {
+        world.clock.advance((lease / 4).as_secs().max(1));
+        world.step(Input::Woken).await;
+    }
+    assert_eq!((world.started.len(), world.given_back), (2, 0), "the attempt goes on, and no other starts");
+}
