@@ -155,6 +155,7 @@ async fn ghost(world: &World) -> NodeId {
 
 async fn claim(world: &World, node: NodeId) -> usize {
     let claim = Claim {
+        total: u32::MAX,
         node,
         lanes: vec![("narrow".into(), 10)],
         labels: vec!["nothing".into()],

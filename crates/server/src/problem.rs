@@ -232,11 +232,6 @@ mod tests {
             assert_eq!((problem.status.as_u16(), problem.code), (status, code), "{}", problem.detail);
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn a_problem_quotes_no_more_of_a_request_than_a_person_reads() {

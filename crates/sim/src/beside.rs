@@ -456,11 +456,7 @@ impl Words for Rescued {
     fn words(&self) -> String {
         let ended: Vec<_> = self.ended.iter().map(|(run, state)| (run, format!("{state:?}"))).collect();
         let (pending, suspects) = (sorted(&self.pending), sorted(&self.suspects));
-        format!(
-            "pending {pending} ended {} suspects {suspects} traces {}",
-            sorted(&ended),
-            sorted(&self.traces)
-        )
+        format!("pending {pending} ended {} suspects {suspects}", sorted(&ended))
     }
 }
 

@@ -436,7 +436,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let new = belfry::prepare(&*store, &Options::default(), now, &old.name).await?;
+            let (new, _) = belfry::prepare(&*store, &Options::default(), now, &old.name).await?;
             let run = NewRun { id, command: old.command, prompt: old.prompt, payload: old.payload, ..new };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });

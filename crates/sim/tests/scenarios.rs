@@ -76,7 +76,7 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
         schedules: vec![("s".into(), ScheduleDefinition::new(When::Cron("0 0 1 1 *".into())))],
     };
     store.apply(start, "files", "1", &[agent]).await.unwrap();
-    let run = belfry::prepare(&store, &options, start, "a/s").await.unwrap();
+    let (run, _) = belfry::prepare(&store, &options, start, "a/s").await.unwrap();
     let run = NewRun { id: RunId(Uuid::from_u128(1)), ..run };
     store.enqueue(start, &Enqueue { run, key: None }).await.unwrap();
     let lease_until = start + SignedDuration::try_from(options.lease).unwrap();

@@ -2,7 +2,6 @@
 
 use belfry_core::breaker::{State, TransitionReason};
 use belfry_core::budget::exhausted_until;
-use belfry_core::session::Usage;
 
 use super::*;
 

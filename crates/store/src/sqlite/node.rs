@@ -7,9 +7,7 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::source::{from_json, to_json};
-use super::{
-    Done, Verb, bytes, instant, maybe_id, maybe_number, micros, node_bytes, node_id, number, run_id, text,
-};
+use super::{Done, Verb, bytes, instant, maybe_number, micros, node_bytes, node_id, number, run_id, text};
 use crate::shapes::*;
 use crate::unknown;
 
