@@ -371,7 +371,8 @@ async fn a_tick_that_was_overdue_at_a_pause_or_an_edit_says_so() {
     let why = house.why_at("plain/s", "2026-03-02T12:01:00Z").await;
     assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("disabled")));
     assert!(why.words.contains("paused"), "{}", why.words);
-    let resumed = belfry::resume(store, house.engine.now(), &record, belfry::Resume::Skip).await.unwrap();
+    let resumed =
+        belfry::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::Skip).await.unwrap();
     assert_eq!(resumed, belfry::Resumed::Now { skipped: 5 });
     house.pass(1).await;
     let edited = AgentBuilder::new("plain").schedule("s", cron("0 * * * *")).build();
@@ -399,7 +400,7 @@ async fn a_schedule_that_waits_for_the_clock_says_until_when() {
     let record = house.engine.schedule_state("plain/s").await.unwrap();
     let shown = Schedule::of(&record, &Default::default(), house.engine.now());
     assert_eq!(shown.clock_back, Some(at("2026-03-02T12:06:00Z")));
-    let resume = |how| belfry::resume(house.engine.store(), house.engine.now(), &record, how);
+    let resume = |how| belfry::resume(house.engine.store().as_ref(), house.engine.now(), &record, how);
     assert_eq!(resume(belfry::Resume::Skip).await.unwrap(), belfry::Resumed::NotPaused);
     let resumed = resume(belfry::Resume::FromNow).await.unwrap();
     assert_eq!(resumed, belfry::Resumed::Now { skipped: 0 });
