@@ -68,10 +68,6 @@ use clap::{Parser, Subcommand};
 use output::Output;
 use place::Place;
 
-/// The system's allocator keeps what a flood of requests has taken; this one gives it back within a second.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Decides when work runs, how much of it at once, and what happens when it goes wrong.
 #[derive(Debug, Parser)]
 #[command(name = "belfry", version, arg_required_else_help = true, infer_subcommands = false)]

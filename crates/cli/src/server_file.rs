@@ -112,7 +112,8 @@ impl ServerFile {
 
     /// Whether the process that wrote the file still runs. Its token goes to no other one.
     fn lives(&self) -> bool {
-        if self.boot_id != boot_id() || self.pid_ns != pid_ns() {
+        let is_pid = i32::try_from(self.pid).is_ok_and(|pid| pid > 0);
+        if !is_pid || self.boot_id != boot_id() || self.pid_ns != pid_ns() {
             return false;
         }
         match ProcessState::of(self.pid) {
@@ -214,7 +215,9 @@ mod tests {
         assert!(!ServerFile { start_time: later, ..told() }.lives(), "another process with its pid");
         assert!(!ServerFile { boot_id: "0".into(), ..told() }.lives(), "of an earlier boot");
         assert!(!ServerFile { pid_ns: "pid:[1]".into(), ..told() }.lives(), "of a container");
-        assert!(!ServerFile { pid: i32::MAX as u32, ..told() }.lives(), "nobody has this pid");
+        for pid in [0, i32::MAX as u32, u32::MAX] {
+            assert!(!ServerFile { pid, ..told() }.lives(), "nobody has the pid {pid}");
+        }
     }
 
     #[test]

@@ -211,6 +211,48 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
 ];
 
 impl Name {
+    /// All of them.
+    pub const ALL: [Name; 38] = [
+        Name::NodeStarted,
+        Name::NodeStopped,
+        Name::NodeDraining,
+        Name::NodeFenced,
+        Name::NodeRejoined,
+        Name::KeeperRestarted,
+        Name::ClockStepped,
+        Name::ConfigLoaded,
+        Name::ConfigRejected,
+        Name::ConfigSkew,
+        Name::TickPlanned,
+        Name::TickDeferred,
+        Name::TickSkipped,
+        Name::TickMissed,
+        Name::RunCreated,
+        Name::RunStarted,
+        Name::RunFinished,
+        Name::RunRetried,
+        Name::RunCancelled,
+        Name::RunRescued,
+        Name::BreakerChanged,
+        Name::BudgetChanged,
+        Name::LaneChanged,
+        Name::SessionStopped,
+        Name::SessionReset,
+        Name::AgentCreated,
+        Name::AgentUpdated,
+        Name::AgentDeleted,
+        Name::ScheduleCreated,
+        Name::ScheduleUpdated,
+        Name::ScheduleDeleted,
+        Name::SchedulePaused,
+        Name::ScheduleResumed,
+        Name::ScheduleUnreadable,
+        Name::RowUnreadable,
+        Name::WriteRefused,
+        Name::StoreUnavailable,
+        Name::StoreAvailable,
+    ];
+
     /// The name as it stands in logs.
     pub fn as_str(self) -> &'static str {
         match self {

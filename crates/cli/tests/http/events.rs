@@ -83,6 +83,8 @@ fn what_is_no_longer_known_is_a_gap() {
     let site = Site::sqlite();
     site.config(CONFIG);
     let api = Api::start(&site);
+    let refused = api.get("/api/v1/events?event=run_started,run_finish").refused(400, "bad_query");
+    assert!(refused["detail"].as_str().unwrap().contains("did you mean `run_finished`?"), "{refused}");
     let mut stream = api.listen("/api/v1/events", &["last-event-id: 0123456789ab-17"]);
     assert_eq!(stream.next().unwrap().event, "gap", "of another life");
     assert!(stream.wait_for("run_finished").id.contains('-'), "and then it goes on");

@@ -770,6 +770,10 @@ fn later(at: Timestamp, by: Duration) -> Timestamp {
     SignedDuration::try_from(by).ok().and_then(|by| at.checked_add(by).ok()).unwrap_or(Timestamp::MAX)
 }
 
+/// Nothing in a store is older. PostgreSQL does not know all the instants before it.
+const EARLIEST: Timestamp = Timestamp::UNIX_EPOCH;
+
 fn earlier(at: Timestamp, by: Duration) -> Timestamp {
-    SignedDuration::try_from(by).ok().and_then(|by| at.checked_sub(by).ok()).unwrap_or(Timestamp::MIN)
+    let earlier = SignedDuration::try_from(by).ok().and_then(|by| at.checked_sub(by).ok());
+    earlier.unwrap_or(EARLIEST).max(EARLIEST)
 }

@@ -137,7 +137,7 @@ impl Driver {
     pub(super) fn prune_maybe(&mut self, now: Now) {
         if self.pruner.is_due(now) {
             self.pruner.busy = true;
-            let before = |keep: Option<Duration>| keep.map_or(Timestamp::MIN, |keep| earlier(now.wall, keep));
+            let before = |keep: Option<Duration>| keep.map_or(EARLIEST, |keep| earlier(now.wall, keep));
             let keep = self.options.keep;
             let kept = |keep: Option<Duration>| keep.map(|keep| earlier(now.wall, keep));
             let retention = Retention {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use belfry::event::Name;
+use belfry_core::suggest::nearest;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
@@ -51,6 +53,21 @@ struct EventParams {
 }
 
 impl EventParams {
+    /// Refuses a name that no event has: nothing would ever come.
+    fn check(&self) -> Result<(), Problem> {
+        for name in self.event.iter().flat_map(|names| names.split(',')).map(str::trim) {
+            let known = || Name::ALL.iter().map(|known| known.as_str());
+            if !known().any(|known| known == name) {
+                let meant = nearest(name, known())
+                    .map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"));
+                return Err(
+                    Problem::bad("bad_query", format!("there is no event `{name}`{meant}")).field("event")
+                );
+            }
+        }
+        Ok(())
+    }
+
     fn takes(&self, about: &About) -> bool {
         self.agent.as_ref().is_none_or(|agent| about.agent.as_ref() == Some(agent))
             && self.schedule.as_ref().is_none_or(|schedule| about.schedule.as_ref() == Some(schedule))
@@ -72,6 +89,7 @@ async fn events(
     headers: HeaderMap,
     Params(params): Params<EventParams>,
 ) -> Result<Response, Problem> {
+    params.check()?;
     let (seat, place) = shared.readers.listen(&actor)?;
     shared.came.notify_one();
     let last = headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default());
