@@ -236,8 +236,14 @@ impl Verb<'_> {
         for (id, _) in known_agents.iter().filter(|(_, name)| !kept_agents.contains(name.as_str())) {
             self.execute("update agents set retired_at = ? where id = ?", params![micros(now), id])?;
         }
-        let spent = self.rows("select name from spent where source = ?", [source], |row| row.get(0))?;
-        for name in spent.iter().filter(|name: &&String| !kept.contains(*name)) {
+        // One that is there again, whatever made it, has not gone with its run.
+        let spent = self.rows(
+            "select name, exists (select 1 from schedules c where c.name = spent.name and c.retired_at is null)
+             from spent where source = ?",
+            [source],
+            |row| Ok((row.get::<_, String>(0)?, row.get::<_, bool>(1)?)),
+        )?;
+        for (name, _) in spent.iter().filter(|(name, is_there)| *is_there || !kept.contains(name)) {
             self.execute("delete from spent where source = ? and name = ?", params![source, name])?;
         }
         // Whatever made a schedule, it goes with its agent.
