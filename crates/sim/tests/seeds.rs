@@ -17,7 +17,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-const SEEDS: u64 = 80;
+const SEEDS: u64 = 40;
 
 /// Seeds within which every verb meets every state.
 const SEEDS_MET: u64 = 500;

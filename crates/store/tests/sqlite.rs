@@ -42,7 +42,7 @@ async fn it_keeps_heartbeats_and_snapshots() {
 async fn it_gives_the_answers_of_the_store_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let seed = suite::seed();
-    for round in 0..suite::rounds(10) {
+    for round in 0..suite::rounds(6) {
         suite::random::equal_answers(&fresh(&folder), seed + round, 2_000).await;
     }
 }

@@ -115,6 +115,10 @@ impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
+        if self.last_claim.was_after(now) {
+            let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";
+            transact!(self, Work, |tx| tx.execute(sql, &[]).await)?;
+        }
         // Where gates were in the way the last time they will be again, and one question is enough.
         let is_limited =
             claim.total < claim.lanes.iter().fold(0, |all, (_, slots)| slots.saturating_add(all));

@@ -104,6 +104,7 @@ use uuid::Uuid;
 
 use self::connection::{Fault, Part, Pool, Tx, error_of};
 use self::notify::Hints;
+use crate::clock::LastClaim;
 use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
@@ -127,6 +128,7 @@ pub struct Postgres {
     cache: Mutex<Cache>,
     /// Whether the last claim met runs behind gates.
     gates_in_the_way: AtomicBool,
+    last_claim: LastClaim,
     /// Whether the last plans met lanes with a limit on what waits.
     queues_limited: AtomicBool,
     hints: Box<Hints>,
@@ -197,6 +199,7 @@ impl Postgres {
             pool,
             cache: Mutex::default(),
             gates_in_the_way: AtomicBool::new(false),
+            last_claim: LastClaim::none(),
             queues_limited: AtomicBool::new(false),
             hints: Box::default(),
             unread: Unread::default(),

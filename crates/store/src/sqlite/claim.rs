@@ -62,6 +62,12 @@ impl Verb<'_> {
         if let Some(run) = claim.only {
             return self.claim_one(now, claim, run);
         }
+        if self.shared.last_claim.was_after(now) {
+            self.execute(
+                "update live set state = 0, parked_on = null where state = 1 and parked_on is not null",
+                [],
+            )?;
+        }
         self.execute("update live set state = 0 where state = 3 and not_before <= ?", [micros(now)])?;
         let mut claimed: Vec<Claimed> = Vec::new();
         let mut rescues = usize::from(claim.rescue);

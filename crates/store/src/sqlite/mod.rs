@@ -53,6 +53,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::clock::LastClaim;
 use crate::error::Error;
 use crate::hint::{self, Hint};
 use crate::private;
@@ -108,6 +109,7 @@ struct Shared {
     compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
     /// Schedules that this version cannot read.
     unread: Unread,
+    last_claim: LastClaim,
     /// The same for agents, by revision.
     agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
 }
@@ -176,6 +178,7 @@ impl Sqlite {
             seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
             unread: Unread::default(),
+            last_claim: LastClaim::none(),
             agents: Mutex::default(),
         });
         let (writer, commands) = mpsc::channel(WAITING_MAX);

@@ -21,6 +21,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
     a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
     a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
+    a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
 }
 
 fn by_hand(if_running: IfRunning, overlap: Scope, command: &str) -> ScheduleDefinition {
@@ -302,6 +303,26 @@ async fn a_total_is_dealt_out_to_the_lanes_in_turn(store: &impl Store) {
         other[1..],
         "and this one has all that is left"
     );
+    world.assert_whole().await;
+}
+
+async fn a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let alone = by_hand(IfRunning::Queue, Scope::Agent, "poll");
+    let beside = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    world.apply(&[agent("a", unlimited(), &[("alone", alone), ("beside", beside)])]).await;
+    let retried = world.next("a/alone").await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [retried]);
+    world.fail(&claimed[0]).await;
+    let running = world.next("a/beside").await;
+    assert_eq!(ids(&world.claim(node, 9).await), [running]);
+    let younger = world.next("a/beside").await;
+    world.advance(60_000);
+    assert!(world.claim(node, 9).await.is_empty(), "the retry waits to be alone, the younger run behind it");
+    world.advance(-60_000);
+    assert_eq!(ids(&world.claim(node, 9).await), [younger], "by this clock the retry is not due yet");
     world.assert_whole().await;
 }
 

@@ -12,6 +12,24 @@ use super::world::*;
 
 /// All of them, each on a store of its own.
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
+    Box::pin(own(&fresh)).await;
+    Box::pin(super::cases::all(&fresh)).await;
+    Box::pin(super::claiming::all(&fresh)).await;
+    Box::pin(super::deferring::all(&fresh)).await;
+    Box::pin(super::editing::all(&fresh)).await;
+    Box::pin(super::ending::all(&fresh)).await;
+    Box::pin(super::listing::all(&fresh)).await;
+    Box::pin(super::overdue::all(&fresh)).await;
+    Box::pin(super::pausing::all(&fresh)).await;
+    Box::pin(super::why::all(&fresh)).await;
+    Box::pin(super::nodes::all(&fresh)).await;
+    Box::pin(super::sessions::all(&fresh)).await;
+    Box::pin(super::pruning::all(&fresh)).await;
+    Box::pin(super::refusing::all(&fresh)).await;
+}
+
+/// Those of this file.
+async fn own<S: Store>(fresh: impl AsyncFn() -> S) {
     a_tick_is_planned_once_by_any_number_of_planners(&fresh().await).await;
     a_completion_anchored_schedule_waits_for_its_run(&fresh().await).await;
     a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(&fresh().await).await;
@@ -36,19 +54,6 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_breaker_admits_one_probe(&fresh().await).await;
     pruning_never_lets_a_tick_fire_again(&fresh().await).await;
     every_tick_has_one_result(&fresh().await).await;
-    Box::pin(super::cases::all(&fresh)).await;
-    Box::pin(super::claiming::all(&fresh)).await;
-    Box::pin(super::deferring::all(&fresh)).await;
-    Box::pin(super::editing::all(&fresh)).await;
-    Box::pin(super::ending::all(&fresh)).await;
-    Box::pin(super::listing::all(&fresh)).await;
-    Box::pin(super::overdue::all(&fresh)).await;
-    Box::pin(super::pausing::all(&fresh)).await;
-    Box::pin(super::why::all(&fresh)).await;
-    Box::pin(super::nodes::all(&fresh)).await;
-    Box::pin(super::sessions::all(&fresh)).await;
-    Box::pin(super::pruning::all(&fresh)).await;
-    Box::pin(super::refusing::all(&fresh)).await;
 }
 
 async fn a_tick_is_planned_once_by_any_number_of_planners(store: &impl Store) {
