@@ -54,7 +54,7 @@ pub const PARTS: [Part; 8] = [
 
 const CRASH: &str = "-p belfry-cli --test crash";
 const STORE: &str = "-p belfry-store --features testing --test memory --test sqlite --test postgres \
-                     --test sqlite_files --test postgres_kills --test postgres_pairs";
+                     --test sqlite_files";
 
 impl Part {
     /// Runs it; `prepare` adds what every command needs.

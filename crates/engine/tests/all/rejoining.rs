@@ -1,7 +1,5 @@
 //! A node that was fenced joins again before it takes work, and a node that stops waits for what it gives back.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use belfry::driver::{Ask, Driver, Effect, Input, Now, Phase};

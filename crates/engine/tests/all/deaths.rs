@@ -2,11 +2,6 @@
 //!
 //! Each node is a process of its own, this test program started again; the test starts another when one dies.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "../../store/tests/support/pg.rs"]
-mod pg;
-
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +10,8 @@ use belfry::{AgentBuilder, AnyStore, Engine, Options, RunId, RunRequest, When};
 use belfry_core::input::Prompt;
 use belfry_core::rescue::SUSPECT_ERROR;
 use belfry_core::{Reason, RunState};
+
+use crate::support::pg;
 
 /// The store that a node of this test works on.
 const STORE: &str = "BELFRY_TEST_DEADLY_STORE";
@@ -80,7 +77,7 @@ impl Nodes {
 
     fn start(&mut self) {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", self.test, "--nocapture"])
+            .args(["--exact", &format!("deaths::{}", self.test), "--nocapture"])
             .env(STORE, &self.url)
             .env(PLACE, self.place)
             .stdout(Stdio::null())

@@ -1,13 +1,10 @@
 //! Conversations through the engine on every store: order, collapsing, stops, lanes.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{World, on_each, stop};
 use belfry::event::Name;
 use belfry::{
     AgentBuilder, AgentSpec, Engine, Error, LaneSettings, Mode, Options, Reply, RunRequest, RunState,
@@ -18,7 +15,6 @@ use belfry_core::definition::Retry;
 use belfry_store::{SessionFilter, Store};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use support::{World, on_each, stop};
 use tokio::sync::Notify;
 
 const MS: Duration = Duration::from_millis(1);
@@ -321,7 +317,7 @@ async fn stopall_ends_what_runs_and_all_that_waits() {
         // What was sent before the stop and comes later is stale.
         world.clock.advance(10 * MS);
         let late = SendOptions {
-            sent_at: Some(support::start() - belfry::SignedDuration::from_millis(1)),
+            sent_at: Some(crate::support::start() - belfry::SignedDuration::from_millis(1)),
             ..SendOptions::default()
         };
         assert!(matches!(say_with(&engine, "x", "late", late).await, Err(Error::Stale { .. })));

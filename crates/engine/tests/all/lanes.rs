@@ -1,14 +1,10 @@
 //! A limit over all lanes of a node.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::support::{Does, World, on_each, stop};
 use belfry::{AgentBuilder, AgentSpec, Options, When};
-use support::{Does, World, on_each, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);

@@ -1,10 +1,16 @@
-//! The store in PostgreSQL keeps the suite.
+//! The store in PostgreSQL keeps the suite. The other files here are about what no other store has.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
-#[path = "support/pg.rs"]
+mod kills;
+mod lists;
+mod pairs;
+#[path = "../support/pg.rs"]
 mod pg;
+mod smoke;
+#[path = "../suite/mod.rs"]
 mod suite;
+mod tls;
 
 use belfry_store::postgres::Postgres;
 use belfry_store::{AnyStore, Store, Telling};

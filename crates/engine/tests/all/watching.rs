@@ -1,15 +1,11 @@
 //! Heartbeats and snapshots.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, on_each, start, stop};
 use belfry::api::{HeartbeatStatus, Node, NodeStatus, Run};
 use belfry::{AgentBuilder, AnyStore, Engine, Options, SnapshotFilter, When, chat};
 use belfry_store::{Snapshot, Store};
-use support::{Does, World, on_each, start, stop};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

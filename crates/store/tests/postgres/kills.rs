@@ -1,21 +1,17 @@
 //! What PostgreSQL is asked to live through: kills of whoever writes and of the server itself, full disks.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
-
-#[path = "support/pg.rs"]
-mod pg;
-mod suite;
-
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::suite::Random;
+use crate::suite::world::{World, agent, every, unlimited};
 use belfry_core::{RunId, RunState};
 use belfry_store::postgres::Postgres;
 use belfry_store::{Enqueue, Error, Finished, NewRun, Store};
-use suite::Random;
-use suite::world::{World, agent, every, unlimited};
+
+use crate::{pg, suite};
 
 /// Makes, claims and finishes runs as fast as it can, and prints what was acknowledged. Started again by its own test.
 async fn write_for_ever(url: &str) {
@@ -47,7 +43,7 @@ async fn what_was_acknowledged_survives_kills_of_the_writer_and_of_the_server() 
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "what_was_acknowledged_survives_kills_of_the_writer_and_of_the_server",
+                "kills::what_was_acknowledged_survives_kills_of_the_writer_and_of_the_server",
                 "--nocapture",
             ])
             .env("BELFRY_WRITE_FOR_EVER", server.url())

@@ -1,16 +1,12 @@
 //! The engine on every store, with Rust handlers and a clock that is moved by hand.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, at, on_each, stop};
 use belfry::{AgentBuilder, AgentSpec, RunRequest, RunState, ScheduleOptions, Status, StopOptions, When};
 use belfry_core::Reason;
 use belfry_core::definition::{Breaker, Budget, CatchUp, IfRunning, Retry};
 use belfry_store::Store;
-use support::{Does, World, at, on_each, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

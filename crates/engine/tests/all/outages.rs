@@ -1,10 +1,5 @@
 //! A store that cannot be written for a while: what runs goes on, and what it writes is not lost.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "../../store/tests/support/pg.rs"]
-mod pg;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,6 +8,8 @@ use belfry::event::Name;
 use belfry::{AgentBuilder, AnyStore, Engine, Options, RunId, RunRequest, StopOptions, When};
 use belfry_core::RunState;
 use belfry_store::{RunRecord, Store};
+
+use crate::support::pg;
 
 /// Longer than anything here takes.
 const DEADLINE: Duration = Duration::from_secs(90);

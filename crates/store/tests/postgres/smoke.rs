@@ -1,8 +1,4 @@
 //! The store in PostgreSQL, where it differs from the others: many clients at once on a real server.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "support/pg.rs"]
-mod pg;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,6 +12,8 @@ use belfry_store::sabotage::Sabotage;
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 use uuid::Uuid;
+
+use crate::pg;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()

@@ -1,17 +1,13 @@
 //! One thing that cannot be stored disturbs nothing else, and the store is well only when it can be written.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, on_each, start, stop};
 use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::{NodeId, RunState, Trigger};
 use belfry_store::{Enqueue, NewRun, Renewed, Store};
-use support::{Does, World, on_each, start, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 

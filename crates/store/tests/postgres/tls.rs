@@ -1,13 +1,10 @@
 //! Encrypted connections to a real server: who is believed, and who is not.
 
-#![allow(clippy::unwrap_used)]
-
-#[path = "support/pg.rs"]
-mod pg;
-
 use belfry_store::Store;
 use belfry_store::postgres::Postgres;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use crate::pg;
 
 /// An authority, and a certificate of its own for a name.
 fn certificate(name: &str) -> (String, String, String) {

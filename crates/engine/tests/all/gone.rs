@@ -1,11 +1,6 @@
 //! A node whose process is gone: its runs are rescued at once, after what it left on this system has ended.
 //!
 //! The node is a process of its own, this test program started again. It has no keeper, as if that was killed with it.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "../../store/tests/support/pg.rs"]
-mod pg;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,6 +9,8 @@ use std::time::Duration;
 
 use belfry::{AgentBuilder, AnyStore, Engine, Options, RunRequest, StopOptions, When};
 use belfry_core::work::{Action, Work};
+
+use crate::support::pg;
 
 /// The store that a node of this test works on.
 const STORE: &str = "BELFRY_TEST_GONE_STORE";
@@ -68,7 +65,7 @@ async fn rescues_at_once(url: &str, test: &str) {
     asking.set_agents(vec![agent]).await.unwrap();
     asking.run_now("a/s", RunRequest::default()).await.unwrap();
     let mut first = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("gone::{test}"), "--nocapture"])
         .env(STORE, url)
         .env(FOLDER, folder.path())
         .stdout(Stdio::null())

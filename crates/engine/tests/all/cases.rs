@@ -1,16 +1,12 @@
 //! Behaviour that users of other schedulers know, through the engine on every store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, at, on_each, stop};
 use belfry::{AgentBuilder, AgentSpec, Engine, RunState, ScheduleOptions, When, chat};
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning};
 use belfry_store::Store;
-use support::{Does, World, at, on_each, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

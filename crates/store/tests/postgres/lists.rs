@@ -3,11 +3,6 @@
 //! `BELFRY_LIST_SCHEDULES=100000 BELFRY_LIST_RUNS=10000000` is what it is meant for; the default is as much as it takes for
 //! PostgreSQL to prefer an index. How long each page took is printed, and with `BELFRY_LIST_MS_MAX` judged.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
-
-#[path = "support/pg.rs"]
-mod pg;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -18,6 +13,8 @@ use belfry_store::{AgentSpec, Page, RunFilter, RunRecord, ScheduleFilter, Status
 use belfry_time::Timestamp;
 use tokio_postgres::Client;
 use uuid::Uuid;
+
+use crate::pg;
 
 /// Tables that grow with what people have.
 const LARGE: [&str; 4] = ["history", "schedules", "schedule_state", "timers"];

@@ -1,11 +1,8 @@
 //! Nodes that are told to take no new work.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, on_each, start, stop};
 use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::event::Name;
 use belfry::{
@@ -13,7 +10,6 @@ use belfry::{
     When,
 };
 use belfry_store::{Marks, Node, Renewed, Store};
-use support::{Does, World, on_each, start, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

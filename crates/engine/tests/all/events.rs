@@ -1,9 +1,5 @@
 //! Every transition is told by one event with all its names, on every store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +12,10 @@ use belfry::{
 };
 use belfry_core::Reason;
 
+use crate::support::{Does, World, on_each, start, stop};
 use belfry_core::definition::{AnchorName, Breaker, CatchUp, Retry};
 use belfry_store::{Claim, Expect, Node, Store};
 use serde_json::json;
-use support::{Does, World, on_each, start, stop};
 use tokio::sync::broadcast::Receiver;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -210,7 +206,7 @@ async fn every_transition_is_told_by_one_event() {
             assert!(heard.walked.contains(name), "{of:?} {what}");
         }
         // Each event of the table has one row, and the documentation has the same rows.
-        let documents = include_str!("../../../docs/http.md");
+        let documents = include_str!("../../../../docs/http.md");
         for (of, what, name) in TRANSITIONS {
             assert_eq!(TRANSITIONS.iter().filter(|(_, _, each)| each == name).count(), 1, "{name:?}");
             let of = format!("{of:?}").to_lowercase();

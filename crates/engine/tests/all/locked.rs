@@ -1,10 +1,5 @@
 //! Timers that another connection holds locked are passed by: everything else is planned meanwhile. On PostgreSQL alone.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "../../store/tests/support/pg.rs"]
-mod pg;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +8,8 @@ use belfry_core::definition::AnchorName;
 use belfry_store::postgres::Postgres;
 use tokio::sync::mpsc;
 use tokio_postgres::NoTls;
+
+use crate::support::pg;
 
 /// Schedules that are locked: more batches of them than a node plans in one pass.
 const LOCKED: usize = 50;

@@ -1,7 +1,5 @@
 //! A guest: a node that is there for one run alone.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,16 +1,12 @@
 //! A lane that holds one and lets two wait, on every store: the ticks of the others wait for it.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{Does, World, at, on_each, stop};
 use belfry::{AgentBuilder, Decision, Engine, Options, RunState, ScheduleOptions, When};
 use belfry_core::definition::AnchorName;
 use belfry_core::{SkipReason, TokenKind};
 use belfry_store::{LaneSettings, Store};
-use support::{Does, World, at, on_each, stop};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

@@ -1,7 +1,5 @@
 //! `why` on a store that an engine with a manual clock has filled: every tick has an answer.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

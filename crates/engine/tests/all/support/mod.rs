@@ -13,7 +13,7 @@ use belfry_store::{RunFilter, RunRecord, Store};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-#[path = "../../../store/tests/support/pg.rs"]
+#[path = "../../../../store/tests/support/pg.rs"]
 pub mod pg;
 
 /// What the handlers of an agent do.

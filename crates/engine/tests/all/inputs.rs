@@ -1,15 +1,11 @@
 //! What an attempt is told: prompts and payloads, on every store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{World, on_each, stop};
 use belfry::{AgentBuilder, AgentSpec, Error, RunRequest, RunState, ScheduleOptions, When};
 use belfry_core::Reason;
 use belfry_core::work::{Action, Work};
 use belfry_store::{Expect, Store};
 use serde_json::{Map, Value, json};
-use support::{World, on_each, stop};
 
 fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()

@@ -4,15 +4,10 @@
 //! A quarter of the pairs, by the seed; `BELFRY_PAIRS=all` for all of them. The points are after the first statement and before the commit. Both orders of each pair are tried. Whatever the two
 //! answer, the rows keep their promises afterwards, nobody is left parked, and nothing takes longer than a lock should.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
-
-#[path = "support/pg.rs"]
-mod pg;
-mod suite;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::suite::world::{World, agent, chat, retention, schedule};
 use belfry_core::definition::{Breaker, Budget, IfRunning, Options, When};
 use belfry_core::retry::Outcome;
 use belfry_core::session::Usage;
@@ -22,7 +17,8 @@ use belfry_store::postgres::Postgres;
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 use serde_json::json;
-use suite::world::{World, agent, chat, retention, schedule};
+
+use crate::{pg, suite};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verb {
