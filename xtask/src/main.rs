@@ -71,7 +71,7 @@ fn test(parts: &[(&'static str, &[&str])], more: &[full::Part]) -> ExitCode {
     for (name, arguments) in parts {
         println!("== {name}: cargo {}", arguments.join(" "));
         let start = Instant::now();
-        let passed = succeeds(&mut with_postgres(cargo(arguments)));
+        let passed = succeeds(with_postgres(cargo(arguments)).env("RUST_TEST_THREADS", test_threads()));
         times.push((name, start.elapsed()));
         if !passed {
             return failed(name, &times);
@@ -109,6 +109,12 @@ fn print_times(times: &[(&str, Duration)]) {
     }
     let total: Duration = times.iter().map(|(_, time)| *time).sum();
     println!("== {:<22} {:>7.1} s", "total", total.as_secs_f64());
+}
+
+/// Most tests wait for processes and databases: twice as many as there are cores run at once.
+fn test_threads() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::env::var("RUST_TEST_THREADS").unwrap_or_else(|_| (2 * cores).to_string())
 }
 
 fn cargo(arguments: &[&str]) -> Command {
