@@ -2,7 +2,7 @@
 //!
 //! The node is a process of its own, this test program started again. It has no keeper, as if that was killed with it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +48,28 @@ async fn attempts(folder: &Path, wanted: usize) -> Vec<i32> {
     tokio::time::timeout(DEADLINE, found).await.expect("the attempt starts")
 }
 
+/// Waits until a node has written down which child it has started. Without a program between, the child runs before that.
+async fn recorded(state_dir: &Path) {
+    let folders = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+    };
+    let is_record = |attempt: PathBuf| {
+        let text = std::fs::read(attempt.join("child.json")).unwrap_or_default();
+        serde_json::from_slice::<serde_json::Value>(&text).is_ok()
+    };
+    let found = async {
+        loop {
+            let nodes = folders(&state_dir.join("attempts"));
+            if nodes.iter().flat_map(|node| folders(node)).any(is_record) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, found).await.expect("the child is written down");
+}
+
 /// The letter for the state of a process, by the system.
 fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -73,6 +95,7 @@ async fn rescues_at_once(url: &str, test: &str) {
         .spawn()
         .unwrap();
     let child = attempts(folder.path(), 1).await[0] as u32;
+    recorded(&folder.path().join("one")).await;
     // It stays a zombie: its parent does not wait for it.
     first.kill().unwrap();
     while state(first.id()) != Some('Z') {
