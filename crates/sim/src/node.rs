@@ -43,8 +43,8 @@ pub struct SimNode {
     pub inbox: VecDeque<Input>,
     /// Tasks that are to be polled once it is thawed.
     pub stalled: Vec<u64>,
-    /// The number of the last wake-up that was asked for; earlier ones are ignored.
-    pub wake: u64,
+    /// When its driver wants to be woken, and the place of that among other events of the same instant.
+    pub wakes_at: Option<(Micros, u64)>,
     /// A hint is on its way.
     pub is_hinted: bool,
     /// It is frozen for this time when it claims next, before its claim reaches the store.

@@ -313,7 +313,7 @@ impl Sim {
     }
 
     fn edit_timing(&mut self, name: &str) {
-        let drawn = draw::schedule(&mut self.random).0;
+        let drawn = draw::schedule(&mut self.random);
         if !matches!(drawn.when, When::Cron(_) | When::Every(_)) {
             return;
         }
@@ -398,7 +398,7 @@ impl Sim {
     }
 
     fn add(&mut self, name: &str) {
-        let added = draw::schedule(&mut self.random).0;
+        let added = draw::schedule(&mut self.random);
         let agent = name.split('/').next().unwrap_or_default();
         let name = format!("n{}", self.ledger.applied);
         if let Some(spec) = self.ledger.agents.iter_mut().find(|spec| spec.name == agent) {

@@ -31,7 +31,7 @@ pub(crate) enum What {
     /// A call to the store goes on.
     Poll(u64),
     /// A node has waited long enough.
-    Wake { place: usize, lives: u64, wake: u64 },
+    Wake(usize),
     /// Something reaches a node.
     Give { place: usize, lives: u64, input: Box<Input> },
     /// A process ends.
@@ -194,13 +194,13 @@ impl Sim {
                 started_at: 0,
                 inbox: VecDeque::new(),
                 stalled: Vec::new(),
-                wake: 0,
+                wakes_at: None,
                 is_hinted: false,
                 freezes: None,
                 keeper_until: 0,
             })
             .collect();
-        let agents = draw::agents(&mut random, params.span);
+        let agents = draw::agents(&mut random);
         let foreign = draw::foreign(&mut random);
         let habits = agents.iter().map(|agent| (agent.name.clone(), Habit::draw(&mut random))).collect();
         Sim {
@@ -304,8 +304,7 @@ impl Sim {
 
     fn run_until(&mut self, until: Micros) {
         while self.broken.is_none()
-            && self.queue.peek().is_some_and(|event| event.at <= until)
-            && let Some(Event { at, what, .. }) = self.queue.pop()
+            && let Some((at, what)) = self.next_event(until)
         {
             self.world.set_now(at);
             self.events += 1;
@@ -313,21 +312,37 @@ impl Sim {
                 self.breaks(format!("more than {EVENTS_MAX} events: something asks again and again"));
             }
             self.happen(what);
-            if let Some(difference) = self.store.differs() {
-                self.breaks(difference);
+            if let Some(what) = self.store.differs().or_else(|| self.world.take_breach()) {
+                self.breaks(what);
             }
         }
         self.world.set_now(until.max(self.world.now()));
     }
 
+    /// What happens next, if that is not after `until`.
+    fn next_event(&mut self, until: Micros) -> Option<(Micros, What)> {
+        let queued = self.queue.peek().map(|event| (event.at, event.number));
+        let wakes = self.nodes.iter().enumerate();
+        let wake = wakes.filter_map(|(place, node)| Some((node.wakes_at?, place))).min();
+        match wake {
+            Some(((at, number), place)) if queued.is_none_or(|queued| (at, number) < queued) => {
+                if at > until {
+                    return None;
+                }
+                self.nodes[place].wakes_at = None;
+                Some((at, What::Wake(place)))
+            }
+            _ if queued.is_some_and(|(at, _)| at <= until) => {
+                self.queue.pop().map(|event| (event.at, event.what))
+            }
+            _ => None,
+        }
+    }
+
     fn happen(&mut self, what: What) {
         match what {
             What::Poll(task) => self.poll(task),
-            What::Wake { place, lives, wake } => {
-                if self.is_life(place, lives) && self.nodes[place].wake == wake {
-                    self.give(place, Input::Woken);
-                }
-            }
+            What::Wake(place) => self.give(place, Input::Woken),
             What::Give { place, lives, input } => {
                 if self.is_life(place, lives) {
                     if matches!(*input, Input::Hint) {
@@ -404,7 +419,7 @@ impl Sim {
             return;
         }
         if self.world.fault(place, true) != crate::world::Fault::None {
-            return self.soon(20 * SECOND, What::Start(place));
+            return self.soon(10 * MINUTE, What::Start(place));
         }
         let clock = Arc::new(NodeClock::new(&self.world, self.params.is_shared));
         let now = clock.now();
@@ -480,9 +495,7 @@ impl Sim {
         let Some(driver) = &mut node.driver else { return };
         let kind = std::mem::discriminant(&input);
         let effects = driver.step(now, input);
-        let (phase, wait, lives) = (driver.phase(), driver.wait(now), node.lives);
-        node.wake += 1;
-        let wake = node.wake;
+        let (phase, wait) = (driver.phase(), driver.wait(now));
         self.mark((place, kind, effects.len()));
         for effect in effects {
             self.perform(place, effect);
@@ -491,7 +504,8 @@ impl Sim {
             self.leave(place);
         } else {
             let at = self.world.now() + (wait.as_micros() as Micros).max(1);
-            self.at(at, What::Wake { place, lives, wake });
+            self.number += 1;
+            self.nodes[place].wakes_at = Some((at, self.number));
         }
     }
 
@@ -641,6 +655,7 @@ impl Sim {
         let lives = node.lives;
         node.life = Life::Down;
         node.driver = None;
+        node.wakes_at = None;
         node.inbox.clear();
         node.stalled.clear();
         self.tasks.retain(|_, task| task.place != place || task.lives != lives);

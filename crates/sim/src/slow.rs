@@ -88,6 +88,12 @@ impl Store for Slow {
         let write = async {
             let claimed = self.store.claim(now, claim).await;
             self.world.claimed(claimed.as_deref().unwrap_or_default());
+            if claimed.as_ref().is_ok_and(|claimed| !claimed.is_empty()) {
+                let nodes = self.store.memory.nodes().await?;
+                if nodes.iter().any(|node| node.id == claim.node && node.fenced) {
+                    self.world.breach(format!("node {} is fenced, and claims runs", self.node));
+                }
+            }
             claimed
         };
         self.call(Kind::Write, write).await

@@ -75,6 +75,8 @@ struct Inner {
     lease: Micros,
     /// When runs were claimed that have not started yet.
     claims: HashMap<(RunId, Epoch), Micros>,
+    /// What a call did that it must not do.
+    breach: Option<String>,
 }
 
 impl World {
@@ -91,6 +93,7 @@ impl World {
             wakes: Vec::new(),
             lease,
             claims: HashMap::new(),
+            breach: None,
         };
         World { inner: Mutex::new(inner) }
     }
@@ -136,6 +139,16 @@ impl World {
         let mut inner = self.inner.lock();
         let now = inner.now;
         inner.claims.extend(claimed.iter().map(|claimed| ((claimed.run, claimed.epoch), now)));
+    }
+
+    /// A call did what it must not do.
+    pub fn breach(&self, what: String) {
+        self.inner.lock().breach.get_or_insert(what);
+    }
+
+    /// What a call did that it must not do.
+    pub fn take_breach(&self) -> Option<String> {
+        self.inner.lock().breach.take()
     }
 
     /// When a run was claimed.

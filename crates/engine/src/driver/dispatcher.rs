@@ -62,7 +62,7 @@ impl Driver {
         let total: u32 = used.values().sum();
         let left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
         let mut lanes: Vec<_> = self.slots.iter().collect();
-        lanes.sort_by_key(|(lane, _)| self.last_claims.get(*lane));
+        lanes.sort_by_cached_key(|(lane, _)| self.last_claims.get(*lane).copied());
         let free = lanes.into_iter().map(|(lane, slots)| {
             let taken = used.get(lane.as_str()).copied().unwrap_or(0);
             (lane.clone(), slots.saturating_sub(taken).min(CLAIM_MAX))
