@@ -137,7 +137,7 @@ async fn ghost(world: &World) -> NodeId {
         id: NodeId(uuid::Uuid::from_u128(9)),
         host: "elsewhere".into(),
         pid: 1,
-        labels: vec!["nothing".into()],
+        labels: vec!["handler:idle".into(), "nothing".into()],
         started_at: now,
         lease_until: now + belfry::SignedDuration::from_secs(30),
         fenced: false,
@@ -154,7 +154,7 @@ async fn claim(world: &World, node: NodeId) -> usize {
         total: u32::MAX,
         node,
         lanes: vec![("narrow".into(), 10)],
-        labels: vec!["nothing".into()],
+        labels: vec!["handler:idle".into(), "nothing".into()],
         only: None,
         rescue: true,
     };
