@@ -28,8 +28,8 @@ use belfry_core::edit::Resume;
 use belfry_core::ending::Waiting;
 use belfry_core::text::clean;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
-    SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, Schedule, ScheduleDefinition,
+    ScheduleId, SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -357,8 +357,13 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.cancel(now, run, reason))), hint::cancelled)
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
-        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| *given > 0)
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
+        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {

@@ -95,8 +95,8 @@ use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
-    SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, Schedule, ScheduleDefinition,
+    ScheduleId, SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -540,12 +540,17 @@ impl Store for Postgres {
         self.tell(answer, hint::cancelled).await
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
         if runs.is_empty() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         let answer = transact!(self, Rescue, |tx| self.give_back_in(&mut tx, now, node, runs).await);
-        self.hint(answer, |given| *given > 0)
+        self.hint(answer, |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
