@@ -392,6 +392,7 @@ as_it_is!(
     (),
     bool,
     u32,
+    (RunId, RunState),
     u64,
     String,
     Timestamp,

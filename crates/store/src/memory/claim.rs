@@ -147,7 +147,7 @@ impl State {
     /// The scopes of agents, as their schedules are now.
     fn scopes(&self) -> BTreeMap<AgentId, Scopes> {
         let mut options: BTreeMap<AgentId, Vec<&Options>> = BTreeMap::new();
-        for row in self.schedules.values().filter(|row| !row.retired) {
+        for row in self.schedules.values().filter(|row| row.retired_at.is_none()) {
             options.entry(row.record.agent).or_default().push(&row.record.definition.options);
         }
         options.into_iter().map(|(agent, options)| (agent, Scopes::of(options))).collect()

@@ -90,7 +90,7 @@ struct Agent {
     source: String,
     revision: i64,
     definition: Arc<AgentDefinition>,
-    retired: bool,
+    retired_at: Option<Timestamp>,
 }
 
 struct ScheduleRow {
@@ -101,7 +101,7 @@ struct ScheduleRow {
     fired_at: Option<Timestamp>,
     /// How many of its runs have failed, and have ended otherwise.
     ended: [i64; 2],
-    retired: bool,
+    retired_at: Option<Timestamp>,
 }
 
 struct Live {
@@ -439,7 +439,7 @@ impl Store for Memory {
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let state = self.state.lock();
-        let found = state.schedules.values().find(|row| !row.retired && row.record.name == name);
+        let found = state.schedules.values().find(|row| row.retired_at.is_none() && row.record.name == name);
         Ok(found.map(|row| state.full(row)))
     }
 

@@ -423,6 +423,7 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                     after: self.walked,
                     skips_before: ago(60),
                     output_before: ago(5),
+                    retired_before: ago(10),
                     ..retention(ago(30), ago(90), 1000)
                 };
                 let pruned = store.prune(now, &retention).await.unwrap();

@@ -54,6 +54,7 @@ pub fn retention(before: Timestamp, failures_before: Timestamp, batch: u32) -> R
         after: None,
         skips_before: before,
         output_before: before,
+        retired_before: before,
         batch,
     }
 }
