@@ -388,6 +388,13 @@ impl NewRun {
     }
 }
 
+impl NewRun {
+    /// Whether it starts only when nothing else of its command is running.
+    pub(crate) fn wants_command(&self) -> bool {
+        self.gates.turn == Some(Scope::Command) && self.trigger != Trigger::Message
+    }
+}
+
 /// A run that is asked for from outside a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Enqueue {

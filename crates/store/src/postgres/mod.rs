@@ -438,7 +438,9 @@ impl Store for Postgres {
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
+        let is_new_scope = look!(self, |tx| enqueue::is_new_scope(&mut tx, &request.run).await)?;
+        let place = (&places, is_new_scope);
+        let answer = transact!(self, |tx| self.enqueue_in(&mut tx, now, request, place).await);
         self.tell(answer, hint::made).await
     }
 

@@ -714,7 +714,7 @@ impl Store for Sqlite {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = storable(request).into_owned();
-        let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
+        let answer = self.write(move |verb| verb.enqueue_in_scope(now, &request)).await;
         self.shared.hint.after(answer, hint::made)
     }
 
