@@ -452,6 +452,7 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         skips_ms,
         heartbeats_ms,
         snapshots_ms,
+        retired_ms,
         // The server prunes its audit.
         audit_ms: _,
     } = &settings.retention;
@@ -485,6 +486,7 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
             skips: skips_ms.map(ms),
             heartbeats: heartbeats_ms.map(ms),
             snapshots: snapshots_ms.map(ms),
+            retired: retired_ms.map(ms),
         },
         ..Options::default()
     }

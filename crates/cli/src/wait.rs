@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use belfry::api::{Run, Schedule};
 use belfry::{Engine, Options, RunId, RunState, StopOptions};
+use belfry_core::definition::handler_of;
 use belfry_runner::{KeeperHandle, KeeperOptions};
 use belfry_time::parse_duration;
 use clap::Args;
@@ -259,6 +260,9 @@ impl Waiting {
         let needs = client.agent(&schedule.agent).await?.needs;
         let labels = reach.options().labels;
         match needs.iter().find(|label| !labels.contains(label)) {
+            Some(label) if handler_of(label).is_some() => Err(Failure::Usage(format!(
+                "{name} is a Rust handler of another program, and no node with it runs. Start that program; --no-start leaves the run to it"
+            ))),
             Some(label) => Err(Failure::Usage(format!(
                 "{name} needs a node with the label {label}, which this one has not, and no server runs. `engine: {{labels: [{label}]}}` gives it, --no-start leaves the run to a node that has it"
             ))),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When, handler_of};
 use belfry_core::display::is_unsafe;
 use belfry_core::size::format_size;
 use belfry_core::work::{Action, Stdin, Work};
@@ -103,7 +103,9 @@ fn agent_map(agent: &AgentSpec) -> Out {
         out.0.push(("breaker".into(), Out::Map(vec![threshold, reset_after])));
     }
     out.add(d.lane != normal.lane, "lane", || Out::Text(d.lane.clone()));
-    out.add(!d.needs.is_empty(), "needs", || texts(&d.needs));
+    let needs = d.needs.iter().filter(|label| handler_of(label).is_none()).cloned();
+    let needs: Vec<String> = needs.collect();
+    out.add(!needs.is_empty(), "needs", || texts(&needs));
     let schedules = agent.schedules.iter().map(|(name, schedule)| (name.clone(), schedule_map(schedule)));
     out.add(!agent.schedules.is_empty(), "schedules", || Out::Map(schedules.collect()));
     Out::Map(out.0)

@@ -203,6 +203,12 @@ static RETENTION: &[Key] = &[
     key("keys", NotYet, "24h", "Idempotency keys."),
     key("heartbeats", Or("none", &Age), "7d", "Heartbeats."),
     key("snapshots", Or("none", &Age), "30d", "Snapshots of nodes."),
+    key(
+        "retired",
+        Or("none", &Age),
+        "90d",
+        "Schedules and agents that are gone, with their revisions, limits and breakers; at least until their runs and skips are.",
+    ),
     key("audit", Or("none", &Age), "1y", "Who changed what."),
 ];
 

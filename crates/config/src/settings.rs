@@ -166,6 +166,8 @@ pub struct Retention {
     pub heartbeats_ms: Option<u64>,
     /// Snapshots of nodes.
     pub snapshots_ms: Option<u64>,
+    /// Schedules and agents that are gone.
+    pub retired_ms: Option<u64>,
     /// Who changed what.
     pub audit_ms: Option<u64>,
 }
@@ -251,6 +253,7 @@ impl Default for Settings {
                 skips_ms: Some(30 * DAY),
                 heartbeats_ms: Some(7 * DAY),
                 snapshots_ms: Some(30 * DAY),
+                retired_ms: Some(90 * DAY),
                 audit_ms: Some(365 * DAY),
             },
             log: Log { format: LogFormat::Auto, level: "info".into() },
@@ -338,6 +341,7 @@ fn read_retention(retention: &mut Retention, node: &Node) {
     set(&mut retention.skips_ms, age("skips"));
     set(&mut retention.heartbeats_ms, age("heartbeats"));
     set(&mut retention.snapshots_ms, age("snapshots"));
+    set(&mut retention.retired_ms, age("retired"));
     set(&mut retention.audit_ms, age("audit"));
 }
 

@@ -64,7 +64,7 @@ fn values() -> BTreeMap<&'static str, &'static str> {
         (
             "/properties/retention",
             "runs: 1d | runs_per_schedule: 5 | failures: 1d | output: 1d | skips: 1d | heartbeats: 1d | snapshots: 1d | \
-             audit: 1d",
+             retired: 1d | audit: 1d",
         ),
         ("/properties/log", "format: json | level: warn"),
         (

@@ -130,7 +130,7 @@ fn the_keys_of_the_contract_are_all_there() {
         ),
         (
             "/properties/retention",
-            "runs runs_per_schedule failures output skips keys heartbeats snapshots audit",
+            "runs runs_per_schedule failures output skips keys heartbeats snapshots retired audit",
         ),
         ("/properties/log", "format level file"),
         ("/properties/api", "allow_agents open open_metrics trusted_proxies allowed_hosts rate max_body"),

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::session::{Policy, message_key_in, message_key_words};
 use crate::template::Template;
-use crate::work::Work;
+use crate::work::{Action, Work};
 
 /// The lanes that are always there, with their slots on each node.
 pub const DEFAULT_LANES: [(&str, u32); 4] = [("main", 30), ("subagent", 50), ("team", 100), ("cron", 30)];
@@ -153,6 +153,31 @@ pub struct AgentSpec {
     pub definition: AgentDefinition,
     /// Its schedules by name. One that does not compile becomes `invalid` and says why.
     pub schedules: Vec<(String, ScheduleDefinition)>,
+}
+
+/// Begins the label of nodes that have the handler of an agent. No file can have it among `needs` or `labels`: it is no name.
+const HANDLER: &str = "handler:";
+
+/// The label of nodes that have the handler of an agent.
+pub fn handler_label(agent: &str) -> String {
+    format!("{HANDLER}{agent}")
+}
+
+/// The agent for whose handler a label stands, if it stands for one.
+pub fn handler_of(label: &str) -> Option<&str> {
+    label.strip_prefix(HANDLER)
+}
+
+impl AgentSpec {
+    /// Makes an agent that is a handler need a node that has it, so that no other node claims its runs; and an agent that is no
+    /// longer one need none.
+    pub fn need_handler(&mut self) {
+        let AgentDefinition { needs, work, .. } = &mut self.definition;
+        needs.retain(|label| handler_of(label).is_none());
+        if [&work.action].into_iter().chain(work.commands.values()).any(|action| *action == Action::Handler) {
+            needs.push(handler_label(&self.name));
+        }
+    }
 }
 
 /// When an agent runs, and with what.

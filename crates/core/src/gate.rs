@@ -63,13 +63,21 @@ impl Scopes {
     pub fn of<'a>(schedules: impl IntoIterator<Item = &'a Options>) -> Scopes {
         let mut scopes = Scopes::default();
         for options in schedules {
-            match turn(options) {
-                Some(Scope::Agent) => scopes.agent = true,
-                Some(Scope::Command) => drop(scopes.commands.insert(options.command.clone())),
-                Some(Scope::Schedule) | None => {}
-            }
+            scopes.add(options, &options.command);
         }
         scopes
+    }
+
+    /// What runs of a schedule with this command want for themselves. A live run may have a command that its schedule had
+    /// before, by which it goes on to wait.
+    pub fn add(&mut self, options: &Options, command: &str) {
+        match turn(options) {
+            Some(Scope::Agent) => self.agent = true,
+            Some(Scope::Command) if !self.commands.contains(command) => {
+                self.commands.insert(command.to_owned());
+            }
+            Some(Scope::Command | Scope::Schedule) | None => {}
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a schedule does and by which rules, in words: for people who look at it, wherever they do.
 
-use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope, When};
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope, When, handler_of};
 use belfry_core::work::Action;
 use belfry_core::{AgentDefinition, RunId};
 use belfry_store::ScheduleRecord;
@@ -103,8 +103,11 @@ fn limits(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
             ms(breaker.reset_after_ms)
         ));
     }
-    if !agent.needs.is_empty() {
-        parts.push(format!("needs {}", agent.needs.join(", ")));
+    // What it does says that it is a handler.
+    let needs = agent.needs.iter().filter(|label| handler_of(label).is_none()).map(String::as_str);
+    let needs: Vec<&str> = needs.collect();
+    if !needs.is_empty() {
+        parts.push(format!("needs {}", needs.join(", ")));
     }
     parts.join(" · ")
 }

@@ -83,7 +83,13 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             Input::Renewed { asked: now.mono, renewed, is_held: store.is_held() }
         }
         Ask::Marks(node) => Input::Marks(store.marks(node).await),
-        Ask::GiveBack(node, runs) => Input::GivenBack(store.give_back(now.wall, node, &runs).await),
+        Ask::GiveBack(node, runs) => {
+            let given_back = store.give_back(now.wall, node, &runs).await;
+            let ids: Vec<RunId> = given_back.iter().flatten().map(|(run, _)| *run).collect();
+            // It is done: if this read fails, it is told without names.
+            let runs = store.runs_by_id(&ids).await.unwrap_or_default();
+            Input::GivenBack { given_back, runs }
+        }
         Ask::Breaker(of) => {
             let history = store.breaker(of.agent, &of.command).await.map(|record| record.history);
             Input::Breaker { of, history }

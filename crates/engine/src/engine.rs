@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use belfry_core::check::Check;
+use belfry_core::definition::handler_label;
 use belfry_core::input::{self, Prompt};
 use belfry_core::session::Usage;
 use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule, ScheduleId, Trigger};
@@ -132,7 +133,7 @@ impl Builder {
         self
     }
 
-    /// What an agent does, as a Rust function.
+    /// What an agent does, as a Rust function. Of the nodes of a store only those with this function claim runs of the agent.
     pub fn handler<F, R>(mut self, agent: impl Into<String>, function: F) -> Builder
     where
         F: Fn(Context) -> R + Send + Sync + 'static,
@@ -192,7 +193,9 @@ impl Builder {
     }
 
     /// The engine, not yet started.
-    pub fn build(self) -> Engine {
+    pub fn build(mut self) -> Engine {
+        self.options.labels.extend(self.handlers.keys().map(|agent| handler_label(agent)));
+        self.options.labels.sort();
         let store =
             self.store.unwrap_or_else(|| Arc::new(AnyStore::Memory(belfry_store::memory::Memory::new())));
         let view = View {
@@ -509,7 +512,7 @@ impl Engine {
 
     /// Makes the agents what they are here; also while it runs. Schedules whose timing stays go on as if nothing had happened.
     pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
-        check_templates(&agents)?;
+        let agents: Vec<AgentSpec> = agents.iter().map(checked).collect::<Result<_, _>>()?;
         let clock = self.clock_of_store().await?;
         let source = &self.inner.source;
         let applied = self.inner.store.apply(clock.now().wall, source, "", &agents).await?;
@@ -521,7 +524,7 @@ impl Engine {
 
     /// Makes a source's agents what they are here; also while it runs. A source that has not changed is left as it is.
     pub async fn apply(&self, source: &str, digest: &str, agents: &[AgentSpec]) -> Result<Applied, Error> {
-        check_templates(agents)?;
+        let agents: &[AgentSpec] = &agents.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
         let clock = self.clock_of_store().await?;
         if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
             return Ok(Applied::default());
@@ -563,7 +566,7 @@ impl Engine {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> Result<PutAgent, Error> {
-        check_templates(std::slice::from_ref(agent))?;
+        let agent = &checked(agent)?;
         let put = self.inner.store.put_agent(self.store_now().await?, agent, whole, expect).await?;
         if let PutAgent::Changed { ended } = &put {
             self.tell_ends(ended).await;
@@ -736,13 +739,14 @@ fn own_source() -> String {
     format!("engine:{}", name.to_string_lossy())
 }
 
-/// Refuses agents with a template that cannot be parsed. A schedule with such a prompt becomes invalid, and says why.
-fn check_templates(agents: &[AgentSpec]) -> Result<(), Error> {
-    for agent in agents {
-        let checked = agent.definition.work.check_templates();
-        checked.map_err(|source| Error::Template { agent: agent.name.clone(), source })?;
-    }
-    Ok(())
+/// An agent as it is stored: if it is a handler, it needs a node that has it. Refuses one with a template that cannot be parsed;
+/// a schedule with such a prompt becomes invalid, and says why.
+fn checked(agent: &AgentSpec) -> Result<AgentSpec, Error> {
+    let checked = agent.definition.work.check_templates();
+    checked.map_err(|source| Error::Template { agent: agent.name.clone(), source })?;
+    let mut agent = agent.clone();
+    agent.need_handler();
+    Ok(agent)
 }
 
 /// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once; and the schedule. What it lacks or

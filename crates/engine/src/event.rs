@@ -130,6 +130,8 @@ pub enum Name {
     RunCancelled,
     /// A run was taken from a node that is gone.
     RunRescued,
+    /// A node gave a run back that it had claimed and not started.
+    RunReturned,
     /// A breaker opened, closed, or lets a probe through.
     BreakerChanged,
     /// A failure budget was used up or cleared.
@@ -195,6 +197,7 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
     (Of::Run, "an attempt starts", Name::RunStarted),
     (Of::Run, "waits for another attempt", Name::RunRetried),
     (Of::Run, "taken from a node that is gone", Name::RunRescued),
+    (Of::Run, "given back, not started", Name::RunReturned),
     (Of::Run, "completed or failed", Name::RunFinished),
     (Of::Run, "cancelled", Name::RunCancelled),
     (Of::Breaker, "opens, half-opens, closes", Name::BreakerChanged),
@@ -212,7 +215,7 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
 
 impl Name {
     /// All of them.
-    pub const ALL: [Name; 38] = [
+    pub const ALL: [Name; 39] = [
         Name::NodeStarted,
         Name::NodeStopped,
         Name::NodeDraining,
@@ -233,6 +236,7 @@ impl Name {
         Name::RunRetried,
         Name::RunCancelled,
         Name::RunRescued,
+        Name::RunReturned,
         Name::BreakerChanged,
         Name::BudgetChanged,
         Name::LaneChanged,
@@ -276,6 +280,7 @@ impl Name {
             Name::RunRetried => "run_retried",
             Name::RunCancelled => "run_cancelled",
             Name::RunRescued => "run_rescued",
+            Name::RunReturned => "run_returned",
             Name::BreakerChanged => "breaker_changed",
             Name::BudgetChanged => "budget_changed",
             Name::LaneChanged => "lane_changed",

@@ -7,7 +7,7 @@ mod lane;
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
-use belfry_core::definition::IfRunning;
+use belfry_core::definition::{IfRunning, handler_of};
 use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
@@ -309,7 +309,7 @@ impl Known {
         let able = self.nodes.iter().filter(|node| needs.iter().all(|label| node.labels.contains(label)));
         match (self.nodes.len(), able.count()) {
             (0, _) => Err("no node takes work; `belfry up` starts one, `belfry nodes` lists them".into()),
-            (_, 0) => Err(format!("no node that is running has the labels {}", needs.join(", "))),
+            (_, 0) => Err(format!("no node that is running has {}", needs_words(needs))),
             (_, 1) => Ok("one node can run it".into()),
             (_, able) => Ok(format!("{able} nodes can run it")),
         }
@@ -591,6 +591,17 @@ impl Known {
         };
         format!("{}{millis} {}", local.strftime("%Y-%m-%d %H:%M:%S"), local.strftime("%Z"))
     }
+}
+
+/// What a node must have, in words.
+fn needs_words(needs: &[String]) -> String {
+    let (handlers, labels): (Vec<&String>, Vec<&String>) =
+        needs.iter().partition(|label| handler_of(label).is_some());
+    let labels: Vec<&str> = labels.into_iter().map(String::as_str).collect();
+    let labels = (!labels.is_empty()).then(|| format!("the labels {}", labels.join(", ")));
+    let handlers = handlers.into_iter().filter_map(|label| handler_of(label));
+    let handlers = handlers.map(|agent| format!("the Rust handler of {agent}"));
+    handlers.chain(labels).collect::<Vec<_>>().join(" and ")
 }
 
 /// Whether a run is one that a schedule's overlap policy looks at.

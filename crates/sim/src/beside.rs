@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 
 use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition, Timestamp};
-use belfry_core::{AgentId, Epoch, Reason, ScheduleId, SkipRange};
+use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange};
 use belfry_store::memory::Memory;
 use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
@@ -317,7 +317,7 @@ impl Store for Beside {
         claim(now: Timestamp, claim: &Claim) -> Vec<Claimed>;
         finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
         cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;
-        give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32;
+        give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Vec<(RunId, RunState)>;
         append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;
         output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
         join(node: &Node) -> ();
@@ -392,6 +392,7 @@ as_it_is!(
     (),
     bool,
     u32,
+    (RunId, RunState),
     u64,
     String,
     Timestamp,

@@ -895,7 +895,7 @@ fn is_news(input: &Input) -> bool {
         Input::Committed { written, .. } => written.answers.iter().any(Option::is_some),
         Input::Finished(written) => written.answers.iter().any(Option::is_some),
         Input::Fenced { rescued, .. } => matches!(rescued, Ok(Some(_))),
-        Input::GivenBack(given_back) => matches!(given_back, Ok(1..)),
+        Input::GivenBack { given_back, .. } => given_back.as_ref().is_ok_and(|given| !given.is_empty()),
         _ => false,
     }
 }

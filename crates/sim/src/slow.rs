@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition};
-use belfry_core::{AgentId, Epoch, Reason, ScheduleId, SkipRange};
+use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange};
 use belfry_store::*;
 use belfry_time::Timestamp;
 
@@ -129,7 +129,7 @@ impl Store for Slow {
         Read next_start(now: Timestamp) -> Option<Timestamp>;
         Write finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
         Write cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;
-        Write give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32;
+        Write give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Vec<(RunId, RunState)>;
         Write append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;
         Read output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
         Write join(node: &Node) -> ();

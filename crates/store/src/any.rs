@@ -313,7 +313,12 @@ impl Store for AnyStore {
         each!(self, store => store.cancel(now, run, reason).await)
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
         each!(self, store => store.give_back(now, node, runs).await)
     }
 

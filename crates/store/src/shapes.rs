@@ -388,6 +388,13 @@ impl NewRun {
     }
 }
 
+impl NewRun {
+    /// Whether it starts only when nothing else of its command is running.
+    pub(crate) fn wants_command(&self) -> bool {
+        self.gates.turn == Some(Scope::Command) && self.trigger != Trigger::Message
+    }
+}
+
 /// A run that is asked for from outside a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Enqueue {
@@ -859,6 +866,9 @@ pub struct Retention {
     pub skips_before: Timestamp,
     /// Output goes of runs that were made before this, unless they live.
     pub output_before: Timestamp,
+    /// A schedule that was retired before this goes, with its revisions and its turn, once no run, skip or session of it is
+    /// kept; an agent, with its limit, breakers and budget, once it has no schedules either.
+    pub retired_before: Timestamp,
     /// At most so many things go in one call.
     pub batch: u32,
 }
@@ -883,6 +893,8 @@ pub struct Pruned {
     pub output: u32,
     /// Sessions that nobody has spoken to for as long as runs are kept, and that have no runs.
     pub sessions: u32,
+    /// Schedules and agents that were retired.
+    pub retired: u32,
     /// Where looking for runs beyond their schedule's number goes on; none starts anew.
     pub next: Option<RunId>,
 }

@@ -4,7 +4,8 @@ use std::future::Future;
 
 use belfry_core::edit::Resume;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, ScheduleDefinition, ScheduleId, SkipRange,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId,
+    SkipRange,
 };
 use belfry_time::Timestamp;
 
@@ -209,14 +210,15 @@ pub trait Store: Send + Sync + 'static {
         reason: Reason,
     ) -> impl Future<Output = Answer<Cancelled>> + Send;
 
-    /// Gives runs back that a node has claimed but never started; the attempt does not count. Crash: given back, or still
-    /// under the node's lease.
+    /// Gives runs back that a node has claimed but never started; the attempt does not count. Says which of them were the
+    /// node's, and what became of each: pending, or cancelled if that was asked for. Crash: given back, or still under the
+    /// node's lease.
     fn give_back(
         &self,
         now: Timestamp,
         node: NodeId,
         runs: &[(RunId, Epoch)],
-    ) -> impl Future<Output = Answer<u32>> + Send;
+    ) -> impl Future<Output = Answer<Vec<(RunId, RunState)>>> + Send;
 
     /// Keeps output of an attempt; `false` where its claim no longer holds, and nothing was kept. A piece that is there
     /// already stays as it is. Crash: all pieces, or none: repeat it.

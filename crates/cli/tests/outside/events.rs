@@ -38,6 +38,7 @@ const KEYS: [(&str, &str); 38] = [
         "run_rescued",
         "agent schedule session tick_at run_id attempt node trace_id state reason took_ms detail",
     ),
+    ("run_returned", "agent schedule session tick_at run_id attempt node trace_id state reason"),
     ("breaker_changed", "agent command run_id trace_id state reason count"),
     ("budget_changed", "agent run_id state reason count retry_at"),
     ("lane_changed", "node count detail"),

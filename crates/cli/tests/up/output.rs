@@ -111,9 +111,11 @@ agents:
         assert_eq!(ended["usage"], usage, "{ended}");
         let runs = site.runs("a/s");
         assert_eq!(runs[0]["usage"], usage, "{runs:?}");
-        let table = site.belfry(&["runs"]);
-        let table = String::from_utf8_lossy(&table.stdout).into_owned();
-        assert!(table.contains("1200 LLM tokens") && table.contains("0.25 USD"), "{table}");
+        for command in [&["runs"][..], &["show", "a/s"]] {
+            let table = site.belfry(command);
+            let table = String::from_utf8_lossy(&table.stdout).into_owned();
+            assert!(table.contains("1200 LLM tokens") && table.contains("0.25 USD"), "{table}");
+        }
         let nodes = site.json(&["nodes"]);
         assert_eq!(nodes["items"][0]["version"], env!("CARGO_PKG_VERSION"), "{nodes}");
         up.stop();

@@ -89,10 +89,29 @@ impl Driver {
     }
 
     /// What was not given back is seen again at the next renewal.
-    pub(super) fn given_back(&mut self, now: Now, given_back: Result<u32, Error>) {
+    pub(super) fn given_back(
+        &mut self,
+        now: Now,
+        given_back: Result<Vec<(RunId, RunState)>, Error>,
+        runs: &[RunRecord],
+    ) {
         self.giving_back = self.giving_back.saturating_sub(1);
-        if self.read(now, given_back).is_some() {
-            self.claim_wanted = true;
+        let Some(given_back) = self.read(now, given_back) else { return };
+        self.claim_wanted = true;
+        for (run, state) in given_back {
+            let name = match state {
+                RunState::Cancelled => Name::RunCancelled,
+                _ => Name::RunReturned,
+            };
+            let event = Event::new(now.wall, Level::Info, name);
+            let event = match runs.iter().find(|known| known.id == run) {
+                Some(record) if state == RunState::Cancelled => Event::ended(now.wall, record),
+                Some(record) => event.of_run(record),
+                None => event,
+            };
+            // Also if it has been claimed again since.
+            let (run_id, state, node) = (Some(run), Some(state.as_str()), Some(self.node));
+            self.note(Event { run_id, state, node, ..event });
         }
     }
 

@@ -132,7 +132,12 @@ pub enum Input {
         joined: Result<(), Error>,
     },
     /// Answer to [`Ask::GiveBack`].
-    GivenBack(Result<u32, Error>),
+    GivenBack {
+        /// Each with what became of it.
+        given_back: Result<Vec<(RunId, RunState)>, Error>,
+        /// These runs, as far as they could be read.
+        runs: Vec<RunRecord>,
+    },
     /// Answer to [`Ask::Marks`].
     Marks(Result<Marks, Error>),
     /// It is marked in the store to take no new work, or to take it again.
@@ -726,7 +731,7 @@ impl Driver {
             Input::Finished(written) => self.finished(now, written),
             Input::Renewed { asked, renewed, is_held } => self.renewed(now, asked, renewed, is_held),
             Input::Joined { asked, joined } => self.joined(now, asked, joined),
-            Input::GivenBack(given_back) => self.given_back(now, given_back),
+            Input::GivenBack { given_back, runs } => self.given_back(now, given_back, &runs),
             Input::Marks(marks) => self.marks(now, marks),
             Input::Drain(draining) => {
                 // What is being read may be older than the mark.

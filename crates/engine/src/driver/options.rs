@@ -69,6 +69,8 @@ pub struct Keep {
     pub heartbeats: Option<Duration>,
     /// Snapshots of nodes.
     pub snapshots: Option<Duration>,
+    /// Schedules and agents that are gone.
+    pub retired: Option<Duration>,
 }
 
 impl Default for Options {
@@ -94,6 +96,7 @@ impl Default for Options {
                 skips: Some(30 * day),
                 heartbeats: Some(7 * day),
                 snapshots: Some(30 * day),
+                retired: Some(90 * day),
             },
             backoff: Duration::from_millis(100),
             marks_every: Duration::from_secs(1),

@@ -147,6 +147,7 @@ impl Driver {
                 after: self.prune_after,
                 skips_before: before(keep.skips),
                 output_before: before(keep.output),
+                retired_before: before(keep.retired),
                 batch: PRUNE_BATCH,
             };
             self.ask(Ask::Prune {
@@ -165,7 +166,7 @@ impl Driver {
         };
         self.prune_after = pruned.next;
         // Where there is more, others go first.
-        if pruned.runs + pruned.skips + pruned.keys + pruned.output >= PRUNE_BATCH {
+        if pruned.runs + pruned.skips + pruned.keys + pruned.output + pruned.retired >= PRUNE_BATCH {
             self.pruner.at = now.mono + Duration::from_millis(50);
         } else if pruned.next.is_some() {
             self.pruner.at = now.mono + Duration::from_millis(500);

@@ -75,7 +75,7 @@ fn engine_of(world: &World) -> Engine {
     Engine::builder()
         .store(world.store.clone())
         .clock(world.clock.clone())
-        .options(Options { orphan_check: SECOND, ..Options::default() })
+        .options(Options { orphan_check: SECOND, poll_interval: 300 * SECOND, ..Options::default() })
         .agents(agents())
         .handler("bot", |_| async { Ok(()) })
         .handler("a", move |run| {
@@ -137,7 +137,7 @@ async fn ghost(world: &World) -> NodeId {
         id: NodeId(uuid::Uuid::from_u128(9)),
         host: "elsewhere".into(),
         pid: 1,
-        labels: vec!["nothing".into()],
+        labels: vec!["handler:idle".into(), "nothing".into()],
         started_at: now,
         lease_until: now + belfry::SignedDuration::from_secs(30),
         fenced: false,
@@ -154,7 +154,7 @@ async fn claim(world: &World, node: NodeId) -> usize {
         total: u32::MAX,
         node,
         lanes: vec![("narrow".into(), 10)],
-        labels: vec!["nothing".into()],
+        labels: vec!["handler:idle".into(), "nothing".into()],
         only: None,
         rescue: true,
     };
@@ -213,7 +213,7 @@ async fn every_transition_is_told_by_one_event() {
             let row = format!("| {of} | {what} | `{}` |", name.as_str());
             assert!(documents.contains(&row), "{row}");
         }
-        assert_eq!(TRANSITIONS.iter().filter(|(of, _, _)| *of == Of::Run).count(), 7);
+        assert_eq!(TRANSITIONS.iter().filter(|(of, _, _)| *of == Of::Run).count(), 8);
     })
     .await;
 }
@@ -261,6 +261,28 @@ async fn the_end_of_a_lease(world: &World, engine: &Engine, heard: &mut Heard) {
     assert_eq!((rescued.agent.as_deref(), rescued.schedule.as_deref()), (Some("idle"), Some("s")));
     assert_eq!((rescued.reason.as_deref(), rescued.attempt), (Some("orphaned"), Some(1)));
     assert_eq!((heard.ends(run), heard.count(run, &[Name::RunRescued])), (0, 1));
+
+    // The engine's own node has claimed it, and the answer was lost.
+    let nodes = world.store.nodes().await.unwrap();
+    let own = nodes.iter().find(|node| !node.fenced && node.host != "elsewhere").unwrap().id;
+    assert_eq!(claim(world, own).await, 1);
+    // Two renewals show it. Nothing else is asked meanwhile, for a claim that is under way may be the one.
+    for _ in 0..3 {
+        world.clock.advance(10 * SECOND);
+        let until = world.clock.now().wall + belfry::SignedDuration::from_secs(30);
+        let is_renewed = async || {
+            let nodes = world.store.nodes().await.unwrap();
+            nodes.iter().any(|node| node.id == own && node.lease_until >= until)
+        };
+        while !is_renewed().await {
+            tokio::task::yield_now().await;
+        }
+    }
+    let returned = heard.next(Name::RunReturned).await;
+    assert_eq!((returned.run_id, returned.node), (Some(run), Some(own)));
+    assert_eq!((returned.agent.as_deref(), returned.schedule.as_deref()), (Some("idle"), Some("s")));
+    assert_eq!((returned.state, returned.attempt), (Some("pending"), Some(1)), "the claim does not count");
+    assert_eq!(heard.count(run, &[Name::RunReturned]), 1);
 }
 
 async fn ghost_again(world: &World) -> NodeId {

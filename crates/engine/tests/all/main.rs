@@ -13,6 +13,7 @@ mod events;
 #[cfg(target_os = "linux")]
 mod gone;
 mod guest;
+mod handlers;
 mod inputs;
 mod isolation;
 mod lanes;

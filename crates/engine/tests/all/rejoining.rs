@@ -117,7 +117,7 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
     );
     driver.step(at(2), Input::Woken);
     assert_ne!(driver.phase(), Phase::Stopped);
-    driver.step(at(2), Input::GivenBack(Ok(1)));
+    driver.step(at(2), Input::GivenBack { given_back: Ok(Vec::new()), runs: Vec::new() });
     assert_eq!(driver.phase(), Phase::Stopped);
 }
 

@@ -144,13 +144,21 @@ impl State {
         (started.map(|(candidate, _)| candidate.order.2).collect(), is_changed)
     }
 
-    /// The scopes of agents, as their schedules are now.
+    /// The scopes of agents, as their schedules are now, and by the commands of their runs.
     fn scopes(&self) -> BTreeMap<AgentId, Scopes> {
         let mut options: BTreeMap<AgentId, Vec<&Options>> = BTreeMap::new();
-        for row in self.schedules.values().filter(|row| !row.retired) {
+        for row in self.schedules.values().filter(|row| row.retired_at.is_none()) {
             options.entry(row.record.agent).or_default().push(&row.record.definition.options);
         }
-        options.into_iter().map(|(agent, options)| (agent, Scopes::of(options))).collect()
+        let mut scopes: BTreeMap<AgentId, Scopes> =
+            options.into_iter().map(|(agent, options)| (agent, Scopes::of(options))).collect();
+        for new in self.live.values().map(|live| &live.new).filter(|new| new.trigger != Trigger::Message) {
+            let row = self.schedules.get(&new.schedule).filter(|row| row.retired_at.is_none());
+            if let (Some(row), Some(scopes)) = (row, scopes.get_mut(&new.agent)) {
+                scopes.add(&row.record.definition.options, &new.command);
+            }
+        }
+        scopes
     }
 
     fn cap(&self, gate: Gate<'_>) -> i64 {

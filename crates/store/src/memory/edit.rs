@@ -18,10 +18,10 @@ impl State {
         definition: &ScheduleDefinition,
         expect: &Expect,
     ) -> Put {
-        let known = self.agents.iter().find(|(_, known)| !known.retired && known.name == agent);
+        let known = self.agents.iter().find(|(_, known)| known.retired_at.is_none() && known.name == agent);
         let Some((id, _)) = known else { return Put::NoAgent };
         let name = format!("{agent}/{name}");
-        let found = self.schedules.values().find(|row| !row.retired && row.record.name == name);
+        let found = self.schedules.values().find(|row| row.retired_at.is_none() && row.record.name == name);
         let is_ours = found.is_none_or(|row| row.record.source == API);
         if is_ours && !expect.holds(found.map(|row| (row.record.revision, &row.record.definition))) {
             return Put::Differs;
@@ -32,7 +32,9 @@ impl State {
     }
 
     pub(super) fn remove_by_api(&mut self, now: Timestamp, id: ScheduleId, expect: &Expect) -> Removed {
-        let Some(row) = self.schedules.get(&id).filter(|row| !row.retired) else { return Removed::NotFound };
+        let Some(row) = self.schedules.get(&id).filter(|row| row.retired_at.is_none()) else {
+            return Removed::NotFound;
+        };
         if row.record.source != API {
             return Removed::OwnedBy(row.record.source.clone());
         }
@@ -51,7 +53,7 @@ impl State {
         whole: bool,
         expect: &Expect<AgentDefinition>,
     ) -> PutAgent {
-        let known = self.agents.values().find(|agent| !agent.retired && agent.name == spec.name);
+        let known = self.agents.values().find(|agent| agent.retired_at.is_none() && agent.name == spec.name);
         if let Some(agent) = known.filter(|agent| agent.source != API) {
             return PutAgent::OwnedBy(agent.source.clone());
         }
@@ -67,7 +69,7 @@ impl State {
             is_changed |= self.put_schedule(now, API, id, &name, definition).is_news();
             kept.push(name);
         }
-        let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
+        let own = self.schedules.values().filter(|row| row.retired_at.is_none() && row.record.agent == id);
         let mut ended = Vec::new();
         let gone = own.filter(|row| whole && row.record.source == API && !kept.contains(&row.record.name));
         for schedule in gone.map(|row| row.record.id).collect::<Vec<_>>() {
@@ -85,7 +87,8 @@ impl State {
         name: &str,
         expect: &Expect<AgentDefinition>,
     ) -> Removed {
-        let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == name);
+        let known =
+            self.agents.iter_mut().find(|(_, agent)| agent.retired_at.is_none() && agent.name == name);
         let Some((id, agent)) = known else { return Removed::NotFound };
         if agent.source != API {
             return Removed::OwnedBy(agent.source.clone());
@@ -93,9 +96,9 @@ impl State {
         if !expect.holds(Some((agent.revision, &*agent.definition))) {
             return Removed::Differs;
         }
-        agent.retired = true;
+        agent.retired_at = Some(now);
         let (id, mut ended) = (*id, Vec::new());
-        let own = self.schedules.values().filter(|row| !row.retired && row.record.agent == id);
+        let own = self.schedules.values().filter(|row| row.retired_at.is_none() && row.record.agent == id);
         for schedule in own.map(|row| row.record.id).collect::<Vec<_>>() {
             ended.extend(self.retire(now, schedule));
         }

@@ -173,7 +173,7 @@ impl State {
             if broken::is(Broken::EndArmsNothing) {
                 return;
             }
-            if record.status == Status::Active && !row.retired {
+            if record.status == Status::Active && row.retired_at.is_none() {
                 self.set_token(run.schedule, Some(arm.unwrap_or(Token::next(now))));
             } else {
                 // Its clock starts here, in a pause that lasts.
@@ -182,9 +182,9 @@ impl State {
             return;
         }
         // A one-shot that asked for it goes with the run of its tick.
-        let fired = record.status == Status::Exhausted && run.tick_at.is_some() && !row.retired;
+        let fired = record.status == Status::Exhausted && run.tick_at.is_some() && row.retired_at.is_none();
         if fired && record.definition.options.delete_after_run {
-            row.retired = true;
+            row.retired_at = Some(now);
             if record.source != API {
                 let place = (record.source.clone(), record.name.clone());
                 self.spent.insert(place, record.definition.clone());

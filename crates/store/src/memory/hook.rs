@@ -21,7 +21,7 @@ impl Hooks for Memory {
 impl State {
     fn knock(&mut self, now: Timestamp, knock: &Knock) -> Knocked {
         let run = &knock.run;
-        let Some(row) = self.schedules.get(&run.schedule).filter(|row| !row.retired) else {
+        let Some(row) = self.schedules.get(&run.schedule).filter(|row| row.retired_at.is_none()) else {
             return Knocked::NotFound;
         };
         let status = row.record.status.clone();

@@ -76,7 +76,9 @@ impl State {
         let mut items: Vec<ScheduleRecord> = self
             .schedules
             .values()
-            .filter(|row| !row.retired && after.is_none_or(|after| row.record.name.as_str() > after))
+            .filter(|row| {
+                row.retired_at.is_none() && after.is_none_or(|after| row.record.name.as_str() > after)
+            })
             .map(|row| self.full(row))
             .filter(|record| filter.takes(record))
             .collect();
@@ -104,7 +106,7 @@ impl State {
         let mut agents: Vec<AgentRecord> = self
             .agents
             .iter()
-            .filter(|(_, agent)| !agent.retired)
+            .filter(|(_, agent)| agent.retired_at.is_none())
             .map(|(id, agent)| AgentRecord {
                 id: *id,
                 name: agent.name.clone(),
@@ -125,7 +127,7 @@ impl State {
             .iter()
             .filter(|(_, record)| **record != BreakerRecord::default())
             .filter_map(|((id, command), _)| {
-                let agent = self.agents.get(id).filter(|agent| !agent.retired)?;
+                let agent = self.agents.get(id).filter(|agent| agent.retired_at.is_none())?;
                 let breaker = self.breaker_of(*id, command).breaker;
                 let command = command.clone();
                 Some(BreakerEntry { agent: *id, agent_name: agent.name.clone(), command, breaker })

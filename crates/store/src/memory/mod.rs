@@ -28,8 +28,8 @@ use belfry_core::edit::Resume;
 use belfry_core::ending::Waiting;
 use belfry_core::text::clean;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
-    SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, Schedule, ScheduleDefinition,
+    ScheduleId, SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -90,7 +90,7 @@ struct Agent {
     source: String,
     revision: i64,
     definition: Arc<AgentDefinition>,
-    retired: bool,
+    retired_at: Option<Timestamp>,
 }
 
 struct ScheduleRow {
@@ -101,7 +101,7 @@ struct ScheduleRow {
     fired_at: Option<Timestamp>,
     /// How many of its runs have failed, and have ended otherwise.
     ended: [i64; 2],
-    retired: bool,
+    retired_at: Option<Timestamp>,
 }
 
 struct Live {
@@ -357,8 +357,13 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.cancel(now, run, reason))), hint::cancelled)
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
-        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| *given > 0)
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
+        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -434,7 +439,7 @@ impl Store for Memory {
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
         let state = self.state.lock();
-        let found = state.schedules.values().find(|row| !row.retired && row.record.name == name);
+        let found = state.schedules.values().find(|row| row.retired_at.is_none() && row.record.name == name);
         Ok(found.map(|row| state.full(row)))
     }
 

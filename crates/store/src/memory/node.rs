@@ -94,16 +94,22 @@ impl State {
         }
     }
 
-    pub(super) fn give_back(&mut self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> u32 {
-        let mut given_back = 0;
+    pub(super) fn give_back(
+        &mut self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Vec<(RunId, RunState)> {
+        let mut given_back = Vec::new();
         for (run, epoch) in runs {
             let Some(live) =
                 self.live.get(run).filter(|live| live.running == Some(node) && live.epoch == *epoch)
             else {
                 continue;
             };
-            given_back += 1;
-            match self.left_behind(live) {
+            let left_behind = self.left_behind(live);
+            given_back.push((*run, left_behind.map_or(RunState::Pending, |_| RunState::Cancelled)));
+            match left_behind {
                 Some(reason) => self.end_now(now, *run, RunState::Cancelled, Some(reason)),
                 None => self.come_back(now, *run, Verdict::Return),
             }

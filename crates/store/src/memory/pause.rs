@@ -51,7 +51,7 @@ impl State {
         &self,
         id: ScheduleId,
     ) -> Option<(edit::Found, ScheduleDefinition, crate::memory::Compiled)> {
-        let row = self.schedules.get(&id).filter(|row| !row.retired)?;
+        let row = self.schedules.get(&id).filter(|row| row.retired_at.is_none())?;
         let record = &row.record;
         let found = edit::Found {
             status: record.status.clone(),

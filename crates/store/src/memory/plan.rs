@@ -198,7 +198,7 @@ impl State {
 
     pub(super) fn enqueue(&mut self, now: Timestamp, request: &Enqueue) -> Enqueued {
         let schedule = request.run.schedule;
-        if self.schedules.get(&schedule).is_none_or(|row| row.retired) {
+        if self.schedules.get(&schedule).is_none_or(|row| row.retired_at.is_some()) {
             return Enqueued::NotFound;
         }
         let is_same = |live: &Live| live.new.schedule == schedule && live.new.tick_at == request.run.tick_at;

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use belfry_core::{RunId, RunState, ScheduleId, Token, TokenKind};
+use belfry_core::{AgentId, RunId, RunState, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
 
 use super::State;
@@ -65,7 +65,38 @@ impl State {
         let keys = (before - self.keys.len()) as u32;
         let output = self.forget_output() + self.prune_output(retention);
         let sessions = self.prune_sessions(retention);
-        Pruned { runs: runs.len() as u32 + over, skips, keys, output, sessions, next }
+        let retired = self.prune_retired(retention);
+        Pruned { runs: runs.len() as u32 + over, skips, keys, output, sessions, retired, next }
+    }
+
+    /// Removes retired schedules that nothing kept belongs to, then retired agents without schedules.
+    fn prune_retired(&mut self, retention: &Retention) -> u32 {
+        let is_old =
+            |retired_at: Option<Timestamp>| retired_at.is_some_and(|at| at < retention.retired_before);
+        let batch = retention.batch as usize;
+        let is_needed = |id: ScheduleId| {
+            self.live.values().any(|live| live.new.schedule == id)
+                || self.ended.values().any(|run| run.schedule == id)
+                || self.skips.get(&id).is_some_and(|ranges| !ranges.is_empty())
+                || self.sessions.values().any(|session| session.schedule == id)
+        };
+        let schedules = self.schedules.iter().filter(|(id, row)| is_old(row.retired_at) && !is_needed(**id));
+        let schedules: Vec<ScheduleId> = schedules.map(|(id, _)| *id).take(batch).collect();
+        for id in &schedules {
+            self.schedules.remove(id);
+            self.revisions.remove(id);
+            self.skips.remove(id);
+        }
+        let has_schedules = |id: AgentId| self.schedules.values().any(|row| row.record.agent == id);
+        let agents =
+            self.agents.iter().filter(|(id, agent)| is_old(agent.retired_at) && !has_schedules(**id));
+        let agents: Vec<AgentId> = agents.map(|(id, _)| *id).take(batch).collect();
+        for id in &agents {
+            self.agents.remove(id);
+            self.budgets.remove(id);
+        }
+        self.breakers.retain(|(agent, _), _| !agents.contains(agent));
+        (schedules.len() + agents.len()) as u32
     }
 
     fn prune_by_number(&mut self, retention: &Retention) -> (u32, Option<RunId>) {

@@ -28,7 +28,7 @@ impl SessionRow {
 impl State {
     pub(super) fn send(&mut self, now: Timestamp, new: &NewMessage) -> Sent {
         let schedule = new.run.schedule;
-        let Some(row) = self.schedules.get(&schedule).filter(|row| !row.retired) else {
+        let Some(row) = self.schedules.get(&schedule).filter(|row| row.retired_at.is_none()) else {
             return Sent::NotFound;
         };
         if let Some(key) = &new.key {
@@ -106,7 +106,7 @@ impl State {
         key: &str,
         verb: SessionVerb,
     ) -> Option<SessionDone> {
-        let row = self.schedules.get(&schedule).filter(|row| !row.retired)?;
+        let row = self.schedules.get(&schedule).filter(|row| row.retired_at.is_none())?;
         let at_once = row.compiled.as_ref().ok().and_then(|schedule| schedule.chat).unwrap_or_default();
         let id = self.session_of(now, schedule, key, at_once.max_concurrent);
         let row = self.sessions.get_mut(&id)?;

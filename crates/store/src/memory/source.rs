@@ -41,7 +41,8 @@ impl State {
     }
 
     pub(super) fn put_agent(&mut self, now: Timestamp, source: &str, spec: &AgentSpec) -> AgentId {
-        let known = self.agents.iter_mut().find(|(_, agent)| !agent.retired && agent.name == spec.name);
+        let known =
+            self.agents.iter_mut().find(|(_, agent)| agent.retired_at.is_none() && agent.name == spec.name);
         if let Some((id, agent)) = known {
             let (id, is_changed) = (*id, *agent.definition != spec.definition);
             let old_budget = agent.definition.budget;
@@ -67,7 +68,7 @@ impl State {
         let id = self.number();
         let definition = Arc::new(spec.definition.clone());
         let (name, source) = (spec.name.clone(), source.into());
-        self.agents.insert(id, Agent { name, source, revision: 1, definition, retired: false });
+        self.agents.insert(id, Agent { name, source, revision: 1, definition, retired_at: None });
         id
     }
 
@@ -91,8 +92,11 @@ impl State {
         definition: &ScheduleDefinition,
     ) -> Put {
         let compiled = compile(definition, name);
-        let known =
-            self.schedules.iter().find(|(_, row)| !row.retired && row.record.name == name).map(|(id, _)| *id);
+        let known = self
+            .schedules
+            .iter()
+            .find(|(_, row)| row.retired_at.is_none() && row.record.name == name)
+            .map(|(id, _)| *id);
         let place = (source.to_owned(), name.to_owned());
         if known.is_none() && self.spent.get(&place) == Some(definition) {
             return Put::Spent;
@@ -183,7 +187,8 @@ impl State {
             budget: None,
             unreadable: None,
         };
-        let row = ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired: false };
+        let row =
+            ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired_at: None };
         self.schedules.insert(id, row);
         self.write(now, id, change);
         if turn(&definition.options).is_some() {
@@ -199,14 +204,17 @@ impl State {
 
     fn retire_missing(&mut self, now: Timestamp, source: &str, agents: &[AgentSpec], applied: &mut Applied) {
         for agent in self.agents.values_mut() {
-            agent.retired |= agent.source == source && !agents.iter().any(|spec| spec.name == agent.name);
+            if agent.source == source && !agents.iter().any(|spec| spec.name == agent.name) {
+                agent.retired_at.get_or_insert(now);
+            }
         }
         let gone: Vec<ScheduleId> = self
             .schedules
             .values()
-            .filter(|row| !row.retired)
+            .filter(|row| row.retired_at.is_none())
             .filter(|row| {
-                let orphan = self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired);
+                let orphan =
+                    self.agents.get(&row.record.agent).is_none_or(|agent| agent.retired_at.is_some());
                 let is_own = row.record.source == source || broken::is(Broken::ReloadRetiresForeign);
                 orphan || (is_own && !is_named(agents, &row.record.name))
             })
@@ -225,11 +233,11 @@ impl State {
         self.skips.entry(id).or_default().extend(edit::remove(&found, super::compiled(&compiled), now));
         self.set_token(id, None);
         let Some(row) = self.schedules.get_mut(&id) else { return Vec::new() };
-        row.retired = true;
+        row.retired_at = Some(now);
         row.record.waits_for = None;
         row.record.open_skip = None;
         self.edited.insert(row.record.agent);
-        let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired) {
+        let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired_at.is_some()) {
             Reason::AgentRemoved
         } else {
             Reason::ScheduleRemoved

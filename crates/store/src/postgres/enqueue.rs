@@ -74,6 +74,18 @@ impl Postgres {
         Ok(places)
     }
 
+    pub(super) async fn enqueue_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        request: &Enqueue,
+        place: (&Places, bool),
+    ) -> Result<Enqueued, Fault> {
+        let answer = enqueue(tx, now, request, place).await?;
+        self.move_edited(tx).await?;
+        Ok(answer)
+    }
+
     pub(super) async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
         if let Some(id) = self.cache.lock().gates.get(&gate) {
             return Ok(*id);
@@ -247,7 +259,7 @@ pub(super) async fn enqueue(
     tx: &mut Tx<'_>,
     now: Timestamp,
     request: &Enqueue,
-    places: &Places,
+    (places, is_new_scope): (&Places, bool),
 ) -> Result<Enqueued, Fault> {
     let run = &request.run;
     // The live run of a tick goes before a key, which is then not taken.
@@ -291,8 +303,24 @@ pub(super) async fn enqueue(
     {
         return Ok(answer);
     }
+    if !is_new_scope {
+        insert_runs(tx, now, &[run], places).await?;
+        return Ok(Enqueued::Made);
+    }
+    // Before anything of it is read: two who have read it would wait for each other.
+    tx.execute("lock table scopes in access exclusive mode", &[]).await?;
     insert_runs(tx, now, &[run], places).await?;
+    tx.edits(run.agent);
     Ok(Enqueued::Made)
+}
+
+/// Whether a run wants its command for itself, and that is no scope any more: its schedule had the command before.
+pub(super) async fn is_new_scope(tx: &mut Tx<'_>, run: &NewRun) -> Result<bool, Fault> {
+    if !run.wants_command() {
+        return Ok(false);
+    }
+    let sql = "select 1 from scopes where agent_id = $1 and command = $2";
+    Ok(tx.query(sql, &[&run.agent, &run.command]).await?.is_empty())
 }
 
 /// Gives the timer of a schedule another version; false where there is none.

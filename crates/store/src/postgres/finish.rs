@@ -142,11 +142,17 @@ impl Postgres {
                 answers[place] = Finished::Ended(state);
             }
         }
+        let (mut used, mut usages) = (Vec::new(), Vec::new());
         for (finish, answer) in finishes.iter().zip(&answers) {
             if let (Some(usage), Finished::Ended(_)) = (&finish.usage, answer) {
-                let usage = serde_json::to_string(usage).unwrap_or_default();
-                tx.execute("update history set usage = $2 where id = $1", &[&finish.run.0, &usage]).await?;
+                used.push(finish.run.0);
+                usages.push(serde_json::to_string(usage).unwrap_or_default());
             }
+        }
+        if !used.is_empty() {
+            let sql = "update history h set usage = u.usage from unnest($1::uuid[], $2::text[]) as u (id, usage) \
+                       where h.id = u.id";
+            tx.execute(sql, &[&used, &usages]).await?;
         }
         Ok(answers)
     }

@@ -65,7 +65,7 @@ impl Postgres {
             books.reopen(tx).await?;
         }
         let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
-        match enqueue(tx, now, &request, places).await? {
+        match enqueue(tx, now, &request, (places, false)).await? {
             Enqueued::Made => {
                 for key in knock.signed.iter().chain(&knock.keys) {
                     take_key(tx, now, run.schedule, key, run.id).await?;

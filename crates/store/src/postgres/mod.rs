@@ -95,8 +95,8 @@ use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::edit::Resume;
 use belfry_core::text::clean;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
-    SkipRange, Token,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, Schedule, ScheduleDefinition,
+    ScheduleId, SkipRange, Token,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -438,7 +438,9 @@ impl Store for Postgres {
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let answer = transact!(self, |tx| enqueue::enqueue(&mut tx, now, request, &places).await);
+        let is_new_scope = look!(self, |tx| enqueue::is_new_scope(&mut tx, &request.run).await)?;
+        let place = (&places, is_new_scope);
+        let answer = transact!(self, |tx| self.enqueue_in(&mut tx, now, request, place).await);
         self.tell(answer, hint::made).await
     }
 
@@ -540,12 +542,17 @@ impl Store for Postgres {
         self.tell(answer, hint::cancelled).await
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
         if runs.is_empty() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         let answer = transact!(self, Rescue, |tx| self.give_back_in(&mut tx, now, node, runs).await);
-        self.hint(answer, |given| *given > 0)
+        self.hint(answer, |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {

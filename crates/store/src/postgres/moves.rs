@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use belfry_core::definition::read_stored;
-use belfry_core::gate::{Place, Scopes};
+use belfry_core::definition::{Options, read_stored};
+use belfry_core::gate::{Place, Scopes, turn};
 use belfry_core::{AgentDefinition, AgentId, ScheduleDefinition, ScheduleId, Trigger};
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -61,8 +61,19 @@ impl Postgres {
         agent: AgentId,
         schedules: &BTreeMap<ScheduleId, (ScheduleDefinition, bool)>,
     ) -> Result<BTreeMap<String, i64>, Fault> {
-        let own = schedules.values().filter(|(_, is_retired)| !is_retired);
-        let scopes = Scopes::of(own.map(|(definition, _)| &definition.options));
+        let own = schedules.iter().filter(|(_, (_, is_retired))| !is_retired);
+        let own: BTreeMap<ScheduleId, &Options> =
+            own.map(|(id, (definition, _))| (*id, &definition.options)).collect();
+        let mut scopes = Scopes::of(own.values().copied());
+        let ids: Vec<ScheduleId> =
+            own.iter().filter(|(_, of)| turn(of).is_some()).map(|(id, _)| *id).collect();
+        let sql =
+            "select distinct schedule_id, command from live where schedule_id = any($1) and trigger <> $2";
+        for row in tx.query(sql, &[&ids, &Trigger::Message.code()]).await? {
+            if let Some(options) = own.get(&get(&row, "schedule_id")?) {
+                scopes.add(options, get(&row, "command")?);
+            }
+        }
         let mut gates = BTreeMap::new();
         for command in scopes.commands {
             let gate = self.gate(tx, (GATE_COMMAND, agent, command.clone())).await?;

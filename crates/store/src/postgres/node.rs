@@ -172,26 +172,27 @@ impl Postgres {
         now: Timestamp,
         node: NodeId,
         runs: &[(RunId, Epoch)],
-    ) -> Result<u32, Fault> {
+    ) -> Result<Vec<(RunId, RunState)>, Fault> {
         let ids: Vec<Uuid> = runs.iter().map(|(run, _)| run.0).collect();
         let (books, found) = lock_running(tx, &ids).await?;
         let lines = lines_of(tx, &found).await?;
         let mut found: std::collections::HashMap<RunId, Live> =
             found.into_iter().map(|live| (live.id, live)).collect();
-        let mut changes = Vec::new();
+        let (mut changes, mut given_back) = (Vec::new(), Vec::new());
         for (run, epoch) in runs {
             let ours = |live: &Live| live.is_running() && live.node == Some(node) && live.epoch == *epoch;
             if !found.get(run).is_some_and(ours) {
                 continue;
             }
             let Some(live) = found.remove(run) else { continue };
-            match left_behind(&live, &lines) {
+            let left_behind = left_behind(&live, &lines);
+            given_back.push((*run, left_behind.map_or(RunState::Pending, |_| RunState::Cancelled)));
+            match left_behind {
                 Some(reason) => changes.push(Change::end(live, RunState::Cancelled, Some(reason))),
                 None => changes.push(Change::of(live, Verdict::Return)),
             }
         }
-        let given_back = changes.len();
         self.settle(tx, now, books, changes).await?;
-        Ok(given_back as u32)
+        Ok(given_back)
     }
 }

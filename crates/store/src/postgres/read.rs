@@ -7,7 +7,7 @@ use belfry_core::{AgentId, RunId, ScheduleId, Token, TokenKind};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Param, Tx};
 use super::defer::look_again;
 use super::list::{chain, ended_query, live_list, live_query};
 use super::rows::{self, Live, get, small};
@@ -158,9 +158,55 @@ impl Postgres {
                        and not exists (select 1 from live l where l.schedule_id = x.schedule_id and l.session = x.key) \
                        order by x.id limit $2 for update skip locked))";
         let sessions = tx.execute(sql, &[&retention.runs_before, &batch]).await?;
-        let (runs, sessions) = (runs.len() as u32 + over, sessions as u32);
-        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, sessions, next })
+        let retired = prune_retired(tx, retention).await?;
+        let (runs, sessions, skips) = (runs.len() as u32 + over, sessions as u32, skips as u32);
+        Ok(Pruned { runs, skips, keys: keys as u32, output: output as u32, sessions, retired, next })
     }
+}
+
+/// Removes retired schedules that nothing kept belongs to, then retired agents without schedules. The heads of the two chains
+/// of ended runs are the last that pruning takes. Nobody makes a run of what is retired, so that nobody needs its gates, which
+/// other nodes may remember.
+async fn prune_retired(tx: &mut Tx<'_>, retention: &Retention) -> Result<u32, Fault> {
+    let bound: [Param<'_>; 2] = [&retention.retired_before, &i64::from(retention.batch)];
+    let sql = "select s.id from schedules s join schedule_state st on st.schedule_id = s.id where s.retired_at < $1 \
+               and not exists (select 1 from live l where l.schedule_id = s.id) \
+               and not exists (select 1 from history h where h.id in (st.last_failed, st.last_other)) \
+               and not exists (select 1 from skips k where k.schedule_id = s.id) \
+               and not exists (select 1 from sessions x where x.schedule_id = s.id) \
+               order by s.id limit $2 for update of s skip locked";
+    let schedules = ids(&tx.query(sql, &bound).await?)?;
+    if !schedules.is_empty() {
+        for sql in [
+            "delete from schedule_state where schedule_id = any($1)",
+            "delete from schedule_revisions where schedule_id = any($1)",
+            "delete from gates where kind = 1 and key = any($1)",
+            "delete from schedules where id = any($1)",
+        ] {
+            tx.execute(sql, &[&schedules]).await?;
+        }
+    }
+    let sql = "select a.id from agents a where a.retired_at < $1 \
+               and not exists (select 1 from schedules s where s.agent_id = a.id) \
+               order by a.id limit $2 for update skip locked";
+    let agents = ids(&tx.query(sql, &bound).await?)?;
+    if !agents.is_empty() {
+        for sql in [
+            "delete from breakers where agent_id = any($1)",
+            "delete from breaker_log where agent_id = any($1)",
+            "delete from budgets where agent_id = any($1)",
+            "delete from scopes where agent_id = any($1)",
+            "delete from gates where kind in (0, 2, 3) and key = any($1)",
+            "delete from agents where id = any($1)",
+        ] {
+            tx.execute(sql, &[&agents]).await?;
+        }
+    }
+    Ok((schedules.len() + agents.len()) as u32)
+}
+
+fn ids(rows: &[tokio_postgres::Row]) -> Result<Vec<i64>, Fault> {
+    rows.iter().map(|row| get(row, "id")).collect()
 }
 
 /// Removes the output of runs that are removed; gives how many chunks that were.

@@ -1,7 +1,7 @@
 //! Gates: which a run has to pass, how they stand, and who is let through when they change.
 
 use belfry_core::definition::{AgentDefinition, ScheduleDefinition, Scope, read_stored};
-use belfry_core::gate::{Gates, Pass, Place, Scopes, Standing};
+use belfry_core::gate::{Gates, Pass, Place, Scopes, Standing, turn};
 use belfry_core::{AgentId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -197,7 +197,18 @@ impl Verb<'_> {
             let Ok(definition) = read_stored::<AgentDefinition>(format, &text) else { continue };
             let schedules = self.schedules_of(agent)?;
             let own = schedules.iter().filter(|(_, _, is_retired)| !is_retired);
-            self.put_scopes(agent, &Scopes::of(own.map(|(_, definition, _)| &definition.options)))?;
+            let mut scopes = Scopes::of(own.clone().map(|(_, definition, _)| &definition.options));
+            for (schedule, definition, _) in
+                own.filter(|(_, definition, _)| turn(&definition.options).is_some())
+            {
+                let commands = self.rows(
+                    "select distinct command from live where schedule_id = ? and trigger <> ?",
+                    params![schedule, Trigger::Message.code()],
+                    |row| row.get::<_, String>(0),
+                )?;
+                commands.iter().for_each(|command| scopes.add(&definition.options, command));
+            }
+            self.put_scopes(agent, &scopes)?;
             for (schedule, of, _) in &schedules {
                 self.move_runs(agent, *schedule, &definition, of)?;
             }

@@ -45,8 +45,8 @@ use belfry_core::edit::Resume;
 use belfry_core::ending::Waiting;
 use belfry_core::text::clean;
 use belfry_core::{
-    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, Schedule, ScheduleDefinition, ScheduleId,
-    SkipRange,
+    AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, Schedule, ScheduleDefinition,
+    ScheduleId, SkipRange,
 };
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
@@ -714,7 +714,7 @@ impl Store for Sqlite {
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = storable(request).into_owned();
-        let answer = self.write(move |verb| verb.enqueue(now, &request)).await;
+        let answer = self.write(move |verb| verb.enqueue_in_scope(now, &request)).await;
         self.shared.hint.after(answer, hint::made)
     }
 
@@ -805,10 +805,15 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, hint::cancelled)
     }
 
-    async fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Answer<u32> {
+    async fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Answer<Vec<(RunId, RunState)>> {
         let runs = runs.to_vec();
         let answer = self.write(move |verb| verb.give_back(now, node, &runs)).await;
-        self.shared.hint.after(answer, |given| *given > 0)
+        self.shared.hint.after(answer, |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {

@@ -186,8 +186,13 @@ impl Verb<'_> {
         Ok(Some(rescued))
     }
 
-    pub(super) fn give_back(&self, now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Done<u32> {
-        let mut given_back = 0;
+    pub(super) fn give_back(
+        &self,
+        now: Timestamp,
+        node: NodeId,
+        runs: &[(RunId, Epoch)],
+    ) -> Done<Vec<(RunId, RunState)>> {
+        let mut given_back = Vec::new();
         for (run, epoch) in runs {
             let cancel = self.row(
                 "select case when cancel_reason is null and trigger = 4 and not exists (select 1 from session_runs r where r.run_id = live.id)
@@ -196,7 +201,7 @@ impl Verb<'_> {
                 |row| Ok(maybe_number(row, 0)?.map(unknown::cancel_reason)),
             )?;
             let Some(cancel) = cancel else { continue };
-            given_back += 1;
+            given_back.push((*run, cancel.map_or(RunState::Pending, |_| RunState::Cancelled)));
             match cancel {
                 Some(reason) => self.end(now, *run, RunState::Cancelled, reason)?,
                 None => self.come_back(now, *run, Verdict::Return)?,

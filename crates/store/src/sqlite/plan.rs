@@ -376,6 +376,18 @@ impl Verb<'_> {
         Ok(self.connection.last_insert_rowid())
     }
 
+    /// As [`Verb::enqueue`], also for a run with a command that its schedule had before, which may be no scope any more.
+    pub(super) fn enqueue_in_scope(&self, now: Timestamp, request: &Enqueue) -> Done<Enqueued> {
+        let (answer, run) = (self.enqueue(now, request)?, &request.run);
+        if answer == Enqueued::Made && run.wants_command() {
+            let sql = "select 1 from scopes where agent_id = ? and command = ?";
+            if self.row(sql, params![run.agent, run.command], |_| Ok(()))?.is_none() {
+                self.edited.borrow_mut().insert(run.agent);
+            }
+        }
+        Ok(answer)
+    }
+
     pub(super) fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Done<Enqueued> {
         let run = &request.run;
         let known =

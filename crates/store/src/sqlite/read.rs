@@ -5,7 +5,7 @@ use belfry_time::Timestamp;
 use rusqlite::params;
 
 use super::list::{ENDED, live_list, live_query, record};
-use super::source::from_json;
+use super::source::{GATE_AGENT, GATE_COMMAND, GATE_TURN, GATE_WHOLE, from_json};
 use super::{Done, Verb, bytes, maybe_id, maybe_instant, micros, run_id, text};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
@@ -122,8 +122,49 @@ impl Verb<'_> {
                 order by id limit ?)",
             params![micros(retention.runs_before), retention.batch],
         )?;
-        let (runs, sessions) = (old.len() as u32 + over, sessions as u32);
-        Ok(Pruned { runs, skips: skips as u32, keys: keys as u32, output: output as u32, sessions, next })
+        let retired = self.prune_retired(retention)?;
+        let (runs, sessions, skips) = (old.len() as u32 + over, sessions as u32, skips as u32);
+        Ok(Pruned { runs, skips, keys: keys as u32, output: output as u32, sessions, retired, next })
+    }
+
+    /// Removes retired schedules that nothing kept belongs to, then retired agents without schedules. The heads of the two
+    /// chains of ended runs are the last that pruning takes.
+    fn prune_retired(&self, retention: &Retention) -> Done<u32> {
+        let before = micros(retention.retired_before);
+        let schedules = self.rows(
+            "select s.id from schedules s join schedule_state st on st.schedule_id = s.id where s.retired_at < ?
+               and not exists (select 1 from live l where l.schedule_id = s.id)
+               and not exists (select 1 from history h where h.id in (st.last_failed, st.last_other))
+               and not exists (select 1 from skips k where k.schedule_id = s.id)
+               and not exists (select 1 from sessions x where x.schedule_id = s.id)
+             order by s.id limit ?",
+            params![before, retention.batch],
+            |row| row.get::<_, ScheduleId>(0),
+        )?;
+        for id in &schedules {
+            self.execute("delete from schedule_state where schedule_id = ?", [id])?;
+            self.execute("delete from schedule_revisions where schedule_id = ?", [id])?;
+            self.execute("delete from gates where kind = ? and key = ?", params![GATE_TURN, id.to_string()])?;
+            self.execute("delete from schedules where id = ?", [id])?;
+        }
+        let agents = self.rows(
+            "select id from agents a where retired_at < ?
+               and not exists (select 1 from schedules s where s.agent_id = a.id) order by id limit ?",
+            params![before, retention.batch],
+            |row| row.get::<_, AgentId>(0),
+        )?;
+        for id in &agents {
+            self.execute("delete from breakers where agent_id = ?", [id])?;
+            self.execute("delete from breaker_log where agent_id = ?", [id])?;
+            self.execute("delete from budgets where agent_id = ?", [id])?;
+            self.execute("delete from scopes where agent_id = ?", [id])?;
+            self.execute(
+                "delete from gates where kind in (?1, ?2) and key = ?4 or kind = ?3 and key >= ?4 || ' ' and key < ?4 || '!'",
+                params![GATE_AGENT, GATE_WHOLE, GATE_COMMAND, id.to_string()],
+            )?;
+            self.execute("delete from agents where id = ?", [id])?;
+        }
+        Ok((schedules.len() + agents.len()) as u32)
     }
 
     /// Removes an ended run with its output; gives how many chunks that had.

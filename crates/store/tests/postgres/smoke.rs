@@ -258,7 +258,7 @@ async fn a_raised_limit_releases_and_a_fenced_node_gets_nothing() {
     assert_eq!(taken.len(), 2);
     assert_eq!(
         store.give_back(at(5), node, &[(taken[0].run, taken[0].epoch), (taken[1].run, 99)]).await.unwrap(),
-        1
+        [(taken[0].run, RunState::Pending)]
     );
     assert_eq!(store.integrity().await.unwrap(), Vec::<String>::new());
     assert_eq!(store.fence(at(6), node, at(1)).await.unwrap(), None, "its lease is another");
@@ -458,7 +458,7 @@ async fn readers_that_wait_for_a_locked_table_delay_neither_renewal_nor_planning
         assert_eq!(claimed.len(), 2);
         assert_eq!(store.definitions(&[schedule]).await.unwrap().len(), 1);
         let given = [(claimed[0].run, claimed[0].epoch)];
-        assert_eq!(store.give_back(at(1), node, &given).await.unwrap(), 1);
+        assert_eq!(store.give_back(at(1), node, &given).await.unwrap().len(), 1);
         assert_eq!(store.claim(at(1), &claim(other, 10)).await.unwrap().len(), 1);
         let rescued = store.fence(at(2_000), other, at(1_000)).await.unwrap().unwrap();
         assert_eq!(rescued.pending.len(), 1);

@@ -22,6 +22,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
     a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
+    a_run_waits_by_its_own_command_whatever_its_schedule_has_now(&fresh().await).await;
 }
 
 fn by_hand(if_running: IfRunning, overlap: Scope, command: &str) -> ScheduleDefinition {
@@ -340,5 +341,53 @@ async fn a_plan_that_was_made_before_an_edit_does_not_hold(store: &impl Store) {
     let lanes: Vec<String> = store.live_runs().await.unwrap().into_iter().map(|run| run.lane).collect();
     assert_eq!(lanes, ["main"]);
     world.now += SignedDuration::from_mins(1);
+    world.assert_whole().await;
+}
+
+async fn a_run_waits_by_its_own_command_whatever_its_schedule_has_now(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let yearly = || When::Cron("0 0 1 1 *".into());
+    let fleet = |command: &str| {
+        let command = command.to_owned();
+        let queue =
+            Options { if_running: IfRunning::Queue, overlap: Scope::Command, command, ..Options::default() };
+        let allow = Options { if_running: IfRunning::Allow, command: "old".into(), ..Options::default() };
+        [agent(
+            "a",
+            unlimited(),
+            &[("alone", schedule(yearly(), queue)), ("beside", schedule(yearly(), allow))],
+        )]
+    };
+    world.apply(&fleet("old")).await;
+    world.enqueue("a/beside", None).await;
+    let beside = world.claim(node, 9).await.remove(0);
+    let (waiting, _) = world.enqueue("a/alone", None).await;
+    assert_eq!(world.claim(node, 9).await, []);
+    // One that waits when the command is changed.
+    world.apply(&fleet("new")).await;
+    assert_eq!(world.claim(node, 9).await, [], "the command that it has is running");
+    world.complete(&beside).await;
+    let claimed = world.claim(node, 9).await.remove(0);
+    assert_eq!((claimed.run, claimed.command.as_str()), (waiting, "old"));
+    world.complete(&claimed).await;
+
+    // One that is made after the change, as a retry by hand is.
+    world.apply(&fleet("newer")).await;
+    world.enqueue("a/beside", None).await;
+    let beside = world.claim(node, 9).await.remove(0);
+    let record = world.schedule("a/alone").await;
+    let compiled = record.definition.compile("a/alone").unwrap();
+    let run = NewRun::of(world.run_id(), record.agent, record.id, &compiled, &unlimited(), world.now);
+    let run = NewRun { command: "old".into(), ..run };
+    let retried = run.id;
+    store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
+    world.enqueue("a/beside", None).await;
+    assert_eq!(world.claim(node, 9).await, [], "neither it nor what came after it");
+    world.complete(&beside).await;
+    let claimed = world.claim(node, 1).await;
+    assert_eq!(claimed.iter().map(|claimed| claimed.run).collect::<Vec<_>>(), [retried]);
+    world.complete(&claimed[0]).await;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
     world.assert_whole().await;
 }

@@ -2,7 +2,9 @@
 
 use belfry_core::breaker::{State, TransitionReason};
 use belfry_core::definition::{AnchorName, Breaker, Budget, IfRunning, Options, Retry, When};
-use belfry_core::{AgentDefinition, ScheduleDefinition};
+use belfry_core::retry::Outcome;
+use belfry_core::session::RunUsage;
+use belfry_core::{AgentDefinition, Reason, RunState, ScheduleDefinition};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 
@@ -18,6 +20,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_comes_back_is_held_like_a_retry(&fresh().await).await;
     a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(&fresh().await).await;
     removing_the_policy_clears_the_breaker(&fresh().await).await;
+    what_attempts_say_that_they_used_stays_with_their_runs(&fresh().await).await;
 }
 
 fn minutely() -> ScheduleDefinition {
@@ -48,6 +51,38 @@ async fn used_up<S: Store>(world: &mut World<'_, S>) -> (belfry_core::NodeId, Cl
     assert_eq!((again.run, again.attempt), (first.run, 2));
     assert_eq!(world.fail(&again).await, Finished::Pending);
     (node, again)
+}
+
+async fn what_attempts_say_that_they_used_stays_with_their_runs(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", minutely())])]).await;
+    for _ in 0..4 {
+        world.enqueue("a/s", None).await;
+    }
+    let claimed = world.claim(node, 9).await;
+    let used = |n: usize| RunUsage { tokens: Some(n as u64), context_window: None, cost_usd: Some(0.5) };
+    // All in one call: the second says nothing, the third is tried again, and the last is told with an old epoch.
+    let finishes: Vec<Finish> = claimed
+        .iter()
+        .enumerate()
+        .map(|(n, claimed)| {
+            let outcome = match n {
+                2 => Outcome::Failed { reason: Reason::ExitCode, retryable: true },
+                _ => Outcome::Completed,
+            };
+            let finish = world.outcome(claimed, outcome);
+            let epoch = finish.epoch - i32::from(n == 3);
+            Finish { usage: (n != 1).then(|| used(n)), epoch, ..finish }
+        })
+        .collect();
+    let completed = Finished::Ended(RunState::Completed);
+    let answers = store.finish(world.now, &finishes).await.unwrap();
+    assert_eq!(answers, [completed, completed, Finished::Pending, Finished::Stale]);
+    for (n, claimed) in claimed.iter().enumerate() {
+        let run = store.run(claimed.run).await.unwrap().unwrap();
+        assert_eq!(run.usage, (n == 0).then(|| used(0)), "{n}");
+    }
 }
 
 async fn a_budget_that_is_used_up_holds_retries_and_what_waits(store: &impl Store) {

@@ -1,7 +1,8 @@
 //! Sentences about what is kept, and how much of it.
 
+use belfry_core::definition::{Breaker, IfRunning, Options, Retry, Scope, When};
 use belfry_core::retry::Outcome;
-use belfry_core::{Reason, RunId, RunState};
+use belfry_core::{AgentDefinition, Reason, RunId, RunState, ScheduleDefinition};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 use uuid::Uuid;
@@ -13,6 +14,58 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     the_last_runs_of_each_kind_are_kept(&fresh().await).await;
     output_goes_by_age_and_never_that_of_a_live_run(&fresh().await).await;
     output_goes_with_its_run(&fresh().await).await;
+    what_is_retired_is_kept_as_long_as_its_runs_are(&fresh().await).await;
+}
+
+async fn what_is_retired_is_kept_as_long_as_its_runs_are(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let queue = Options { if_running: IfRunning::Queue, overlap: Scope::Command, ..Options::default() };
+    let fragile = AgentDefinition {
+        max_concurrent: Some(1),
+        breaker: Some(Breaker { threshold: 1, reset_after_ms: 600_000 }),
+        retry: Retry { max: 0, ..Retry::default() },
+        ..unlimited()
+    };
+    let yearly = || When::Cron("0 0 1 1 *".into());
+    let s = ("s", schedule(yearly(), queue));
+    let (t, u) = (("t", ScheduleDefinition::new(yearly())), ("u", ScheduleDefinition::new(yearly())));
+    let kept = agent("a", fragile.clone(), std::slice::from_ref(&t));
+    world.apply(&[agent("a", fragile, &[s.clone(), t]), agent("b", unlimited(), &[u])]).await;
+    let (old, gone) = (world.schedule("a/s").await, world.schedule("b/u").await);
+    let (run, _) = world.enqueue("a/s", None).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed.len(), 1);
+    world.apply(std::slice::from_ref(&kept)).await;
+    let is_known = async |id| store.revision_at(id, world.now).await.unwrap().is_some();
+
+    // Young enough.
+    let keep = |before| Retention { retired_before: before, ..retention(start(), start(), 100) };
+    assert_eq!(store.prune(world.now, &keep(world.now)).await.unwrap(), Pruned::default());
+    // A run lives, and has ended since.
+    let later = world.now + SignedDuration::from_secs(1);
+    let pruned = store.prune(world.now, &keep(later)).await.unwrap();
+    assert_eq!(pruned, Pruned { retired: 2, ..Pruned::default() }, "the other agent and its schedule");
+    assert_eq!((is_known(gone.id).await, is_known(old.id).await), (false, true));
+    world.fail(&claimed[0]).await;
+    assert_eq!(store.prune(world.now, &keep(later)).await.unwrap(), Pruned::default());
+    assert_eq!(store.run(run).await.unwrap().unwrap().name, "a/s");
+    let pruned = store.prune(world.now, &retention(later, later, 100)).await.unwrap();
+    assert_eq!((pruned.runs, pruned.retired, is_known(old.id).await), (1, 1, false));
+    world.assert_whole().await;
+
+    // What is there has all it needs, and what is gone can come again.
+    assert_eq!(store.agents().await.unwrap().len(), 1);
+    assert_eq!(store.breaker(old.agent, "poll").await.unwrap().history.len(), 1, "its agent is there");
+    store.reset_breaker(world.now, old.agent, "poll").await.unwrap();
+    world.apply(&[AgentSpec { schedules: vec![("s".into(), s.1)], ..kept }]).await;
+    assert_ne!(world.schedule("a/s").await.id, old.id);
+    world.enqueue("a/s", None).await;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.apply(&[]).await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed, []);
+    world.assert_whole().await;
 }
 
 async fn output_goes_with_its_run(store: &impl Store) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
-use belfry_core::session::{Mode, Usage};
+use belfry_core::session::{Mode, RunUsage, Usage};
 use belfry_core::{AgentDefinition, Reason, RunId};
 use belfry_store::memory::Memory;
 use belfry_store::*;
@@ -350,7 +350,10 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                 if let Some(odd) = odd_text(*which) {
                     finish.error = finish.error.map(|error| error + &odd);
                     finish.summary = Some(odd);
-                } else if which % 100 == 99 {
+                } else if which % 5 == 4 {
+                    let (tokens, context_window) = (Some(*which as u64), Some(1_000));
+                    finish.usage = Some(RunUsage { tokens, context_window, cost_usd: Some(0.25) });
+                } else if which % 100 == 50 {
                     finish.error = finish.error.map(|_| "x".repeat(1 << 20));
                 }
                 format!("{:?}", self.world.store.finish(now, &[finish]).await.unwrap())
@@ -420,6 +423,7 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                     after: self.walked,
                     skips_before: ago(60),
                     output_before: ago(5),
+                    retired_before: ago(10),
                     ..retention(ago(30), ago(90), 1000)
                 };
                 let pruned = store.prune(now, &retention).await.unwrap();

@@ -54,6 +54,7 @@ pub fn retention(before: Timestamp, failures_before: Timestamp, batch: u32) -> R
         after: None,
         skips_before: before,
         output_before: before,
+        retired_before: before,
         batch,
     }
 }
@@ -367,6 +368,10 @@ impl<'a, S: Store> World<'a, S> {
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});
             run.prompt = Some(odd);
+        }
+        if self.odd && self.ids.is_multiple_of(9) {
+            // As a retry by hand does whose schedule has another command now.
+            run.command = "old".into();
         }
         let key = key.map(|(key, body)| Key {
             key: key.into(),

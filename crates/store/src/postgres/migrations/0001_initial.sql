@@ -42,6 +42,7 @@ create table schedules (
 create unique index schedules_name on schedules (name) where retired_at is null;
 -- An agent's live runs are found by its schedules: an index of them by agent would be written on every claim.
 create index schedules_agent on schedules (agent_id);
+create index schedules_retired on schedules (retired_at) where retired_at is not null;
 create index schedules_format on schedules (id) where format > 1;
 create index schedules_source on schedules (source) where retired_at is null;
 -- Also for those that are gone.

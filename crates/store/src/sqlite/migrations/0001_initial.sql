@@ -2,8 +2,9 @@
 
 create table sources (name text primary key, digest text not null, applied_at integer not null) strict, without rowid;
 
+-- No number stands for another agent or schedule later: nodes remember by it what they have read.
 create table agents (
-  id integer primary key,
+  id integer primary key autoincrement,
   name text not null,
   source text not null,
   revision integer not null,
@@ -19,7 +20,7 @@ create unique index agents_name on agents (name) where retired_at is null;
 
 -- What a schedule is: cold and wide.
 create table schedules (
-  id integer primary key,
+  id integer primary key autoincrement,
   agent_id integer not null,
   name text not null,
   source text not null,
@@ -32,6 +33,7 @@ create unique index schedules_name on schedules (name) where retired_at is null;
 -- Also for those that are gone.
 create index schedules_every_name on schedules (name);
 create index schedules_agent on schedules (agent_id);
+create index schedules_retired on schedules (retired_at) where retired_at is not null;
 -- Those that not every version can read.
 create index schedules_format on schedules (id) where format > 1;
 create index agents_format on agents (id) where format > 1;
