@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 38] = [
+const KEYS: [(&str, &str); 39] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_draining", "node state"),
