@@ -97,8 +97,12 @@ impl ServerFile {
         own == authority || by_name.is_some_and(|port| own.rsplit(':').next() == Some(port))
     }
 
-    /// Tells a link which process it leads to.
+    /// Tells a link which process it leads to, and under which address: a name such as `localhost` may have several, and
+    /// another user may listen at one of them.
     pub fn introduce(&self, link: &mut Link) {
+        if let Some(own) = self.url.strip_prefix("http://") {
+            link.authority = own.to_owned();
+        }
         link.pid = Some(self.pid);
         // A database may have any number of nodes.
         link.process = self.store.starts_with("sqlite:").then_some(self.pid);
@@ -248,6 +252,9 @@ mod tests {
             assert!(!at("http://127.0.0.1:7400", other), "{other}");
         }
         assert!(!at("http://192.0.2.1:7400", "localhost:7400"));
+        let mut named = Link::new("http://localhost:7400", None).unwrap();
+        told().introduce(&mut named);
+        assert_eq!(named.authority, "127.0.0.1:7400", "where it listens, whatever the name leads to");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct Place {
     pub needs: Vec<String>,
     /// Its gates.
     pub gates: Gates,
+    /// How many attempts it may have.
+    pub max_attempts: u32,
 }
 
 /// The gates that a run has to pass by its own definitions.
@@ -39,7 +41,13 @@ impl Place {
             lane: options.lane.clone().unwrap_or_else(|| default.to_owned()),
             needs: agent.needs.clone(),
             gates: Gates { agent: is_limited, turn },
+            max_attempts: agent.retry.max.saturating_add(1),
         }
+    }
+
+    /// How many attempts a run may have that has used some: what it waits for or is doing is not taken from it.
+    pub fn attempts(&self, used: u32, is_running: bool) -> u32 {
+        self.max_attempts.max(used.saturating_add(u32::from(!is_running)))
     }
 }
 

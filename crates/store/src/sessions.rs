@@ -35,7 +35,7 @@ impl NewRun {
         definition: &AgentDefinition,
         now: Timestamp,
     ) -> NewRun {
-        let Place { lane, needs, gates } = Place::of(definition, schedule.options(), true);
+        let Place { lane, needs, gates, .. } = Place::of(definition, schedule.options(), true);
         NewRun {
             trigger: Trigger::Message,
             lane,

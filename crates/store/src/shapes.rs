@@ -365,7 +365,7 @@ impl NewRun {
         not_before: Timestamp,
     ) -> NewRun {
         let options = schedule.options();
-        let Place { lane, needs, gates } = Place::of(definition, options, false);
+        let Place { lane, needs, gates, max_attempts } = Place::of(definition, options, false);
         NewRun {
             id,
             agent,
@@ -379,7 +379,7 @@ impl NewRun {
             needs,
             priority: options.priority,
             gates,
-            max_attempts: definition.retry.max.saturating_add(1),
+            max_attempts,
             probe: false,
             prompt: None,
             payload: Value::Object(Map::new()),

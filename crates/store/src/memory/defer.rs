@@ -47,11 +47,16 @@ impl State {
             };
             for (id, deferred) in oldest.into_iter().take(room) {
                 armed = true;
-                self.set_token(id, Some(deferred.token()));
-                self.deferred.insert(id, deferred);
+                self.arm(id, deferred);
             }
         }
         armed
+    }
+
+    /// Lets the planner take a tick that was deferred.
+    pub(super) fn arm(&mut self, id: ScheduleId, deferred: Deferred) {
+        self.set_token(id, Some(deferred.token()));
+        self.deferred.insert(id, deferred);
     }
 
     fn queue_limit(&self, lane: &str) -> Option<u32> {

@@ -142,10 +142,22 @@ impl State {
             let Some(row) = self.schedules.get(&live.new.schedule) else { continue };
             let is_message = live.new.trigger == Trigger::Message;
             let place = Place::of(&agent.definition, &row.record.definition.options, is_message);
+            live.new.max_attempts = place.attempts(live.attempt, live.running.is_some());
             (live.new.gates, live.new.needs) = (place.gates, place.needs);
             if !live.new.own_lane {
                 live.new.lane = place.lane;
             }
+        }
+        // What waits for room in a lane that is no longer its own is planned again at once.
+        let is_moved = |row: &ScheduleRow, lane: &str| {
+            let is_own = row.record.agent == id && row.record.token.is_none();
+            is_own && Place::of(&agent.definition, &row.record.definition.options, false).lane != lane
+        };
+        let deferred = self.deferred.iter();
+        let moved =
+            deferred.filter(|(id, it)| self.schedules.get(id).is_some_and(|row| is_moved(row, &it.lane)));
+        for (id, deferred) in moved.map(|(id, it)| (*id, it.clone())).collect::<Vec<_>>() {
+            self.arm(id, deferred);
         }
     }
 

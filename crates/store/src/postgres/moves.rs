@@ -8,10 +8,10 @@ use belfry_core::{AgentDefinition, AgentId, ScheduleDefinition, ScheduleId, Trig
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Param, Tx};
 use super::enqueue::{GATE_AGENT, GATE_COMMAND, GATE_TURN, GATE_WHOLE, turn_kind};
 use super::finish::lock_gates;
-use super::rows::get;
+use super::rows::{get, small};
 use super::{Postgres, Queue};
 
 /// What of a run an edit may change.
@@ -22,6 +22,7 @@ struct Moved {
     lane: String,
     /// Its limit, its turn, its command, its agent, and which of these two it wants for itself.
     gates: [Option<i64>; 5],
+    max_attempts: i64,
 }
 
 impl Moved {
@@ -103,7 +104,7 @@ impl Postgres {
         let sql = "select 1 from live where schedule_id = any($1) and state = 2 order by id for update";
         tx.query(sql, &[&ids]).await?;
         let sql = "select id, schedule_id, command, trigger, own_lane, queue_id, lane, agent_gate, turn_gate, command_gate, \
-                   whole_gate, alone_gate from live where schedule_id = any($1) order by id";
+                   whole_gate, alone_gate, attempt, max_attempts, state = 2 as is_running from live where schedule_id = any($1) order by id";
         let (mut moved, mut gates) = (Vec::new(), BTreeSet::new());
         for row in tx.query(sql, &[&ids]).await? {
             let schedule: ScheduleId = get(&row, "schedule_id")?;
@@ -121,14 +122,26 @@ impl Postgres {
         lock_gates(tx, &gates).await?;
         for run in moved {
             let sql = "update live set agent_gate = $2, turn_gate = $3, command_gate = $4, whole_gate = $5, alone_gate = $6, \
-                       queue_id = $7, lane = $8, \
+                       queue_id = $7, lane = $8, max_attempts = $9, \
                        state = case when state + 0 = 1 and parked_on is not null then 0 else state end, parked_on = null \
                        where id = $1";
             let [limit, turn, command, whole, alone] = run.gates;
-            tx.execute(sql, &[&run.run, &limit, &turn, &command, &whole, &alone, &run.queue, &run.lane])
-                .await?;
+            let gates: [Param<'_>; 5] = [&limit, &turn, &command, &whole, &alone];
+            let rest: [Param<'_>; 3] = [&run.queue, &run.lane, &run.max_attempts];
+            tx.execute(sql, &[&[&run.run as Param<'_>], &gates[..], &rest[..]].concat()).await?;
         }
-        self.release(tx, &gates).await
+        self.release(tx, &gates).await?;
+        // What waits for room in a lane that is no longer its own is planned again at once.
+        let lanes: Vec<String> =
+            schedules.values().map(|(of, _)| Place::of(definition, &of.options, false).lane).collect();
+        let sql = "with moved as (update deferred d set armed = true \
+                   from unnest($1::bigint[], $2::text[]) as n (schedule_id, lane) \
+                   where d.schedule_id = n.schedule_id and d.lane <> n.lane and not d.armed \
+                   returning d.since, d.schedule_id, d.tick_at) \
+                   insert into timers (due_at, schedule_id, kind, tick_at, version) \
+                   select since, schedule_id, 4, tick_at, nextval('numbers') from moved";
+        tx.execute(sql, &[&ids, &lanes]).await?;
+        Ok(())
     }
 
     async fn place(
@@ -157,13 +170,15 @@ impl Postgres {
             _ => None,
         };
         let gates = [limit, turn, command, whole, alone];
+        let used = small(get(row, "attempt")?);
+        let max_attempts = i64::from(place.attempts(used, get(row, "is_running")?));
         let lane = if get(row, "own_lane")? { get(row, "lane")? } else { place.lane };
         let mut needs = place.needs;
         needs.sort_unstable();
         needs.dedup();
         let gated = gates.iter().any(Option::is_some);
         let queue = self.queue(tx, Queue { lane: lane.clone(), needs, gated }).await?;
-        Ok(Moved { run: get(row, "id")?, queue, lane, gates })
+        Ok(Moved { run: get(row, "id")?, queue, lane, gates, max_attempts })
     }
 }
 
@@ -172,7 +187,14 @@ fn read(row: &Row) -> Result<Moved, Fault> {
     let limits = (gate("agent_gate")?, gate("turn_gate")?);
     let scopes = (gate("command_gate")?, gate("whole_gate")?, gate("alone_gate")?);
     let gates = [limits.0, limits.1, scopes.0, scopes.1, scopes.2];
-    Ok(Moved { run: get(row, "id")?, queue: get(row, "queue_id")?, lane: get(row, "lane")?, gates })
+    let max_attempts = get(row, "max_attempts")?;
+    Ok(Moved {
+        run: get(row, "id")?,
+        queue: get(row, "queue_id")?,
+        lane: get(row, "lane")?,
+        gates,
+        max_attempts,
+    })
 }
 
 /// The schedules of an agent, and whether they are retired; of these only those of which a run still lives.

@@ -76,11 +76,26 @@ impl Verb<'_> {
                 |row| Ok((row.get::<_, ScheduleId>("schedule_id")?, deferred_of(row)?)),
             )?;
             for (id, deferred) in oldest {
-                self.execute("update deferred set armed = 1 where schedule_id = ?", [id])?;
-                self.add_token(id, deferred.token())?;
-                self.armed.set(true);
+                self.arm(id, &deferred)?;
             }
         }
+        Ok(())
+    }
+
+    /// Lets the planner take a tick that was deferred in a lane that is no longer that of its schedule.
+    pub(super) fn arm_moved(&self, id: ScheduleId, lane: &str) -> Done<()> {
+        let found = self.row(
+            "select * from deferred where schedule_id = ? and armed = 0 and lane <> ?",
+            params![id, lane],
+            |row| deferred_of(row),
+        )?;
+        found.map_or(Ok(()), |deferred| self.arm(id, &deferred))
+    }
+
+    fn arm(&self, id: ScheduleId, deferred: &Deferred) -> Done<()> {
+        self.execute("update deferred set armed = 1 where schedule_id = ?", [id])?;
+        self.add_token(id, deferred.token())?;
+        self.armed.set(true);
         Ok(())
     }
 

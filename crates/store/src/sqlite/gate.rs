@@ -211,6 +211,7 @@ impl Verb<'_> {
             self.put_scopes(agent, &scopes)?;
             for (schedule, of, _) in &schedules {
                 self.move_runs(agent, *schedule, &definition, of)?;
+                self.arm_moved(*schedule, &Place::of(&definition, &of.options, false).lane)?;
             }
         }
         Ok(())
@@ -255,7 +256,7 @@ impl Verb<'_> {
     ) -> Done<()> {
         let runs = self.rows(
             "select l.id, l.command, l.trigger, l.own_lane, l.queue_id, q.lane, l.agent_gate, l.turn_gate, l.command_gate,
-                    l.whole_gate, l.alone_gate
+                    l.whole_gate, l.alone_gate, l.attempt, l.max_attempts, l.state = 2
              from live l join queues q on q.id = l.queue_id where l.schedule_id = ?",
             [schedule],
             |row| {
@@ -263,22 +264,24 @@ impl Verb<'_> {
                 let (trigger, own_lane): (i16, bool) = (number(row, 2)?, row.get(3)?);
                 let (queue, lane): (i64, String) = (row.get(4)?, row.get(5)?);
                 let run = row.get::<_, [u8; 16]>(0)?;
-                Ok((run, command, trigger, own_lane.then_some(lane), queue, StoredGates::read(row, 6)?))
+                let attempts: (u32, u32, bool) = (number(row, 11)?, number(row, 12)?, row.get(13)?);
+                Ok((run, command, trigger, own_lane.then_some(lane), queue, StoredGates::read(row, 6)?, attempts))
             },
         )?;
-        for (run, command, trigger, own_lane, queue, old) in runs {
+        for (run, command, trigger, own_lane, queue, old, (attempt, max_attempts, is_running)) in runs {
             let trigger = Trigger::from_code(trigger).unwrap_or(Trigger::Manual);
             let place = Place::of(definition, &of.options, trigger == Trigger::Message);
             let gates = self.gates_of(agent, schedule, &command, place.gates, trigger)?;
+            let attempts = place.attempts(attempt, is_running);
             let new_queue = self.queue(&own_lane.unwrap_or(place.lane), &place.needs, gates.is_gated())?;
-            if (gates, new_queue) == (old, queue) {
+            if (gates, new_queue, attempts) == (old, queue, max_attempts) {
                 continue;
             }
             self.made_room.set(true);
             self.execute(
                 "update live set queue_id = ?, agent_gate = ?, turn_gate = ?, command_gate = ?, whole_gate = ?, alone_gate = ?,
-                     state = case when state = 1 and parked_on is not null then 0 else state end, parked_on = null where id = ?",
-                params![new_queue, gates.agent, gates.turn, gates.command, gates.whole, gates.alone, run],
+                     max_attempts = ?, state = case when state = 1 and parked_on is not null then 0 else state end, parked_on = null where id = ?",
+                params![new_queue, gates.agent, gates.turn, gates.command, gates.whole, gates.alone, attempts, run],
             )?;
             self.freed.borrow_mut().extend(old.all().chain(gates.all()));
         }

@@ -21,6 +21,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
     a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
     a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
+    a_new_number_of_retries_holds_for_runs_that_exist(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
     a_run_waits_by_its_own_command_whatever_its_schedule_has_now(&fresh().await).await;
 }
@@ -304,6 +305,29 @@ async fn a_total_is_dealt_out_to_the_lanes_in_turn(store: &impl Store) {
         other[1..],
         "and this one has all that is left"
     );
+    world.assert_whole().await;
+}
+
+async fn a_new_number_of_retries_holds_for_runs_that_exist(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let fleet = |max: u32| {
+        let retry = belfry_core::definition::Retry { max, ..Default::default() };
+        let definition = AgentDefinition { retry, ..unlimited() };
+        [agent("a", definition, &[("s", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])]
+    };
+    world.apply(&fleet(5)).await;
+    let (retried, waiting) = (world.next("a/s").await, world.next("a/s").await);
+    let claimed = world.claim_only(node, retried).await;
+    world.fail(&claimed[0]).await;
+    world.apply(&fleet(0)).await;
+    let max = async |run| store.run(run).await.unwrap().unwrap().max_attempts;
+    assert_eq!((max(retried).await, max(waiting).await), (2, 1), "the retry that it waits for still comes");
+    world.advance(60_000);
+    let claimed = world.claim_only(node, retried).await;
+    assert_eq!((claimed[0].attempt, claimed[0].max_attempts), (2, 2));
+    world.apply(&fleet(3)).await;
+    assert_eq!((max(retried).await, max(waiting).await), (4, 4));
     world.assert_whole().await;
 }
 

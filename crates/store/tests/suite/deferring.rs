@@ -356,14 +356,18 @@ async fn a_schedule_that_changes_its_lane_waits_in_the_other(store: &impl Store)
     assert_eq!(world.plan_all().await, 2);
     assert_eq!(deferred(&world).await, [waits("a/moves"), waits("a/stays")]);
     world.apply(&fleet("main")).await;
-    let first = store.live_runs().await.unwrap().into_iter().find(|run| run.name == "a/first").unwrap().id;
-    assert_eq!(world.claim_only(node, first).await.len(), 1);
-    assert_eq!(deferred(&world).await, [armed("a/moves"), waits("a/stays")]);
-    assert_eq!(world.plan_all().await, 1, "the place that it leaves goes to the next");
+    assert_eq!(deferred(&world).await, [armed("a/moves"), waits("a/stays")], "it is planned again at once");
+    assert_eq!(world.plan_all().await, 0, "the other lane is full, too");
     let record = world.schedule("a/moves").await;
     let expected = Deferred { lane: "main".into(), tick_at: minute(5), since: minute(5) };
     assert_eq!((record.deferred, record.token), (Some(expected), None));
+    let first = store.live_runs().await.unwrap().into_iter().find(|run| run.name == "a/first").unwrap().id;
+    assert_eq!(world.claim_only(node, first).await.len(), 1);
+    assert_eq!(world.plan_all().await, 1, "the place in the first lane goes to the next");
     assert_eq!(deferred(&world).await, [waits("a/moves")]);
+    world.apply(&fleet("free")).await;
+    assert_eq!(world.plan_all().await, 1, "a lane without a limit has room");
+    assert!(deferred(&world).await.is_empty());
     world.assert_whole().await;
 }
 
