@@ -10,7 +10,7 @@ use belfry_core::{NodeId, Reason, RunState};
 use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
 use belfry_store::*;
-use suite::world::{World, agent, every, unlimited};
+use suite::world::{World, agent, cron, every, unlimited};
 
 /// A store in a file, and a way to write to it past Belfry.
 struct File {
@@ -106,6 +106,22 @@ async fn a_run_that_no_claim_can_start_stops_no_other_on_postgres() {
             .unwrap();
     };
     Box::pin(others_start(&store, sql)).await;
+}
+
+#[tokio::test]
+async fn a_schedule_that_is_deferred_and_has_a_token_fails_nobody_elses_verb() {
+    let file = File::new();
+    let mut world = World::new(&file.store);
+    let daily = || cron("0 3 * * *");
+    world.apply(&[agent("a", unlimited(), &[("s", daily()), ("t", daily())])]).await;
+    world.plan_all().await;
+    let node = world.join(1).await;
+    file.sql("insert into deferred select schedule_id, 'cron', 1, 1, 0 from timers limit 1");
+    let (run, _) = world.enqueue("a/t", None).await;
+    let claimed = claim(&world, node).await.unwrap();
+    assert!(claimed.iter().any(|claimed| claimed.run == run), "{claimed:?}");
+    world.complete(&claimed[0]).await;
+    assert!(!file.store.integrity().await.unwrap().is_empty(), "it is told of");
 }
 
 #[tokio::test]
