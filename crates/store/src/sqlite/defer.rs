@@ -90,7 +90,7 @@ impl Verb<'_> {
         let found = self.row(
             "select * from deferred where schedule_id = ? and armed = 0 and lane <> ?",
             params![id, lane],
-            |row| deferred_of(row),
+            deferred_of,
         )?;
         found.map_or(Ok(()), |deferred| self.arm(id, &deferred))
     }
