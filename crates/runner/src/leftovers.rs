@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use crate::cgroup;
 use crate::files;
 use crate::processes::{self, ChildRecord, Family, Process, Scope};
+use crate::removal::{self, REMOVAL_MAX};
 
 /// How long to wait for the end of a killed process before giving up on it.
 const GIVE_UP: Duration = Duration::from_secs(10);
@@ -25,13 +26,15 @@ pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Res
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error),
     };
+    let until = Instant::now() + REMOVAL_MAX;
     let mut ended = 0;
     for entry in entries {
         let attempt = entry?.path();
         if files::read_record(&attempt).is_some_and(|record| end_leftover(&record, grace)) {
             ended += 1;
         }
-        let _ = fs::remove_dir_all(&attempt);
+        // What cannot be removed stays, and keeps nobody from going on.
+        let _ = removal::remove(&attempt, until);
     }
     let _ = fs::remove_dir(&directory);
     Ok(ended)
