@@ -21,8 +21,8 @@ use crate::processes::ChildRecord;
 use crate::removal::{self, REMOVAL_MAX};
 use crate::spawn::is_shortage;
 
-/// How much of a result file is read.
-const RESULT_BYTES: u64 = 64 << 10;
+/// The maximum length of a result file and of a record.
+const SMALL_BYTES: u64 = 64 << 10;
 /// How often the directory of an attempt is tried to be made.
 const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
@@ -147,7 +147,26 @@ fn clear(directory: &Path, until: Instant) -> io::Result<()> {
 
 /// The record in an attempt's directory.
 pub(crate) fn read_record(directory: &Path) -> Option<ChildRecord> {
-    serde_json::from_slice(&fs::read(directory.join(RECORD)).ok()?).ok()
+    serde_json::from_slice(&read_small(&directory.join(RECORD)).ok()??).ok()
+}
+
+/// Reads a file that the program could replace: by a link, a FIFO, a directory or something endless. `None` if it is gone.
+fn read_small(path: &Path) -> Result<Option<Vec<u8>>, String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err("it is not a file".into());
+    }
+    let mut bytes = Vec::new();
+    file.take(SMALL_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > SMALL_BYTES {
+        return Err(format!("it is longer than {} KiB", SMALL_BYTES >> 10));
+    }
+    Ok(Some(bytes))
 }
 
 #[derive(Deserialize)]
@@ -159,21 +178,7 @@ struct ResultFile {
 }
 
 fn read_result(path: &Path) -> Result<Found, String> {
-    // It may have become a link, a FIFO or a directory meanwhile.
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::default()),
-        Err(error) => return Err(error.to_string()),
-    };
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err("it is not a file".into());
-    }
-    let mut bytes = Vec::new();
-    file.take(RESULT_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > RESULT_BYTES {
-        return Err(format!("it is longer than {} KiB", RESULT_BYTES >> 10));
-    }
+    let bytes = read_small(path)?.unwrap_or_default();
     if bytes.trim_ascii().is_empty() {
         return Ok(Found::default());
     }

@@ -82,3 +82,39 @@ fn remove_cgroup(record: &ChildRecord) {
         cgroup::remove(group);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// A state directory, a node that is gone, and the folder of its attempts.
+    fn gone() -> (tempfile::TempDir, NodeId, PathBuf) {
+        let state = tempfile::tempdir().unwrap();
+        let node = NodeId(Uuid::now_v7());
+        let folder = files::directory_of(state.path(), node);
+        fs::create_dir_all(&folder).unwrap();
+        (state, node, folder)
+    }
+
+    #[test]
+    fn a_record_that_is_no_longer_a_small_file_is_not_read() {
+        let (state, node, folder) = gone();
+        for name in ["fifo", "sparse", "folder", "link"] {
+            fs::create_dir(folder.join(name)).unwrap();
+        }
+        nix::unistd::mkfifo(&folder.join("fifo/child.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::File::create(folder.join("sparse/child.json")).unwrap().set_len(3 << 29).unwrap();
+        fs::create_dir(folder.join("folder/child.json")).unwrap();
+        symlink("../fifo/child.json", folder.join("link/child.json")).unwrap();
+        let (sender, ended) = std::sync::mpsc::channel();
+        let path = state.path().to_owned();
+        std::thread::spawn(move || sender.send(end_leftovers(&path, node, Duration::ZERO).unwrap()));
+        assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Ok(0));
+        assert!(!folder.exists());
+    }
+}
