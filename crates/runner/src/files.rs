@@ -3,15 +3,18 @@
 //! `<state>/attempts/<node>/<run>.<epoch>/`, mode 0700, files 0600; gone when the attempt has ended. What a killed node left
 //! is found under its id.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use belfry_core::model::NodeId;
 use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded};
-use nix::fcntl::OFlag;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::path::Arg;
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -146,17 +149,17 @@ fn clear(directory: &Path, until: Instant) -> io::Result<()> {
 }
 
 /// The record in an attempt's directory.
-pub(crate) fn read_record(directory: &Path) -> Option<ChildRecord> {
-    serde_json::from_slice(&read_small(&directory.join(RECORD)).ok()??).ok()
+pub(crate) fn read_record(directory: impl AsFd) -> Option<ChildRecord> {
+    serde_json::from_slice(&read_small(directory, RECORD).ok()??).ok()
 }
 
 /// Reads a file that the program could replace: by a link, a FIFO, a directory or something endless. `None` if it is gone.
-fn read_small(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+fn read_small(at: impl AsFd, name: impl Arg) -> Result<Option<Vec<u8>>, String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(at, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(io::Error::from(error).to_string()),
     };
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Err("it is not a file".into());
@@ -178,7 +181,7 @@ struct ResultFile {
 }
 
 fn read_result(path: &Path) -> Result<Found, String> {
-    let bytes = read_small(path)?.unwrap_or_default();
+    let bytes = read_small(CWD, path)?.unwrap_or_default();
     if bytes.trim_ascii().is_empty() {
         return Ok(Found::default());
     }

@@ -1,12 +1,13 @@
 //! Ends what a node of this host has left behind: before its runs are rescued here, and only what is surely its own.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use belfry_core::model::NodeId;
 use nix::sys::signal::Signal;
+use rustix::fs::CWD;
+use rustix::io::Errno;
 
 use crate::cgroup;
 use crate::files;
@@ -18,25 +19,25 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Ends what the attempts of a node that is gone have left, and removes their private directories. Returns how many attempts
-/// had something left. Never call it for a node that lives. Blocks.
+/// had something left. Links are removed, not followed. Never call it for a node that lives. Blocks.
 pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Result<usize> {
     let directory = files::directory_of(state_dir, node);
-    let entries = match fs::read_dir(&directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
-    };
-    let until = Instant::now() + REMOVAL_MAX;
     let mut ended = 0;
-    for entry in entries {
-        let attempt = entry?.path();
-        if files::read_record(&attempt).is_some_and(|record| end_leftover(&record, grace)) {
-            ended += 1;
+    match removal::open_to_empty(CWD, directory.as_os_str()) {
+        Ok(folder) => {
+            for attempt in removal::folders_in(&folder)? {
+                if files::read_record(attempt?).is_some_and(|record| end_leftover(&record, grace)) {
+                    ended += 1;
+                }
+            }
         }
-        // What cannot be removed stays, and keeps nobody from going on.
-        let _ = removal::remove(&attempt, until);
+        Err(Errno::NOENT) => return Ok(0),
+        // A child put something else in its place, which is removed below.
+        Err(error) if removal::is_no_folder(error) => {}
+        Err(error) => return Err(error.into()),
     }
-    let _ = fs::remove_dir(&directory);
+    // What cannot be removed stays, and keeps nobody from going on.
+    let _ = removal::remove(&directory, Instant::now() + REMOVAL_MAX);
     Ok(ended)
 }
 
@@ -85,6 +86,7 @@ fn remove_cgroup(record: &ChildRecord) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
@@ -116,5 +118,27 @@ mod tests {
         std::thread::spawn(move || sender.send(end_leftovers(&path, node, Duration::ZERO).unwrap()));
         assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Ok(0));
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn what_a_link_leads_to_is_neither_read_nor_removed() {
+        let (state, node, folder) = gone();
+        let outside = tempfile::tempdir().unwrap();
+        let kept = outside.path().join("work/kept");
+        fs::create_dir(outside.path().join("work")).unwrap();
+        fs::write(&kept, "").unwrap();
+
+        // In place of an attempt's directory, and inside one.
+        fs::create_dir(folder.join("attempt")).unwrap();
+        symlink(outside.path(), folder.join("attempt/inside")).unwrap();
+        symlink(outside.path(), folder.join("link")).unwrap();
+        assert_eq!(end_leftovers(state.path(), node, Duration::ZERO).unwrap(), 0);
+        assert!(kept.exists() && !folder.exists());
+
+        // In place of the node's directory.
+        symlink(outside.path(), &folder).unwrap();
+        assert_eq!(end_leftovers(state.path(), node, Duration::ZERO).unwrap(), 0);
+        assert!(kept.exists());
+        assert!(folder.symlink_metadata().is_err(), "the link is left");
     }
 }

@@ -16,19 +16,41 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 use uuid::Uuid;
 
+use crate::spawn::is_shortage;
+
 /// How long a removal may take, enough for about a hundred thousand entries. What is left then stays.
 pub(crate) const REMOVAL_MAX: Duration = Duration::from_secs(20);
 
-/// Opens a folder for reading. A link in its place is an error, see [`is_no_folder`].
-pub(crate) fn open_folder(at: impl AsFd, name: impl Arg) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(at, name, flags, Mode::empty())
+/// Opens a folder for reading, and lets its owner remove what is in it. A link in its place is an error, see [`is_no_folder`].
+pub(crate) fn open_to_empty(at: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let folder = match open_folder(&at, name) {
+        Err(Errno::ACCESS) => {
+            allow(&at, name);
+            open_folder(&at, name)?
+        }
+        opened => opened?,
+    };
+    if rustix::fs::fstat(&folder).is_ok_and(|stat| stat.st_mode & 0o700 != 0o700) {
+        let _ = rustix::fs::fchmod(&folder, Mode::RWXU);
+    }
+    Ok(folder)
 }
 
-/// Whether [`open_folder`] failed because something else stands there.
+/// Whether a folder could not be opened because something else, such as a link, stands there.
 pub(crate) fn is_no_folder(error: Errno) -> bool {
     // Systems differ in what they say of a link.
     matches!(error, Errno::NOTDIR | Errno::LOOP | Errno::MLINK)
+}
+
+/// Opens the folders that stand directly in a folder, one after the other. Passes over everything else, and over folders that
+/// cannot be opened at all.
+pub(crate) fn folders_in(folder: &OwnedFd) -> io::Result<impl Iterator<Item = io::Result<OwnedFd>>> {
+    let open = move |entry: DirEntry| match open_to_empty(folder, name_of(&entry)).map_err(io::Error::from) {
+        Err(error) if !is_shortage(&error) => None,
+        opened => Some(opened),
+    };
+    let entries = Dir::read_from(folder)?.filter(|entry| !entry.as_ref().is_ok_and(is_dots));
+    Ok(entries.filter_map(move |entry| entry.map_or_else(|error| Some(Err(error.into())), open)))
 }
 
 /// Removes a directory with all that is in it, or whatever else stands in its place. Fails with `TimedOut` at `until`, or with
@@ -123,7 +145,7 @@ impl Removal {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             match entries.read().transpose()? {
-                Some(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+                Some(entry) if is_dots(&entry) => {}
                 other => return Ok(other),
             }
         }
@@ -137,25 +159,19 @@ impl Removal {
     }
 }
 
-/// Opens a folder and lets its owner remove what is in it.
-fn open_to_empty(at: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    let folder = match open_folder(&at, name) {
-        Err(Errno::ACCESS) => {
-            allow(&at, name);
-            open_folder(&at, name)?
-        }
-        opened => opened?,
-    };
-    if rustix::fs::fstat(&folder).is_ok_and(|stat| stat.st_mode & 0o700 != 0o700) {
-        let _ = rustix::fs::fchmod(&folder, Mode::RWXU);
-    }
-    Ok(folder)
+fn open_folder(at: impl AsFd, name: impl Arg) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(at, name, flags, Mode::empty())
 }
 
 /// Gives the owner of an entry all rights; if it cannot, the next step says why.
 fn allow(at: impl AsFd, name: &OsStr) {
     let all = nix::sys::stat::Mode::S_IRWXU;
     let _ = fchmodat(at, name, all, FchmodatFlags::NoFollowSymlink);
+}
+
+fn is_dots(entry: &DirEntry) -> bool {
+    matches!(entry.file_name().to_bytes(), b"." | b"..")
 }
 
 fn name_of(entry: &DirEntry) -> &OsStr {
