@@ -3,22 +3,29 @@
 //! `<state>/attempts/<node>/<run>.<epoch>/`, mode 0700, files 0600; gone when the attempt has ended. What a killed node left
 //! is found under its id.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use belfry_core::model::NodeId;
 use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded};
-use nix::fcntl::OFlag;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::path::Arg;
 use serde::Deserialize;
+use uuid::Uuid;
 
 use crate::attempt::{Attempt, Usage};
 use crate::error::Error;
 use crate::processes::ChildRecord;
+use crate::removal::{self, REMOVAL_MAX};
+use crate::spawn::is_shortage;
 
-/// How much of a result file is read.
-const RESULT_BYTES: u64 = 64 << 10;
+/// The maximum length of a result file and of a record.
+const SMALL_BYTES: u64 = 64 << 10;
 /// How often the directory of an attempt is tried to be made.
 const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
@@ -28,6 +35,8 @@ const RECORD: &str = "child.json";
 #[derive(Debug)]
 pub(crate) struct Files {
     directory: PathBuf,
+    /// Removed as far as possible.
+    is_removed: bool,
 }
 
 /// What a result file held.
@@ -54,11 +63,11 @@ impl Files {
                 .create(&parent)
                 .and_then(|()| DirBuilder::new().mode(0o700).create(&directory));
             match made {
-                Ok(()) => return Ok(Files { directory }),
+                Ok(()) => return Ok(Files { directory, is_removed: false }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // A try of this attempt that could not go on left it behind, because it could not open it to remove it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    fs::remove_dir_all(&directory)
+                    clear(&directory, Instant::now() + REMOVAL_MAX)
                         .map_err(|source| Error::File { path: directory.clone(), source })?;
                 }
                 Err(source) => return Err(Error::File { path: directory, source }),
@@ -90,8 +99,30 @@ impl Files {
         self.write(RECORD, &json).map(drop)
     }
 
+    /// Reads the result and removes the directory. The summary says so if something is left of it.
+    pub(crate) fn collect(mut self) -> Found {
+        let mut found = self.result();
+        if let Err(problem) = self.remove() {
+            let left = format!("{} is left behind: {problem}", self.directory.display());
+            let summary = found.summary.map_or_else(|| left.clone(), |summary| format!("{left}\n{summary}"));
+            found.summary = Some(bounded(&summary, SUMMARY_CHARS).into_owned());
+        }
+        found
+    }
+
+    fn remove(&mut self) -> io::Result<()> {
+        if std::mem::replace(&mut self.is_removed, true) {
+            return Ok(());
+        }
+        removal::remove(&self.directory, Instant::now() + REMOVAL_MAX)?;
+        if let Some(parent) = self.directory.parent() {
+            let _ = fs::remove_dir(parent);
+        }
+        Ok(())
+    }
+
     /// What the program left in `result.json`. Never a failure: what cannot be used is said in the summary.
-    pub(crate) fn result(&self) -> Found {
+    fn result(&self) -> Found {
         match read_result(&self.path("result.json")) {
             Ok(found) => found,
             Err(problem) => {
@@ -103,16 +134,42 @@ impl Files {
 
 impl Drop for Files {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
-        if let Some(parent) = self.directory.parent() {
-            let _ = fs::remove_dir(parent);
+        let _ = self.remove();
+    }
+}
+
+/// Makes room at the path of an attempt's directory: what cannot be removed there is moved aside.
+fn clear(directory: &Path, until: Instant) -> io::Result<()> {
+    match removal::remove(directory, until) {
+        Err(error) if !is_shortage(&error) => {
+            fs::rename(directory, directory.with_file_name(Uuid::new_v4().simple().to_string()))
         }
+        done => done,
     }
 }
 
 /// The record in an attempt's directory.
-pub(crate) fn read_record(directory: &Path) -> Option<ChildRecord> {
-    serde_json::from_slice(&fs::read(directory.join(RECORD)).ok()?).ok()
+pub(crate) fn read_record(directory: impl AsFd) -> Option<ChildRecord> {
+    serde_json::from_slice(&read_small(directory, RECORD).ok()??).ok()
+}
+
+/// Reads a file that the program could replace: by a link, a FIFO, a directory or something endless. `None` if it is gone.
+fn read_small(at: impl AsFd, name: impl Arg) -> Result<Option<Vec<u8>>, String> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(at, name, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(io::Error::from(error).to_string()),
+    };
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err("it is not a file".into());
+    }
+    let mut bytes = Vec::new();
+    file.take(SMALL_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > SMALL_BYTES {
+        return Err(format!("it is longer than {} KiB", SMALL_BYTES >> 10));
+    }
+    Ok(Some(bytes))
 }
 
 #[derive(Deserialize)]
@@ -124,21 +181,7 @@ struct ResultFile {
 }
 
 fn read_result(path: &Path) -> Result<Found, String> {
-    // It may have become a link, a FIFO or a directory meanwhile.
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags.bits()).open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::default()),
-        Err(error) => return Err(error.to_string()),
-    };
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err("it is not a file".into());
-    }
-    let mut bytes = Vec::new();
-    file.take(RESULT_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > RESULT_BYTES {
-        return Err(format!("it is longer than {} KiB", RESULT_BYTES >> 10));
-    }
+    let bytes = read_small(CWD, path)?.unwrap_or_default();
     if bytes.trim_ascii().is_empty() {
         return Ok(Found::default());
     }
@@ -161,4 +204,30 @@ pub(crate) fn one_line(text: &str) -> String {
         if c.is_control() { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
     bounded(&escaped, ERROR_CHARS).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_removed_in_time_makes_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("attempt");
+        fs::create_dir(&directory).unwrap();
+        clear(&directory, Instant::now()).unwrap();
+        assert!(!directory.exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_that_is_left_is_told_of_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file/attempt");
+        fs::write(dir.path().join("file"), "").unwrap();
+        let files = Files { directory: path.clone(), is_removed: false };
+        let summary = files.collect().summary.unwrap();
+        assert_eq!(summary.matches(" is left behind: ").count(), 1, "{summary}");
+        assert!(summary.starts_with(path.to_str().unwrap()), "{summary}");
+    }
 }

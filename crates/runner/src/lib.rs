@@ -23,6 +23,7 @@ mod node_process;
 mod output;
 mod plan;
 mod processes;
+mod removal;
 mod runner;
 mod spawn;
 mod trampoline;

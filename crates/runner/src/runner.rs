@@ -270,7 +270,7 @@ async fn close_pipes(
 /// Reads the result and removes the private directory.
 async fn collect(plan: Box<Plan>) -> (crate::mask::Secrets, Found) {
     let secrets = plan.secrets.clone();
-    let found = tokio::task::spawn_blocking(move || plan.files.result()).await.unwrap_or_default();
+    let found = tokio::task::spawn_blocking(move || plan.files.collect()).await.unwrap_or_default();
     (secrets, found)
 }
 

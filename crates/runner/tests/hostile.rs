@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         nobody_wants_the_output,
         a_secret_is_masked_over_two_writes,
         what_was_written_last_is_not_lost,
+        a_private_directory_of_any_depth_is_removed,
     ])
 }
 
@@ -403,4 +404,16 @@ async fn what_was_written_last_is_not_lost(rig: Rig) {
     let done = rig.run(shell(line)).await;
     assert_eq!(done.bytes.len(), 60_005);
     assert!(done.stdout.ends_with("last\n"));
+}
+
+async fn a_private_directory_of_any_depth_is_removed(rig: Rig) {
+    // Three thousand levels, put together from chains that a path can still name.
+    let line = r#"
+        cd "$(dirname "$BELFRY_PAYLOAD_FILE")" && chain=$(printf 'd/%.0s' $(seq 1000)) && mkdir all
+        for _ in $(seq 3); do mkdir -p "next/$chain" && mv all "next/$chain" && mv next all || exit 1; done
+    "#;
+    let done = rig.run(shell(line)).await;
+    assert_eq!((done.report.outcome, &done.report.summary), (Outcome::Completed, &None), "{done:?}");
+    assert_eq!(std::fs::read_dir(rig.path("state/attempts")).unwrap().count(), 0);
+    assert_eq!(rig.run(argv(&["true"])).await.report.outcome, Outcome::Completed);
 }
