@@ -117,7 +117,8 @@ impl Breaker {
 
     /// The breaker as it counts now: a probe that no longer lives is none, and another may go.
     pub fn with_probe_if(self, lives: impl FnOnce(RunId) -> bool) -> Breaker {
-        Breaker { probe: self.probe.filter(|run| lives(*run)), ..self }
+        let is_probe = |run: &RunId| lives(*run) || broken::is(Broken::ProbeNeverFreed);
+        Breaker { probe: self.probe.filter(is_probe), ..self }
     }
 
     /// The breaker with a probe on its way.
