@@ -272,8 +272,16 @@ pub(super) async fn enqueue(
     {
         return Ok(answer);
     }
-    // A plan that did not know of this run is not committed.
-    let is_touched = touch_token(tx, run.schedule).await?;
+    // A plan that did not know of this run is not committed. A tick may have a run already: then nothing changes, and the
+    // timer is only held.
+    let is_touched = match run.tick_at {
+        None => touch_token(tx, run.schedule).await?,
+        Some(_) => {
+            let sql = "select 1 from timers where schedule_id = $1 for no key update";
+            tx.query(sql, &[&run.schedule]).await?;
+            false
+        }
+    };
     // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
     // nobody else asks for the same one.
     let sql = match run.tick_at {
@@ -288,10 +296,6 @@ pub(super) async fn enqueue(
         }
         return Ok(Enqueued::NotFound);
     }
-    // A timer that was set meanwhile is seen only now: whoever sets one holds the state.
-    if !is_touched {
-        touch_token(tx, run.schedule).await?;
-    }
     if let Some(tick_at) = run.tick_at {
         let sql = "select id from live where schedule_id = $1 and tick_at = $2";
         if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
@@ -302,6 +306,10 @@ pub(super) async fn enqueue(
         && let Some(answer) = take_key(tx, now, run, key).await?
     {
         return Ok(answer);
+    }
+    // A timer that was set meanwhile is seen only now: a transaction that sets one holds the state.
+    if !is_touched {
+        touch_token(tx, run.schedule).await?;
     }
     if !is_new_scope {
         insert_runs(tx, now, &[run], places).await?;

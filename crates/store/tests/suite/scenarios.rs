@@ -44,6 +44,7 @@ async fn own<S: Store>(fresh: impl AsyncFn() -> S) {
     cancelling_ends_what_waits_and_tells_what_runs(&fresh().await).await;
     a_key_makes_a_repeat_answer_with_the_first_run(&fresh().await).await;
     a_tick_that_is_asked_for_twice_lives_once(&fresh().await).await;
+    a_repeated_backfill_does_not_spoil_a_plan(&fresh().await).await;
     a_key_for_a_tick_whose_run_lives_is_not_taken(&fresh().await).await;
     schedules_of_one_scope_take_turns(&fresh().await).await;
     one_run_is_claimed_by_its_id_past_those_that_wait_but_no_limit(&fresh().await).await;
@@ -376,6 +377,18 @@ async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {
     assert_eq!((claimed.run, claimed.tick_at, claimed.trigger), (first, tick_at, Trigger::Backfill));
     world.complete(&claimed).await;
     assert_eq!(ask(&mut world).await.1, Enqueued::Made, "once it has ended it may be made again");
+    world.assert_whole().await;
+}
+
+async fn a_repeated_backfill_does_not_spoil_a_plan(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("5m"))])]).await;
+    let tick_at = world.now - SignedDuration::from_hours(1);
+    let (first, _) = world.backfill("a/s", tick_at, None).await;
+    let due = store.due(world.now, None, 9).await.unwrap();
+    let commit = world.decide(&due[0]);
+    assert_eq!(world.backfill("a/s", tick_at, None).await.1, Enqueued::Repeat(first));
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Held]);
     world.assert_whole().await;
 }
 
