@@ -1,11 +1,12 @@
 //! The end of an attempt, and all that hangs on it: history, the schedule's last result and next token, breaker, budget,
 //! and the release of what waits behind a gate. Every verb that takes runs away comes through [`Postgres::settle`].
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use belfry_core::definition::{Unreadable, read_stored};
 use belfry_core::ending::{self, Then, Waiting};
 use belfry_core::retry::Verdict;
+use belfry_core::session::RunUsage;
 use belfry_core::{AgentDefinition, AgentId, Epoch, Reason, RunId, RunState, Token, Trigger};
 use belfry_time::Timestamp;
 use uuid::Uuid;
@@ -117,10 +118,10 @@ impl Postgres {
             found.extend(lock_waiting(tx, &ids).await?.1);
         }
         let lines = lines_of(tx, &found).await?;
-        take_usage(tx, finishes, &lines).await?;
         let mut found: HashMap<RunId, Live> = found.into_iter().map(|live| (live.id, live)).collect();
         let (mut changes, mut places) = (Vec::new(), Vec::new());
         let mut answers = Vec::with_capacity(finishes.len());
+        let mut of_sessions = BTreeMap::new();
         for finish in finishes {
             let is_ours = |live: &Live| blind || live.epoch == finish.epoch;
             let ours = found.get(&finish.run).is_some_and(is_ours);
@@ -128,6 +129,8 @@ impl Postgres {
                 answers.push(Finished::Stale);
                 continue;
             };
+            let usage = finish.usage.and_then(RunUsage::of_session);
+            of_sessions.extend(lines.get(&finish.run).copied().zip(usage));
             live.exit_code = finish.exit_code;
             live.error.clone_from(&finish.error);
             let left_behind = left_behind(&live, &lines);
@@ -137,6 +140,7 @@ impl Postgres {
             let (verdict, failed) = (finish.verdict, finish.failed);
             changes.push(Change { live, verdict, failed, left_behind, summary, arm });
         }
+        take_usage(tx, &of_sessions).await?;
         for (place, then) in places.into_iter().zip(self.settle(tx, now, books, changes).await?) {
             if let Then::End { state, .. } = then {
                 answers[place] = Finished::Ended(state);

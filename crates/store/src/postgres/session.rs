@@ -3,10 +3,10 @@
 //! Whoever changes a session or takes a run out of its line holds the session's row, and takes it before any other lock.
 //! Claims do not: what is claimed meanwhile is seen by the state of its run, and the decision is taken again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use belfry_core::ending::Then;
-use belfry_core::session::{self, Change as Moves, Place, Policy, RunUsage, Session, Stage, Took, Usage};
+use belfry_core::session::{self, Change as Moves, Place, Policy, Session, Stage, Took, Usage};
 use belfry_core::{Reason, RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -238,19 +238,17 @@ impl Postgres {
     }
 }
 
-/// Takes down what attempts report, unless their sessions are others by now.
-pub(super) async fn take_usage(
-    tx: &mut Tx<'_>,
-    finishes: &[Finish],
-    lines: &HashMap<RunId, i64>,
-) -> Result<(), Fault> {
-    for finish in finishes {
-        let usage = finish.usage.and_then(RunUsage::of_session);
-        if let (Some(usage), Some(session)) = (usage, lines.get(&finish.run)) {
-            let sql = "update sessions set tokens = $2, context_window = $3 where id = $1";
-            tx.execute(sql, &[session, &(usage.tokens as i64), &(usage.context_window as i64)]).await?;
-        }
+/// Writes the usage that sessions now have, by their ids.
+pub(super) async fn take_usage(tx: &mut Tx<'_>, usages: &BTreeMap<i64, Usage>) -> Result<(), Fault> {
+    if usages.is_empty() {
+        return Ok(());
     }
+    let sessions: Vec<i64> = usages.keys().copied().collect();
+    let tokens: Vec<i64> = usages.values().map(|usage| usage.tokens as i64).collect();
+    let windows: Vec<i64> = usages.values().map(|usage| usage.context_window as i64).collect();
+    let sql = "update sessions s set tokens = u.tokens, context_window = u.context_window \
+               from unnest($1::bigint[], $2::bigint[], $3::bigint[]) as u (id, tokens, context_window) where s.id = u.id";
+    tx.execute(sql, &[&sessions, &tokens, &windows]).await?;
     Ok(())
 }
 

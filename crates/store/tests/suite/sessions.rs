@@ -261,7 +261,14 @@ async fn a_reset_begins_a_new_generation<S: Store>(store: &S) {
     assert_eq!(store.runs(&named, None, 10).await.unwrap().items, listed);
     let page = store.sessions(&SessionFilter::default(), None, 10).await.unwrap();
     assert_eq!((page.items[0].session.usage, page.items[0].active), (None, 1));
-    store.finish(world.now, &[report(&next[0], &world)]).await.unwrap();
+    // A report of another attempt is not heard, also in the same batch.
+    let stale = Finish {
+        epoch: next[0].epoch + 1,
+        usage: Some(RunUsage { tokens: Some(1), context_window: Some(2), cost_usd: None }),
+        ..report(&next[0], &world)
+    };
+    let answers = store.finish(world.now, &[stale.clone(), report(&next[0], &world), stale]).await.unwrap();
+    assert_eq!(answers, [Finished::Stale, Finished::Ended(RunState::Completed), Finished::Stale]);
     let page = store.sessions(&SessionFilter::default(), None, 10).await.unwrap();
     let of_session = usage.and_then(RunUsage::of_session);
     assert_eq!((page.items[0].session.usage, page.items[0].active), (of_session, 0));
