@@ -119,7 +119,7 @@ impl Postgres {
             is_changed |= !gone.is_empty();
         }
         self.move_edited(tx).await?;
-        self.set_caps(tx, now, specs, &agents).await?;
+        self.set_caps(tx, specs, &agents).await?;
         Ok(PutAgent::of(before.is_some(), is_changed, applied.ended))
     }
 

@@ -130,6 +130,9 @@ impl Postgres {
             let rest: [Param<'_>; 3] = [&run.queue, &run.lane, &run.max_attempts];
             tx.execute(sql, &[&[&run.run as Param<'_>], &gates[..], &rest[..]].concat()).await?;
         }
+        // Those that run here now were not let in by this gate.
+        let sql = "update gates set cap_at = last_start(id) where id = any($1) and kind = $2";
+        tx.execute(sql, &[&gates, &GATE_AGENT]).await?;
         self.release(tx, &gates).await?;
         // What waits for room in a lane that is no longer its own is planned again at once.
         let lanes: Vec<String> =

@@ -136,7 +136,7 @@ impl Postgres {
                    on conflict (name) do update set digest = excluded.digest, applied_at = excluded.applied_at";
         tx.execute(sql, &[&source, &digest, &now]).await?;
         self.move_edited(tx).await?;
-        self.set_caps(tx, now, specs, &agents).await?;
+        self.set_caps(tx, specs, &agents).await?;
         Ok(applied)
     }
 
@@ -144,7 +144,6 @@ impl Postgres {
     pub(super) async fn set_caps(
         &self,
         tx: &mut Tx<'_>,
-        now: Timestamp,
         specs: &[Spec<'_>],
         agents: &HashMap<String, AgentId>,
     ) -> Result<(), Fault> {
@@ -156,10 +155,10 @@ impl Postgres {
         let caps: Vec<Option<i64>> = caps.into_values().collect();
         // What a newer version wrote keeps its limit.
         let sql = "insert into gates (kind, key, cap) select 0, u.id, u.cap \
-                   from unnest($1::bigint[], $2::bigint[]) as u (id, cap) join agents a on a.id = u.id and a.format <= $4 \
-                   on conflict (kind, key, command) do update set cap = excluded.cap, cap_at = $3 \
+                   from unnest($1::bigint[], $2::bigint[]) as u (id, cap) join agents a on a.id = u.id and a.format <= $3 \
+                   on conflict (kind, key, command) do update set cap = excluded.cap, cap_at = last_start(gates.id) \
                    where gates.cap is distinct from excluded.cap returning id";
-        let changed = tx.query(sql, &[&ids, &caps, &now, &FORMAT]).await?;
+        let changed = tx.query(sql, &[&ids, &caps, &FORMAT]).await?;
         let changed: Vec<i64> = changed.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
         self.release(tx, &changed).await
     }

@@ -104,6 +104,11 @@ begin
     end loop;
 end $$;
 
+-- When the last of those that run behind a gate of an agent started.
+create function last_start(wanted bigint) returns timestamptz language sql as $$
+    select max(r.started_at) from live r where r.state = 2 and r.agent_gate = wanted
+$$;
+
 -- How many more may run behind a gate.
 create function room_at(gate gates) returns bigint language plpgsql as $$
 begin

@@ -139,7 +139,7 @@ create table gates (
     cap bigint,
     -- Of a lane: how many may wait before ticks are deferred.
     queue_limit bigint,
-    -- When it was changed last.
+    -- Of an agent: runs that started up to then were not let in by this limit.
     cap_at timestamptz,
     constraint gates_place unique (kind, key, command)
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
