@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::bodies::Share;
 use crate::crowd::Asking;
+use crate::gather::Gather;
 use crate::json;
 use crate::problem::Problem;
 use crate::state::Shared;
@@ -25,7 +26,7 @@ use crate::state::Shared;
 const NAME_MAX: usize = 256;
 /// Longer keys are refused.
 const KEY_MAX: usize = 256;
-/// A body's memory grows in steps of so many bytes.
+/// Room for a body is found in steps of so many bytes.
 const STEP_BYTES: usize = 64 << 10;
 /// How long a key is kept.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
@@ -196,7 +197,10 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
     let bytes_max = usize::try_from(length.unwrap_or(max)).unwrap_or(usize::MAX);
     let mut limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
     let reading = async {
-        let mut all = Vec::new();
+        let mut all = Gather::new(bytes_max).map_err(|error| {
+            let detail = format!("the system gave no memory for the body: {error}");
+            Problem::unavailable("too_many_bodies", detail).way_out("try again in a moment")
+        })?;
         loop {
             // Room is found before more is read: what waits for it stays with the sender.
             let next = match length {
@@ -211,13 +215,11 @@ pub async fn body(shared: &Shared, parts: &Parts, body: Body) -> Result<Bytes, P
             })?;
             let Ok(data) = frame.into_data() else { continue };
             shared.bodies.grow(&share, all.len() + data.len(), bytes_max).await?;
-            // Growing by halves would take twice what has arrived.
-            if all.capacity() - all.len() < data.len() {
-                all.reserve_exact(data.len().max(STEP_BYTES));
+            if !all.add(&data) {
+                return Err(too_large());
             }
-            all.extend_from_slice(&data);
         }
-        Ok(Bytes::from(all))
+        Ok(all.done())
     };
     let reading = async {
         tokio::select! {

@@ -10,6 +10,7 @@ mod client;
 mod codes;
 mod crowd;
 mod extract;
+mod gather;
 mod guard;
 mod inside;
 mod json;

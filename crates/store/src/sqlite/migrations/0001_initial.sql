@@ -128,9 +128,10 @@ create table scopes (
 ) strict, without rowid;
 
 -- Runs that can still change, in the order of their ids, which is that of their making. state: 0 ready, 1 parked at a gate,
--- 2 running, 3 came back and waits until not_before.
+-- 2 running, 3 came back and waits until not_before. It has rowids, as history has: without them a search by id would read
+-- the long texts of the rows that it passes.
 create table live (
-  id blob primary key,
+  id blob not null primary key,
   state integer not null,
   queue_id integer not null,
   -- The order of starting, fixed when it is made: rank, due_at, id.
@@ -171,7 +172,7 @@ create table live (
   -- Last, because what stands behind a long text is read through all of its pages.
   prompt text,
   payload text not null
-) strict, without rowid;
+) strict;
 -- Also the tripwire: no tick lives twice.
 create unique index live_schedule on live (schedule_id, tick_at);
 create index live_ready on live (queue_id, rank, due_at, id) where state = 0;
@@ -190,7 +191,7 @@ create index live_session on live (session, schedule_id) where session is not nu
 -- Runs that have ended: inserted once. Each knows its place among those of its schedule, and the one before it of the same
 -- kind (failed, or not), so that a schedule's runs are listed along two chains, both pruned from the end.
 create table history (
-  id blob primary key,
+  id blob not null primary key,
   place integer not null,
   -- Among those of the same kind.
   ordinal integer not null,
@@ -223,7 +224,7 @@ create table history (
   prompt text,
   -- None is an empty object.
   payload text
-) strict, without rowid;
+) strict;
 create index history_session on history (session, id) where session is not null;
 
 -- What attempts wrote, in the order of places within their run.
