@@ -122,6 +122,48 @@ fn filters_change_values() {
 }
 
 #[test]
+fn a_letter_changes_its_case_whatever_stands_around_it() {
+    let payload = json!({"name": "ΟΔΟΣ ΣΑΣ İX straße ﬃ ŉ ΐ"});
+    let given = |source| render_with(source, &payload, &mut Budget::default());
+    assert_eq!(given("{{ payload.name | lower }}").unwrap(), "οδοσ σασ i\u{307}x straße ﬃ ŉ ΐ");
+    assert_eq!(given("{{ payload.name | upper }}").unwrap(), "ΟΔΟΣ ΣΑΣ İX STRASSE FFI ʼN Ι\u{308}\u{301}");
+}
+
+/// What takes long for its length costs more. The numbers are what one character or item takes at least, in bytes of work:
+/// a budget of 32 MiB is then used up after so many of them that all take less than a tenth of a second.
+#[test]
+fn what_takes_longer_per_byte_costs_more() {
+    const COUNT: usize = 20_000;
+    let letters = |letter: &str| json!({"x": letter.repeat(COUNT)});
+    let items = |item: Value| json!({"x": vec![item; COUNT]});
+    for (filter, payload, least) in [
+        ("lower", letters("Σ"), 20),
+        ("lower", letters("Σ'"), 20),
+        ("lower", letters("A"), 2),
+        ("upper", letters("ΐ"), 20),
+        ("upper", letters("ŉ"), 20),
+        ("trim", letters("\u{2003}"), 6),
+        ("length", letters("é"), 4),
+        ("truncate(9)", letters("é"), 4),
+        ("json", letters("\u{1}"), 16),
+        ("json", items(json!(0.5)), 16),
+        ("json", items(json!({})), 16),
+        ("join('')", items(json!("")), 16),
+        ("join('')", items(json!(0.5)), 32),
+        ("join('')", items(json!({"a": []})), 64),
+    ] {
+        let mut budget = Budget::default();
+        render_with(&format!("{{{{ payload.x | {filter} | default('') }}}}"), &payload, &mut budget).unwrap();
+        let each = budget.used() as usize / COUNT;
+        assert!(each >= least, "{filter} of {:.40}: {each}", payload["x"]);
+    }
+    let sigmas = json!({"x": "Σ".repeat(450_000)});
+    let many = "{{ payload.x | lower | length }}".repeat(100);
+    let stopped = render_with(&many, &sigmas, &mut Budget::default()).unwrap_err();
+    assert!(stopped.contains("more than 32 MiB of work"), "{stopped}");
+}
+
+#[test]
 fn conditions_choose_a_branch_and_line_ends_stay() {
     let truths = [
         ("ref", true),
