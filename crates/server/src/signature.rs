@@ -7,9 +7,11 @@
 //! | GitHub | `X-Hub-Signature-256`, `X-GitHub-Event`, `X-GitHub-Delivery` | `BODY` |
 //!
 //! [`Claim::of`] judges the headers, before any byte of the body is read; [`Claim::verify`] compares the signature with
-//! the body. All three are HMAC-SHA256 with the same secret, so the forms must not be mistaken for each other: the
-//! content of the first two begins with a timestamp or an id, and GitHub's with `{` or `payload=`, which neither of
-//! them can.
+//! the body. All three are HMAC-SHA256 with the same secret, so content that is signed in one form must be content of no
+//! other: Belfry's begins with a timestamp and a dot, the standard's with an id that cannot be a timestamp and a dot, and
+//! GitHub's with `{` or `payload=`, which neither a timestamp nor an id can.
+
+use std::ops::RangeInclusive;
 
 use axum::http::{HeaderMap, StatusCode};
 use base64::Engine;
@@ -23,6 +25,8 @@ use crate::problem::Problem;
 
 /// How far the sender's clock may be off.
 const WINDOW_S: i64 = 300;
+/// Digits of a timestamp: every second since 2001 has ten or more.
+const TIMESTAMP_DIGITS: RangeInclusive<usize> = 10..=12;
 /// Signatures in one request of Belfry's form: one, or two while the sender changes its secret.
 const SIGNATURES_MAX: usize = 2;
 /// Signatures in one request of Standard Webhooks, those of other versions included.
@@ -97,8 +101,12 @@ impl Claim {
         };
         // A dot would move the border between id and timestamp; other signs could make the content look like GitHub's.
         let is_plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-:".contains(&byte));
-        if id.is_empty() || id.len() > ID_MAX || !is_plain {
-            let detail = format!("an id has 1 to {ID_MAX} of A-Z a-z 0-9 `_` `-` `:`");
+        if id.is_empty() || id.len() > ID_MAX || !is_plain || is_timestamp(id) {
+            let detail = format!(
+                "an id has 1 to {ID_MAX} of A-Z a-z 0-9 `_` `-` `:`, and is no number of {} to {} digits",
+                TIMESTAMP_DIGITS.start(),
+                TIMESTAMP_DIGITS.end()
+            );
             return Err(refused("signature_wrong", &detail).field("webhook-id"));
         }
         check_timestamp("webhook-timestamp", timestamp, now)?;
@@ -212,10 +220,14 @@ fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     values.next().filter(|_| values.next().is_none()).and_then(|value| value.to_str().ok())
 }
 
+/// Whether a text is written as timestamps are.
+fn is_timestamp(text: &str) -> bool {
+    TIMESTAMP_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Seconds since 1970, within the window around now.
 fn check_timestamp(header: &str, text: &str, now: Timestamp) -> Result<(), Problem> {
-    let is_plain = text.len() <= 12 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let Some(seconds) = text.parse::<i64>().ok().filter(|_| is_plain) else {
+    let Some(seconds) = text.parse::<i64>().ok().filter(|_| is_timestamp(text)) else {
         return Err(refused("timestamp_wrong", "the timestamp must be seconds since 1970").field(header));
     };
     if (now.as_second() - seconds).abs() > WINDOW_S {
@@ -434,6 +446,30 @@ mod tests {
             "the standard's as GitHub's"
         );
         assert!(judge_belfry("m", &as_hex, &content(&at), &["one"]).is_err(), "the standard's as Belfry's");
+    }
+
+    /// `AT.LATER.{}` is content of both forms: with the id AT, and with the body `LATER.{}`.
+    #[test]
+    fn an_id_that_could_be_a_timestamp_is_refused() {
+        let later = (NOW + 1).to_string();
+        for id in [NOW.to_string(), format!("0{NOW}"), format!("00{NOW}"), "999999999999".to_owned()] {
+            let signature = standard(b"one", &id, &later, b"{}");
+            let refusal = judge_standard(&id, &later, &signature, b"{}", "one").unwrap_err();
+            assert!(format!("{refusal:?}").contains("webhook-id"), "{refusal:?}");
+        }
+        for id in ["1", "123456789", "1790000000001", "m1790000000", "1790000000-1"] {
+            let signature = standard(b"one", id, &later, b"{}");
+            assert!(judge_standard(id, &later, &signature, b"{}", "one").is_ok(), "{id}");
+            let as_hex = BASE64.decode(signature.trim_start_matches("v1,")).unwrap();
+            let as_hex = format!("sha256={}", hex(&as_hex));
+            let body = format!("{later}.{{}}");
+            assert!(judge_belfry(id, &as_hex, body.as_bytes(), &["one"]).is_err(), "{id} as Belfry's");
+        }
+        // Signed in Belfry's form, sent in the other.
+        let at = NOW.to_string();
+        let content = mac(b"one", &[at.as_bytes(), b".", later.as_bytes(), b".{}"]);
+        let signature = format!("v1,{}", BASE64.encode(content));
+        assert!(judge_standard(&at, &later, &signature, b"{}", "one").is_err(), "Belfry's as the standard's");
     }
 
     #[test]
