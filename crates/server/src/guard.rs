@@ -47,6 +47,10 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// Operations that probes use: the rate limit does not count them.
 const PROBES: [&str; 2] = ["healthz", "readyz"];
 
+/// Headers that decide something, where two would leave open which one counts. `Host`, `Authorization` and the headers of
+/// signatures are judged where they are read.
+const ONCE: [&str; 4] = ["Idempotency-Key", "Content-Type", "Content-Encoding", "Last-Event-ID"];
+
 /// Cookies of one name that a request is tried with.
 const COOKIES_MAX: usize = 64;
 
@@ -237,6 +241,7 @@ async fn admit(
         Ok(actor) if actor.id != ANONYMOUS => shared.limiter.take_by_token(&actor.id, api.rate)?,
         _ => shared.limiter.take_by_address(client.address, api.rate)?,
     }
+    refuse_twice(&request.headers)?;
     if is_change(&request.method) {
         origin::check_origin(&request.headers, &host)?;
     }
@@ -292,6 +297,19 @@ pub async fn identify(shared: &Shared, request: &Parts) -> Result<Actor, Problem
             Err(refusal)
         }
     }
+}
+
+/// Refuses a request that has one of the headers [`ONCE`] twice.
+fn refuse_twice(headers: &HeaderMap) -> Result<(), Problem> {
+    for name in ONCE {
+        let count = headers.get_all(name).iter().count();
+        if count > 1 {
+            let detail = format!("the request has {count} {name} headers, and may have one");
+            let problem = Problem::bad("header_twice", detail).field(name);
+            return Err(problem.way_out(format!("send one {name} header")));
+        }
+    }
+    Ok(())
 }
 
 /// The token that a request brings.

@@ -148,6 +148,60 @@ fn a_request_that_cannot_be_right_is_answered_before_its_body_is_read() {
 }
 
 #[test]
+fn a_header_that_decides_something_is_there_once() {
+    let site = site(&[json!({"secret": "${SET}"}), json!({"secret": "none"})]);
+    let (signed, token) = (signed(b"a secret of sixteen", b"{}"), token(&site));
+    let json = "content-type: application/json\r\n";
+    for (method, path, headers, field) in [
+        (
+            "POST",
+            "/hooks/a/h0",
+            format!("{signed}idempotency-key: a\r\nIdempotency-Key: b\r\n"),
+            "Idempotency-Key",
+        ),
+        (
+            "POST",
+            "/hooks/a/h0",
+            format!("{signed}idempotency-key: a\r\nidempotency-key: a\r\n"),
+            "Idempotency-Key",
+        ),
+        (
+            "POST",
+            RUN,
+            format!("{token}{json}idempotency-key: a\r\nidempotency-key: b\r\n"),
+            "Idempotency-Key",
+        ),
+        ("POST", RUN, format!("{token}{json}content-type: text/plain\r\n"), "Content-Type"),
+        ("POST", "/login", format!("{json}content-type: text/plain\r\n"), "Content-Type"),
+        (
+            "POST",
+            "/hooks/a/h0",
+            format!("{signed}content-encoding: identity\r\ncontent-encoding: gzip\r\n"),
+            "Content-Encoding",
+        ),
+        (
+            "GET",
+            "/api/v1/events",
+            format!("{token}last-event-id: 1\r\nlast-event-id: 2\r\n"),
+            "Last-Event-ID",
+        ),
+    ] {
+        let mut stream = site.ask(method, path, &format!("{headers}content-length: 2\r\n"));
+        let _ = stream.write_all(b"{}");
+        let answer = answer(stream);
+        is(&answer, 400, "header_twice");
+        assert!(answer.contains(&format!("\"field\":\"{field}\"")), "{answer}");
+    }
+    for (headers, status) in [(format!("{token}{token}"), 401), ("host: localhost\r\n".to_owned(), 400)] {
+        is(&send(&site, "/hooks/a/h1", &headers, b"{}"), status, "");
+    }
+    for name in ["x-belfry-timestamp", "x-belfry-signature"] {
+        let line = signed.lines().find(|line| line.starts_with(name)).unwrap();
+        is(&send(&site, "/hooks/a/h0", &format!("{signed}{line}\r\n"), b"{}"), 401, "once each");
+    }
+}
+
+#[test]
 fn a_known_sender_that_stalls_gives_its_room_to_the_next() {
     let site = site(&[json!({"secret": "none"})]);
     let large = vec![b'x'; 200 << 10];
