@@ -25,6 +25,7 @@ use crate::lasting::while_good;
 use crate::listen::Peer;
 use crate::origin;
 use crate::problem::Problem;
+use crate::signature;
 use crate::state::Shared;
 use crate::trace::Trace;
 
@@ -239,6 +240,8 @@ async fn admit(
         Ok(actor) if actor.id == LOCAL => {}
         // Strangers behind the same address take nothing from a token.
         Ok(actor) if actor.id != ANONYMOUS => shared.limiter.take_by_token(&actor.id, api.rate)?,
+        // The route judges the signature first, and counts then.
+        _ if is_hook(operation) && is_signed_stranger(&request.headers) => {}
         _ => shared.limiter.take_by_address(client.address, api.rate)?,
     }
     refuse_twice(&request.headers)?;
@@ -297,6 +300,16 @@ pub async fn identify(shared: &Shared, request: &Parts) -> Result<Actor, Problem
             Err(refusal)
         }
     }
+}
+
+fn is_hook(operation: Option<&Operation>) -> bool {
+    operation.is_some_and(|operation| operation.id == "hook")
+}
+
+/// Whether a request has a signature and no token: it is counted after the signature is compared, by the hook if it is
+/// right and by the address if not. So nobody at an address can use up what signed requests from there are allowed.
+pub fn is_signed_stranger(headers: &HeaderMap) -> bool {
+    bearer(headers).is_none() && signature::is_claimed(headers)
 }
 
 /// Refuses a request that has one of the headers [`ONCE`] twice.

@@ -18,6 +18,7 @@ const CLIENTS_MAX: usize = 16_384;
 #[derive(Default)]
 pub struct Limiter {
     by_token: Mutex<HashMap<String, Bucket>>,
+    by_hook: Mutex<HashMap<(String, IpAddr), Bucket>>,
     by_network: Mutex<HashMap<IpAddr, Bucket>>,
 }
 
@@ -31,6 +32,11 @@ impl Limiter {
     /// Takes a permit of a token that is good, or says when there is one again.
     pub fn take_by_token(&self, id: &str, rate: Rate) -> Result<(), Problem> {
         take(&self.by_token, id.to_owned(), rate, Instant::now())
+    }
+
+    /// Takes a permit of a sender that signs its requests to a hook, or says when there is one again.
+    pub fn take_by_hook(&self, name: &str, peer: IpAddr, rate: Rate) -> Result<(), Problem> {
+        take(&self.by_hook, (name.to_owned(), network(peer)), rate, Instant::now())
     }
 
     /// Takes a permit of an address, or says when there is one again.

@@ -111,6 +111,11 @@ impl Problem {
         Problem { retry_after_s: Some(1), ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, code, detail) }
     }
 
+    /// Whether the request is at fault, not this server.
+    pub fn is_of_the_request(&self) -> bool {
+        self.status.is_client_error()
+    }
+
     pub fn field(mut self, field: impl Into<String>) -> Problem {
         self.field = Some(bounded(field.into()).into());
         self

@@ -58,22 +58,16 @@ pub struct Claim {
 impl Claim {
     /// Reads the headers. `github` says whether GitHub's form is accepted.
     pub fn of(headers: &HeaderMap, github: bool, now: Timestamp) -> Result<Claim, Problem> {
-        let has = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
-        let forms = [
-            (Form::Belfry, has(&["x-belfry-timestamp", "x-belfry-signature"])),
-            (Form::Standard, has(&["webhook-id", "webhook-timestamp", "webhook-signature"])),
-            (Form::GitHub, has(&["x-hub-signature-256"])),
-        ];
-        let mut present = forms.iter().filter(|(_, is_present)| *is_present);
-        match (present.next(), present.next()) {
+        let mut forms = forms(headers);
+        match (forms.next(), forms.next()) {
             (Some(_), Some(_)) => {
                 Err(refused("signature_mixed", "the request is signed in more than one form").way_out(
                     "send the headers of one form only: X-Belfry-*, webhook-* or X-Hub-Signature-256",
                 ))
             }
-            (Some((Form::Belfry, _)), None) => Claim::belfry(headers, now),
-            (Some((Form::Standard, _)), None) => Claim::standard(headers, now),
-            (Some((Form::GitHub, _)), None) => Claim::github(headers, github),
+            (Some(Form::Belfry), None) => Claim::belfry(headers, now),
+            (Some(Form::Standard), None) => Claim::standard(headers, now),
+            (Some(Form::GitHub), None) => Claim::github(headers, github),
             (None, _) => Err(missing("the request is not signed")),
         }
     }
@@ -175,6 +169,22 @@ impl Claim {
         let encoded = secret.encoded.as_deref().filter(|_| self.form == Form::Standard);
         encoded.unwrap_or(secret.text.as_bytes())
     }
+}
+
+/// The forms that the headers of a request belong to.
+fn forms(headers: &HeaderMap) -> impl Iterator<Item = Form> {
+    let forms: [(Form, &[&str]); 3] = [
+        (Form::Belfry, &["x-belfry-timestamp", "x-belfry-signature"]),
+        (Form::Standard, &["webhook-id", "webhook-timestamp", "webhook-signature"]),
+        (Form::GitHub, &["x-hub-signature-256"]),
+    ];
+    let is_present = |names: &[&str]| names.iter().any(|name| headers.contains_key(*name));
+    forms.into_iter().filter(move |(_, names)| is_present(names)).map(|(form, _)| form)
+}
+
+/// Whether a request says that it is signed.
+pub fn is_claimed(headers: &HeaderMap) -> bool {
+    forms(headers).next().is_some()
 }
 
 /// A secret that requests are signed with.

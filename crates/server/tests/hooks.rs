@@ -26,13 +26,17 @@ const RUN: &str = "/api/v1/schedules/a/h0/run";
 /// A server with one webhook for each of these settings: `a/h0`, `a/h1` and so on. They do not come from a file, so
 /// nothing has checked them.
 fn site(hooks: &[Value]) -> Site {
+    site_with("api: {rate: 1000000/s}", hooks)
+}
+
+fn site_with(settings: &str, hooks: &[Value]) -> Site {
     let mut agent = AgentBuilder::new("a");
     for (number, hook) in hooks.iter().enumerate() {
         agent = agent.schedule(format!("h{number}"), When::Webhook(hook.clone()));
     }
     let engine = Engine::builder().agents([agent.build()]).handler("a", async |_| Ok(())).build();
     let limits = Limits { body_within: PATIENCE, bodies_bytes_max: BODIES, ..Limits::default() };
-    let site = Site::start(engine, "api: {rate: 1000000/s}", limits);
+    let site = Site::start(engine, settings, limits);
     site.runtime.block_on(site.engine.start()).unwrap();
     site
 }
@@ -199,6 +203,31 @@ fn a_header_that_decides_something_is_there_once() {
         let line = signed.lines().find(|line| line.starts_with(name)).unwrap();
         is(&send(&site, "/hooks/a/h0", &format!("{signed}{line}\r\n"), b"{}"), 401, "once each");
     }
+}
+
+#[test]
+fn wrong_requests_from_an_address_take_nothing_from_signed_ones() {
+    const RATE: usize = 5;
+    let hooks = [json!({"secret": "${SET}"}), json!({"secret": "${SET}"}), json!({"secret": "none"})];
+    let site = site_with("api: {rate: 5/h}", &hooks);
+    let right = |path: &str, number: usize| {
+        let body = format!("{{\"number\": {number}}}");
+        send(&site, path, &signed(b"a secret of sixteen", body.as_bytes()), body.as_bytes())
+    };
+    for _ in 0..2 * RATE {
+        send(&site, "/hooks/a/h0", "", b"{}");
+    }
+    is(&send(&site, "/hooks/a/h0", "", b"{}"), 429, "too_many_requests");
+    is(&send(&site, "/hooks/a/h2", "", b"{}"), 429, "too_many_requests");
+    for number in 0..2 * RATE {
+        is(&send(&site, "/hooks/a/h0", &wrong_signature(), b"{}"), 429, "too_many_requests");
+        is(&send(&site, "/hooks/a/nobody", &wrong_signature(), b"{}"), 429, "too_many_requests");
+        if number < RATE {
+            is(&right("/hooks/a/h0", number), 202, "run_id");
+        }
+    }
+    is(&right("/hooks/a/h0", RATE), 429, "too_many_requests");
+    is(&right("/hooks/a/h1", RATE), 202, "run_id");
 }
 
 #[test]

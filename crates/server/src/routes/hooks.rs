@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
@@ -22,8 +23,9 @@ use utoipa_axum::routes;
 use super::{Routes, json};
 use crate::audit;
 use crate::bodies::Share;
+use crate::client::Client;
 use crate::extract::{self, Named};
-use crate::guard::identify;
+use crate::guard::{identify, is_signed_stranger};
 use crate::json as strict;
 use crate::problem::{Problem, ProblemBody};
 use crate::signature::{Claim, Secret, Unusable};
@@ -77,27 +79,10 @@ async fn hook(
 ) -> Result<Response, Problem> {
     let (parts, stream) = request.into_parts();
     let now = shared.now();
-    let record = shared.store().schedule(&named.full()).await?;
-    let no_hook = || Problem::not_found(format!("there is no webhook {}", named.full()));
-    let record = record.ok_or_else(no_hook)?;
-    belfry::refuse_unreadable(&record)?;
-    let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
-    let asked = asked(&shared, &record.name, settings, &parts, now).await?;
-    shared.refuse_draining()?;
-    if let (Asked::Token(scope), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
-        share.prove(*scope);
-    }
-    // No more is read, and hashed, than is allowed.
-    let body = extract::body(&shared, &parts, stream).await?;
-    let content = match &asked {
-        Asked::Signature { claim, secrets } => Some(claim.verify(secrets, &body)?),
-        Asked::Token(_) => None,
-    };
+    let proven = proven(&shared, &named, &parts, stream, now).await;
+    count(&shared, &named, &parts, proven.as_ref().err())?;
+    let Proven { record, body, content, id } = proven?;
     let payload = payload(&body)?;
-    let id = match asked {
-        Asked::Signature { claim, .. } => claim.id,
-        Asked::Token(_) => None,
-    };
     let knock = knock(&shared, &record, payload, now, trace).await?;
     let remembered = |key: String, body_hash: Vec<u8>| {
         let expires_at = now.saturating_add(REMEMBERED).unwrap_or(Timestamp::MAX);
@@ -113,6 +98,57 @@ async fn hook(
     };
     audit::begin().await?;
     answer(&shared, &named, &record.name, knock, now, trace).await
+}
+
+/// A request that was sent by somebody who may.
+struct Proven {
+    record: ScheduleRecord,
+    body: Bytes,
+    /// The SHA-256 of what was signed, if it was not a token that decided.
+    content: Option<String>,
+    /// The `webhook-id`.
+    id: Option<String>,
+}
+
+/// Looks the hook up, judges the headers, reads the body and compares the signature, in this order.
+async fn proven(
+    shared: &Shared,
+    named: &Named,
+    parts: &Parts,
+    stream: Body,
+    now: Timestamp,
+) -> Result<Proven, Problem> {
+    let record = shared.store().schedule(&named.full()).await?;
+    let no_hook = || Problem::not_found(format!("there is no webhook {}", named.full()));
+    let record = record.ok_or_else(no_hook)?;
+    belfry::refuse_unreadable(&record)?;
+    let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
+    let asked = asked(shared, &record.name, settings, parts, now).await?;
+    shared.refuse_draining()?;
+    if let (Asked::Token(scope), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
+        share.prove(*scope);
+    }
+    // No more is read, and hashed, than is allowed.
+    let body = extract::body(shared, parts, stream).await?;
+    let (content, id) = match asked {
+        Asked::Signature { claim, secrets } => (Some(claim.verify(&secrets, &body)?), claim.id),
+        Asked::Token(_) => (None, None),
+    };
+    Ok(Proven { record, body, content, id })
+}
+
+/// Counts a signed request: by the hook if its signature is right, else by the address, which has then one less of the
+/// requests without a token. The guard has counted all others.
+fn count(shared: &Shared, named: &Named, parts: &Parts, refusal: Option<&Problem>) -> Result<(), Problem> {
+    let Some(client) = parts.extensions.get::<Client>().filter(|_| is_signed_stranger(&parts.headers)) else {
+        return Ok(());
+    };
+    let rate = shared.api().rate;
+    match refusal {
+        None => shared.limiter.take_by_hook(&named.full(), client.address, rate),
+        Some(problem) if problem.is_of_the_request() => shared.limiter.take_by_address(client.address, rate),
+        Some(_) => Ok(()),
+    }
 }
 
 /// What a request needs, and brings.
