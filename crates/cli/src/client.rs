@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::events::Stream;
 use crate::failure::Failure;
 use crate::link::{Link, Sender};
+use crate::pages::Pages;
 use crate::reach::{Reach, Server};
 use crate::words;
 
@@ -131,17 +132,19 @@ impl Client {
 
     /// All items of a list, page by page, at most so many.
     pub async fn list<T: DeserializeOwned>(&self, path: &str, most: usize) -> Result<Vec<T>, Failure> {
-        let (mut all, mut cursor) = (Vec::new(), None::<String>);
+        let (mut all, mut pages, mut more) = (Vec::new(), Pages::default(), String::new());
         let join = if path.contains('?') { '&' } else { '?' };
         loop {
             let limit = (most - all.len()).clamp(1, 1000);
-            let more = cursor.map_or(String::new(), |cursor| format!("&cursor={cursor}"));
-            let page: List<T> = self.get(&format!("{path}{join}limit={limit}{more}")).await?;
+            let bytes =
+                self.bytes(Method::GET, &format!("{path}{join}limit={limit}{more}"), None, &[]).await?;
+            let page: List<T> = parsed(&bytes)?;
+            let count = page.items.len();
             all.extend(page.items);
             all.truncate(most);
-            cursor = page.next;
-            if cursor.is_none() || all.len() >= most {
-                return Ok(all);
+            match pages.next(count, bytes.len(), page.next)? {
+                Some(cursor) if all.len() < most => more = format!("&cursor={}", encoded(cursor)),
+                _ => return Ok(all),
             }
         }
     }
@@ -214,15 +217,22 @@ impl Client {
         body: Option<&Value>,
         headers: &[(HeaderName, &str)],
     ) -> Result<T, Failure> {
+        parsed(&self.bytes(method, path, body, headers).await?)
+    }
+
+    /// A request with everything; gives the answer as it came.
+    async fn bytes(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        headers: &[(HeaderName, &str)],
+    ) -> Result<Bytes, Failure> {
         let request = self.request(method, path, body, headers)?;
         let late = |_| self.silent(ANSWER_WITHIN);
         let whole = tokio::time::timeout(ANSWER_WITHIN, self.whole(request));
         let (status, bytes) = whole.await.map_err(late)??;
-        if !status.is_success() {
-            return Err(failure(status, &bytes));
-        }
-        let bytes = if bytes.is_empty() { b"null".as_slice() } else { &bytes };
-        serde_json::from_slice(bytes).map_err(|error| no_belfry(&error))
+        if status.is_success() { Ok(bytes) } else { Err(failure(status, &bytes)) }
     }
 
     /// A whole answer. Whoever asks too often waits, as it is told, and asks again.
@@ -313,6 +323,12 @@ async fn collect(body: Body) -> Result<Bytes, Failure> {
     let all = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
     all.map(|all| all.to_bytes())
         .map_err(|error| Failure::Unreachable(format!("the answer ended early: {error}")))
+}
+
+/// The JSON of an answer.
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    let bytes = if bytes.is_empty() { b"null".as_slice() } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| no_belfry(&error))
 }
 
 fn no_belfry(error: &serde_json::Error) -> Failure {

@@ -8,10 +8,11 @@ use belfry::{RunId, RunState};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Client, of_name, schedule_path};
+use crate::client::{Client, encoded, of_name, schedule_path};
 use crate::events::{Event, Events};
 use crate::failure::Failure;
 use crate::output::{Format, Output};
+use crate::pages::Pages;
 use crate::place::{Need, Place};
 use crate::reading;
 use crate::tame::Tame;
@@ -85,12 +86,13 @@ impl Logs {
 
 /// Writes all that is there now.
 async fn read(client: &Client, run: RunId, writer: &mut Writer) -> Result<(), Failure> {
-    let mut after = String::new();
+    let (mut pages, mut after) = (Pages::default(), String::new());
     loop {
         let page: List<Piece> = client.get(&format!("/api/v1/runs/{run}/log{after}")).await?;
         page.items.iter().try_for_each(|piece| writer.write(piece))?;
-        match page.next {
-            Some(next) => after = format!("?after={next}"),
+        // Nothing is kept of what was written.
+        match pages.next(page.items.len(), 0, page.next)? {
+            Some(next) => after = format!("?after={}", encoded(next)),
             None => return Ok(()),
         }
     }

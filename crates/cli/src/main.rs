@@ -29,6 +29,7 @@ mod nodes;
 mod noted;
 mod open;
 mod output;
+mod pages;
 mod pause;
 mod place;
 mod reach;

@@ -143,6 +143,28 @@ fn one_that_leaves(answer: impl Fn(&str) -> (&'static str, String) + Send + 'sta
 }
 
 #[test]
+fn a_list_that_does_not_end_is_left() {
+    let address = one_that_leaves(|path| {
+        assert!(path.contains("/api/v1/"), "{path}");
+        ("application/json", r#"{"items": [], "next": "x"}"#.to_owned())
+    });
+    let server = format!("http://{address}");
+    for command in [&["ls"][..], &["runs"], &["sessions"], &["api", "/api/v1/runs"]] {
+        let said =
+            Said::of(Site::sqlite().belfry(&[&["--server", &server, "--token", "t"], command].concat()));
+        match command[0] {
+            "api" => assert_eq!(said.code, 0, "one page as it is: {}", said.err),
+            _ => {
+                assert_eq!(said.code, 5, "{command:?}: {}", said.err);
+                let expected =
+                    "the server's list does not end: the cursor \"x\" leads to a page with the same cursor";
+                assert!(said.err.contains(expected), "{command:?}: {}", said.err);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_reader_that_was_left_comes_back_and_misses_nothing() {
     let site = Site::sqlite();
     site.config(CONFIG);
