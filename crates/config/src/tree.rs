@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use granit_parser::{Event, Parser, ScalarStyle};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 use serde_json::{Map, Number, Value};
 
 use crate::problem::{Quoted, Span};
@@ -191,13 +191,18 @@ pub(crate) fn parse(file: usize, text: &str) -> (Option<Node>, Vec<Flaw>) {
                 builder.event(event, Span { file, start: range.start, end: range.end }, tag)
             }
             Err(error) => {
-                let start = error.marker().byte_offset().unwrap_or_default();
-                Err(Flaw {
-                    span: Span { file, start, end: start },
-                    message: format!("not YAML: {}", error.info()),
-                    help: None,
-                    first: None,
-                })
+                let marked = error.marker().byte_offset().unwrap_or_default();
+                let (start, message, help) = match hidden(text.get(marked..).unwrap_or_default(), &error) {
+                    Some((at, c)) => {
+                        let code = u32::from(c);
+                        let help =
+                            format!("write \"\\u{code:04x}\" in double quotes, or remove the character");
+                        let message = format!("the character U+{code:04X} cannot stand in YAML as it is");
+                        (marked + at, message, Some(help))
+                    }
+                    None => (marked, format!("not YAML: {}", error.info()), None),
+                };
+                Err(Flaw { span: Span { file, start, end: start }, message, help, first: None })
             }
         };
         if let Err(flaw) = step {
@@ -207,6 +212,23 @@ pub(crate) fn parse(file: usize, text: &str) -> (Option<Node>, Vec<Flaw>) {
     }
     let empty = Node::scalar(Span { file, start: 0, end: 0 }, "", true);
     (Some(builder.root.unwrap_or(empty)), builder.flaws)
+}
+
+/// The character for which a text is refused, if it is one that cannot stand in YAML, and its place. `rest` begins with it,
+/// or with the value that holds it.
+fn hidden(rest: &str, error: &ScanError) -> Option<(usize, char)> {
+    let named = match error.kind() {
+        ErrorKind::UnexpectedCharacter { character } => Some(*character),
+        _ => rest.chars().next(),
+    };
+    let c = named.filter(|c| !is_writable(*c))?;
+    Some((rest.find(c)?, c))
+}
+
+/// Whether a character may stand in YAML as it is. Control characters may not, most of which nobody sees in an editor.
+fn is_writable(c: char) -> bool {
+    matches!(c, '\t' | '\n' | '\r' | '\u{85}' | '\u{feff}')
+        || !(c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }
 
 #[derive(Default)]

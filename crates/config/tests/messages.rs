@@ -149,6 +149,18 @@ fn wrong_yaml_says_what_is_wrong() {
         ("a list instead of a file", "- a\n- b\n".into()),
         ("a text instead of a file", "hello\n".into()),
         ("text with a colon", "agents:\n  a:\n    shell: echo key: value\n".into()),
+        ("a control character in plain text", "agents:\n  a:\n    shell: echo a\u{9b}b\n".into()),
+        ("a control character in single quotes", "agents:\n  a:\n    shell: 'echo a\u{9b}b'\n".into()),
+        ("a control character in double quotes", "agents:\n  a:\n    shell: \"echo \u{1}\"\n".into()),
+        (
+            "a control character in a block",
+            "agents:\n  a:\n    shell: |\n      echo 1\n      echo \u{7f}\n".into(),
+        ),
+        ("a control character in a comment", "agents: # ü\u{1b}[2J\n  a: {shell: date}\n".into()),
+        ("a control character in a key", "agents:\n  a\u{8}: {shell: date}\n".into()),
+        ("a control character alone", "\u{9b}\n".into()),
+        ("half of a byte order mark", "agents:\n  a: {shell: \u{fffe}}\n".into()),
+        ("a NUL", "agents:\n  a: {shell: \"a\0b\"}\n".into()),
         ("an empty file", String::new()),
         ("a key twice", "agents:\n  a: {shell: date}\n  b: {shell: date}\n  a: {shell: date}\n".into()),
     ];
