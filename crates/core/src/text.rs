@@ -9,6 +9,26 @@ pub const ERROR_CHARS: usize = 4_000;
 /// Maximum length of an attempt's summary, in characters.
 pub const SUMMARY_CHARS: usize = 4_000;
 
+/// How the part of an error begins that is only for those who may change what runs.
+const ON_NODE: &str = " (on this node: ";
+
+/// Names something of a node's host at the end of an error: a directory, a variable.
+pub fn on_node(name: &str) -> String {
+    format!("{ON_NODE}{name})")
+}
+
+/// Whether a text has a part that [`without_node`] leaves out.
+pub fn names_node(text: &str) -> bool {
+    text.contains(ON_NODE)
+}
+
+/// The text without what [`on_node`] added. A name may hold any sign, so everything up to the last `)` goes.
+pub fn without_node(text: &str) -> String {
+    let Some((before, rest)) = text.split_once(ON_NODE) else { return text.to_owned() };
+    let after = rest.rsplit_once(')').map_or("", |(_, after)| after);
+    format!("{before}{after}")
+}
+
 /// The text with each NUL replaced by U+FFFD. PostgreSQL refuses NUL in text.
 pub fn clean(text: &str) -> Cow<'_, str> {
     match text.contains('\0') {
@@ -65,6 +85,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_names_the_host_can_be_left_out() {
+        for name in ["/srv/a", "/srv/a (b)/c", "NAME", "", "/a (on this node: /b)"] {
+            let whole = format!("its directory does not exist{}", on_node(name));
+            assert!(names_node(&whole) && whole.contains(name), "{whole}");
+            assert_eq!(without_node(&whole), "its directory does not exist");
+            assert_eq!(
+                without_node(&format!("failed: {whole}. Next at 5.")),
+                "failed: its directory does not exist. Next at 5."
+            );
+            let cut: String = whole.chars().take(whole.len() - 1).collect();
+            assert!(without_node(&cut).starts_with("its directory does not exist"), "{cut}");
+            assert!(name.is_empty() || !without_node(&cut).contains("srv"), "{cut}");
+        }
+        assert!(!names_node("plain (text)"));
+        assert_eq!(without_node("plain (text)"), "plain (text)");
+    }
 
     #[test]
     fn a_text_that_can_be_kept_stays_as_it_is() {

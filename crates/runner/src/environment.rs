@@ -8,6 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use belfry_core::reference::{self, Flaw, Piece};
 use belfry_core::template::{Budget, Part, Template, Values};
+use belfry_core::text::on_node;
 use belfry_core::work::{OWN_VARIABLES, Work, is_own_variable, is_secret_name};
 
 use crate::error::Error;
@@ -136,8 +137,9 @@ fn expand(
             }
             (None, Some(default)) => out.extend_from_slice(default.as_bytes()),
             (None, None) => {
+                let name = on_node(name);
                 return Err(Error::Environment(format!(
-                    "env {key}: the variable {name} is not set on this node; set it, or write ${{{name}:-default}}"
+                    "env {key}: its variable is not set; set it, or write a default, ${{NAME:-default}}{name}"
                 )));
             }
         }
@@ -243,7 +245,7 @@ mod tests {
     fn a_missing_variable_is_named() {
         assert_eq!(
             one("${NOPE}").unwrap_err(),
-            "env A: the variable NOPE is not set on this node; set it, or write ${NOPE:-default}"
+            "env A: its variable is not set; set it, or write a default, ${NAME:-default} (on this node: NOPE)"
         );
         assert!(one("${T").unwrap_err().contains("without a `}`"));
     }

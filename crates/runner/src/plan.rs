@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use belfry_core::input::Prompt;
 use belfry_core::template::{self, Budget, Template, Values};
+use belfry_core::text::on_node;
 use belfry_core::work::{Action, Stdin};
 use belfry_time::Zone;
 use nix::unistd::{AccessFlags, access};
@@ -203,7 +204,7 @@ fn check_cwd(program: &str, cwd: Option<&str>) -> Result<Option<PathBuf>, Error>
             Err(error) => format!("cannot be used: {error}"),
         }
     };
-    Err(refused(program, format!("its directory (cwd) {} {problem}", show(cwd))))
+    Err(refused(program, format!("its directory (cwd) {problem}{}", on_node(&show(cwd)))))
 }
 
 fn check_arguments(program: &str, arguments: &[String]) -> Result<(), Error> {
@@ -224,24 +225,28 @@ fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>) -> Result<PathBuf,
     let base = cwd.unwrap_or(Path::new(""));
     if name.contains('/') {
         let program = base.join(name);
-        return check_program(&program).map(|()| program).map_err(|problem| refused(name, problem));
+        let checked = check_program(&program, &show(name));
+        let place =
+            if name.starts_with('/') { String::new() } else { on_node(&show(&program.to_string_lossy())) };
+        return checked.map(|()| program).map_err(|problem| refused(name, format!("{problem}{place}")));
     }
     let mut best = None;
     // An empty entry would mean the current directory; nobody wants that.
     for entry in path.as_bytes().split(|byte| *byte == b':').filter(|entry| !entry.is_empty()) {
         let program = base.join(OsStr::from_bytes(entry)).join(name);
-        match check_program(&program) {
+        match check_program(&program, &show(&program.to_string_lossy())) {
             Ok(()) => return Ok(program),
             Err(problem) if program.exists() => best = best.or(Some(problem)),
             Err(_) => {}
         }
     }
-    let problem = best.unwrap_or_else(|| format!("not found in PATH ({})", show(&path.to_string_lossy())));
+    let problem =
+        best.unwrap_or_else(|| format!("not found in PATH{}", on_node(&show(&path.to_string_lossy()))));
     Err(refused(name, problem))
 }
 
-fn check_program(program: &Path) -> Result<(), String> {
-    let shown = show(&program.to_string_lossy());
+/// Whether a program, which an error calls by the name `shown`, can be executed.
+fn check_program(program: &Path, shown: &str) -> Result<(), String> {
     match fs::metadata(program) {
         Ok(metadata) if metadata.is_dir() => Err(format!("{shown} is a directory")),
         Ok(_) if access(program, AccessFlags::X_OK).is_err() => {

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use belfry_core::text::on_node;
 use nix::errno::Errno;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -136,14 +137,11 @@ pub(crate) async fn go(plan: &Plan, control: &mut Option<UnixStream>) -> Result<
     match answer.as_slice() {
         [trampoline::READY] => Ok(()),
         [trampoline::READY, trampoline::FAILED, rest @ ..] => Err(explain(plan, &errno(rest))),
-        [trampoline::NO_CWD, rest @ ..] => {
-            let cwd = plan.cwd.as_deref().unwrap_or(Path::new("")).to_string_lossy().into_owned();
-            Err(Error::Spawn {
-                program: show(&plan.name),
-                message: format!("its directory (cwd) {} cannot be entered: {}", show(&cwd), errno(rest)),
-                retryable: false,
-            })
-        }
+        [trampoline::NO_CWD, rest @ ..] => Err(Error::Spawn {
+            program: show(&plan.name),
+            message: format!("its directory (cwd) cannot be entered: {}{}", errno(rest), directory(plan)),
+            retryable: false,
+        }),
         _ => Err(ended()),
     }
 }
@@ -165,10 +163,19 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
     )
 }
 
+/// Names the directory of an attempt at the end of an error.
+fn directory(plan: &Plan) -> String {
+    on_node(&show(&plan.cwd.as_deref().unwrap_or(Path::new("")).to_string_lossy()))
+}
+
 /// Says why a program could not be executed, as exactly as can be found out.
 fn explain(plan: &Plan, error: &io::Error) -> Error {
     let errno = error.raw_os_error().map(Errno::from_raw);
-    let program = show(&plan.program.to_string_lossy());
+    // A name with a slash counts from the directory, which is not for everybody.
+    let program = match plan.name.contains('/') {
+        true => show(&plan.name),
+        false => show(&plan.program.to_string_lossy()),
+    };
     let message = match errno {
         Some(Errno::E2BIG) => {
             let arguments: usize = plan.arguments.iter().map(|argument| argument.len() + 1).sum();
@@ -191,10 +198,7 @@ fn explain(plan: &Plan, error: &io::Error) -> Error {
             format!("{program} is neither a program for this machine nor a script with a `#!` line")
         }
         _ if plan.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir()) => {
-            format!(
-                "its directory (cwd) {} is gone",
-                show(&plan.cwd.as_deref().unwrap_or(Path::new("")).to_string_lossy())
-            )
+            format!("its directory (cwd) is gone{}", directory(plan))
         }
         _ => error.to_string(),
     };

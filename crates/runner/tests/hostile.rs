@@ -68,7 +68,7 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
     for (argv, error) in [
         (vec![], "run has no program"),
         (vec![""], "the program's name is empty"),
-        (vec!["no-such-program"], "cannot start no-such-program: not found in PATH ("),
+        (vec!["no-such-program"], "cannot start no-such-program: not found in PATH (on this node: /"),
         (vec!["/no/such/program"], "/no/such/program does not exist"),
         (vec![dir.as_str()], "is a directory"),
         (vec![plain.as_str()], "is not executable"),
@@ -87,7 +87,7 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
     let mut work = Work { cwd: Some(dir), ..argv(&["plain"]) };
     std::fs::set_permissions(&plain, PermissionsExt::from_mode(0o700)).unwrap();
     work.env.insert("PATH".into(), String::new());
-    refused(&rig.run(work).await.report, "cannot start plain: not found in PATH ()");
+    refused(&rig.run(work).await.report, "cannot start plain: not found in PATH (on this node: )");
 }
 
 async fn an_argument_that_no_program_can_get_is_explained(rig: Rig) {

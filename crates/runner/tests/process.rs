@@ -258,7 +258,9 @@ async fn a_reference_that_is_not_set_is_named(rig: Rig) {
     work.env.insert("TOKEN".into(), "${NO_SUCH_VARIABLE}".into());
     let report = rig.run(work).await.report;
     assert_eq!(report.outcome, Outcome::Failed { reason: Reason::SpawnFailed, retryable: false });
-    assert!(report.error.unwrap().contains("the variable NO_SUCH_VARIABLE is not set"));
+    let error = report.error.unwrap();
+    assert!(error.contains("env TOKEN: its variable is not set"), "{error}");
+    assert!(error.ends_with("(on this node: NO_SUCH_VARIABLE)"), "{error}");
 }
 
 async fn the_child_inherits_no_other_file(rig: Rig) {

@@ -25,6 +25,7 @@ use crate::lasting::while_good;
 use crate::listen::Peer;
 use crate::origin;
 use crate::problem::Problem;
+use crate::reduced::reduce;
 use crate::signature;
 use crate::state::Shared;
 use crate::trace::Trace;
@@ -160,7 +161,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
                 }
                 let request = Request::from_parts(parts, body);
                 let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;
-                while_good(shared, &id, response)
+                while_good(shared, &id, reduce(response, scope))
             }
             Err(problem) => problem.into_response(),
         };

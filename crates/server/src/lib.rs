@@ -26,6 +26,7 @@ mod page;
 mod problem;
 mod readers;
 mod ready;
+mod reduced;
 mod ring;
 mod routes;
 mod secret;

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use crate::reduced::reduced;
 use crate::stream::frame;
 
 /// Events that are remembered: some seconds of a busy node, hours of a quiet one.
@@ -97,7 +98,10 @@ impl Ring {
         }
     }
 
+    /// Remembers an event. Whoever listens, it is the one that scope read may see.
     fn add(&self, about: About, json: &str) {
+        let reduced = reduced(json);
+        let json = reduced.as_deref().unwrap_or(json);
         let mut inner = self.inner.lock();
         inner.last += 1;
         let number = inner.last;

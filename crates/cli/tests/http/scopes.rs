@@ -1,6 +1,6 @@
 //! Every route takes exactly the scope that its document says, and no route is without.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::{Api, CONFIG};
 use crate::support::{Site, eventually};
@@ -37,6 +37,54 @@ fn operations(document: &Value) -> Vec<(String, String, Option<usize>)> {
         }
     }
     all
+}
+
+/// What a schedule's file says of the host is for those who may change schedules.
+#[test]
+fn readers_are_not_told_of_directories_and_variables() {
+    let site = Site::sqlite();
+    site.config(&format!(
+        "{CONFIG}  gone:\n    shell: date\n    cwd: /no/such/SECRET-PLACE\n    retry: {{max: 0}}\n    \
+         schedules: {{x: {{at: \"2090-01-01T00:00:00Z\"}}}}\n  \
+         unset:\n    shell: date\n    env: {{KEY: \"${{SECRET_NAME}}\"}}\n    retry: {{max: 0}}\n    \
+         schedules: {{x: {{at: \"2090-01-01T00:00:00Z\"}}}}\n"
+    ));
+    let api = Api::start(&site);
+    let tokens = SCOPES.map(|scope| {
+        let made = site.json(&["token", "create", "--scope", scope]);
+        format!("authorization: Bearer {}", made["token"].as_str().unwrap())
+    });
+    eventually("all are known", || {
+        (api.send("GET", "/api/v1/tokens", &[&tokens[3]], b"").status == 200).then_some(())
+    });
+    for (agent, secret, words) in [
+        ("gone", "SECRET-PLACE", "its directory (cwd) does not exist"),
+        ("unset", "SECRET_NAME", "env KEY: its variable is not set"),
+    ] {
+        let mut events = api.listen(&format!("/api/v1/events?agent={agent}"), &[]);
+        let asked = json!({"wait_ms": 20_000});
+        let run = api.post(&format!("/api/v1/schedules/{agent}/x/run"), &asked).is(201);
+        assert!(run["error"].as_str().unwrap().contains(secret), "{run}");
+        let told = events.wait_for("run_finished").data.to_string();
+        assert!(told.contains(words) && !told.contains(secret), "{told}");
+        let id = run["id"].as_str().unwrap();
+        for (number, token) in tokens.iter().enumerate() {
+            for path in [
+                format!("/api/v1/runs/{id}"),
+                format!("/api/v1/runs?agent={agent}"),
+                format!("/api/v1/schedules/{agent}/x"),
+                format!("/api/v1/schedules?agent={agent}"),
+            ] {
+                let answer = api.bare("GET", &path, &[token], b"").is(200).to_string();
+                assert!(answer.contains(words), "{path}: {answer}");
+                assert_eq!(answer.contains(secret), number >= 2, "{} {path}: {answer}", SCOPES[number]);
+            }
+            let log = format!("/api/v1/runs/{id}/log?follow=true");
+            let end = api.listen_as(token, &log, &[]).wait_for("end").data.to_string();
+            assert!(end.contains(words), "{end}");
+            assert_eq!(end.contains(secret), number >= 2, "{} {end}", SCOPES[number]);
+        }
+    }
 }
 
 #[test]

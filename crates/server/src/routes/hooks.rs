@@ -28,6 +28,7 @@ use crate::extract::{self, Named};
 use crate::guard::{identify, is_signed_stranger};
 use crate::json as strict;
 use crate::problem::{Problem, ProblemBody};
+use crate::reduced::may_read;
 use crate::signature::{Claim, Secret, Unusable};
 use crate::state::Shared;
 use crate::trace::Trace;
@@ -189,13 +190,13 @@ async fn asked(
     let secrets = match resolved(&references, shared.env) {
         Ok(secrets) => secrets,
         Err((code, detail)) => {
-            // The detail may name a variable of this host: that is no business of a stranger's.
+            // The detail may name a variable of this host.
             let is_known = parts.headers.contains_key(header::AUTHORIZATION)
-                && identify(shared, parts).await.is_ok_and(|actor| actor.scope >= Scope::Read);
+                && identify(shared, parts).await.is_ok_and(|actor| may_read(actor.scope));
             return Err(match is_known {
                 true => Problem::unavailable(code, format!("{name} cannot check signatures: {detail}")),
                 false => Problem::unavailable(code, format!("{name} cannot check signatures"))
-                    .way_out("the same request with a token is told why"),
+                    .way_out("the same request with a token of scope manage is told why"),
             });
         }
     };

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use belfry::api::{List, Run};
 use belfry_core::RunId;
-use belfry_store::{OutputChunk, Store, Stream};
+use belfry_store::{OutputChunk, Scope, Store, Stream};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
@@ -19,6 +19,7 @@ use crate::guard::Actor;
 use crate::page::hex;
 use crate::problem::Problem;
 use crate::readers::{Place, Seat};
+use crate::reduced::{may_read, reduced};
 use crate::state::{Shared, ended};
 use crate::stream::{self, BREATH, Left, ServerEvent, Sink};
 
@@ -111,7 +112,7 @@ async fn log(
     }
     let (seat, place) = shared.readers.follow(&actor)?;
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
-    tokio::spawn(follow(shared, id, after, sink, seat));
+    tokio::spawn(follow(shared, id, after, actor.scope, sink, seat));
     Ok(response)
 }
 
@@ -120,13 +121,14 @@ pub fn stream_run(
     shared: Arc<Shared>,
     id: RunId,
     first: &impl Serialize,
+    scope: Scope,
     (seat, place): (Seat, Place),
 ) -> Response {
     let text = serde_json::to_string(first).unwrap_or_default();
     let (sink, response) = stream::events(WAITING_MAX, shared.limits.take_within, place);
     tokio::spawn(async move {
         if sink.send(None, "taken", &text).await.is_ok() {
-            follow(shared, id, None, sink, seat).await;
+            follow(shared, id, None, scope, sink, seat).await;
         }
     });
     response
@@ -141,7 +143,14 @@ fn place(text: Option<&str>) -> Result<Option<u64>, Problem> {
 }
 
 /// Sends what a run writes until it ends or the reader leaves.
-async fn follow(shared: Arc<Shared>, id: RunId, mut after: Option<u64>, sink: Sink, seat: Seat) {
+async fn follow(
+    shared: Arc<Shared>,
+    id: RunId,
+    mut after: Option<u64>,
+    scope: Scope,
+    sink: Sink,
+    seat: Seat,
+) {
     let mut ending = shared.ending.subscribe();
     let mut quiet = tokio::time::Instant::now();
     loop {
@@ -154,6 +163,7 @@ async fn follow(shared: Arc<Shared>, id: RunId, mut after: Option<u64>, sink: Si
         }
         if !run.state.is_live() {
             let text = serde_json::to_string(&Run::of(&run)).unwrap_or_default();
+            let text = reduced(&text).filter(|_| !may_read(scope)).unwrap_or(text);
             let _ = sink.send(None, "end", &text).await;
             break;
         }

@@ -35,6 +35,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::problem::{self, Problem, ProblemBody};
+use crate::reduced::Reduced;
 use crate::state::Shared;
 
 pub type Routes = OpenApiRouter<Arc<Shared>>;
@@ -150,8 +151,15 @@ pub async fn no_such_method() -> Problem {
 
 /// An answer in JSON.
 pub fn json<T: serde::Serialize>(status: StatusCode, value: &T) -> Response {
-    match serde_json::to_vec(value) {
-        Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+    match serde_json::to_string(value) {
+        Ok(text) => {
+            let reduced = Reduced::of(&text);
+            let mut response = (status, [(header::CONTENT_TYPE, "application/json")], text).into_response();
+            if let Some(reduced) = reduced {
+                response.extensions_mut().insert(reduced);
+            }
+            response
+        }
         Err(error) => Problem::internal(error.to_string()).into_response(),
     }
 }

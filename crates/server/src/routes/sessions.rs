@@ -221,7 +221,7 @@ async fn send(
         (Reply::Stopped(done), _) => Ok(json(StatusCode::ACCEPTED, &Answer::of(done))),
         (Reply::Taken(taken), Some(follower)) => {
             let run = taken.run;
-            let mut response = stream_run(shared, run, &Answer::Taken(taken), follower);
+            let mut response = stream_run(shared, run, &Answer::Taken(taken), actor.scope, follower);
             *response.status_mut() = StatusCode::ACCEPTED;
             Ok(response)
         }
