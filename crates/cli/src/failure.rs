@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use belfry_store as store;
+
 use crate::terminal;
 use crate::words::harmless;
 
@@ -19,7 +21,7 @@ pub enum Failure {
     Report(String),
     /// What was asked for is not there. Exit code 3.
     NotFound(String),
-    /// The server does not allow it. Exit code 4.
+    /// The server, or the owner of the store, does not allow it. Exit code 4.
     Denied(String),
     /// The store failed. Exit code 5.
     Store(belfry_store::Error),
@@ -66,8 +68,11 @@ impl Failure {
             Failure::NotFound(message) => (message.clone(), 3),
             Failure::Denied(message) => (message.clone(), 4),
             // Two servers on one file are a mistake, not an outage.
-            Failure::Store(error @ belfry_store::Error::InUse { .. }) => (error.to_string(), 2),
-            Failure::Store(error @ belfry_store::Error::Unsafe { .. }) => (error.to_string(), 2),
+            Failure::Store(error @ (store::Error::InUse { .. } | store::Error::Held { .. })) => {
+                (error.to_string(), 2)
+            }
+            Failure::Store(error @ store::Error::Unsafe { .. }) => (error.to_string(), 2),
+            Failure::Store(error @ store::Error::OtherUser { .. }) => (error.to_string(), 4),
             Failure::Store(error) => (error.to_string(), 5),
             Failure::Unreachable(message) => (message.clone(), 5),
             Failure::Run(message) => (message.clone(), 1),

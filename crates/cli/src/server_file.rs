@@ -68,11 +68,13 @@ impl ServerFile {
 
     /// The server of a store, where there is one that answers. What is left of another is passed over.
     pub async fn find(address: &str, config: &Path) -> Option<Link> {
+        ServerFile::living(address, config)?.link().await
+    }
+
+    /// What the server of a store has told, if its process still runs, whether it answers or not.
+    pub fn living(address: &str, config: &Path) -> Option<ServerFile> {
         let told = ServerFile::read(&ServerFile::path(address, config))?;
-        if told.store != ServerFile::store_of(address) {
-            return None;
-        }
-        told.link().await
+        (told.store == ServerFile::store_of(address) && told.lives()).then_some(told)
     }
 
     /// The server whose file lies where it does unless a configuration says otherwise, for who cannot read what it says.

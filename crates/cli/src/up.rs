@@ -24,6 +24,7 @@ use crate::lines::Lines;
 use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
 use crate::reach;
+use crate::server_file::ServerFile;
 use crate::serving::{Scene, Serving};
 use crate::terminal;
 use crate::words;
@@ -98,7 +99,8 @@ impl Up {
         for told in place::secure_state(&address, file)? {
             lines.say(&told)?;
         }
-        let store = Arc::new(AnyStore::open(&address, true).await?);
+        let store = AnyStore::open(&address, true).await.map_err(|error| taken(error, &address, file))?;
+        let store = Arc::new(store);
         let lease = Duration::from_millis(loaded.settings.engine.lease_ms);
         let keeper = KeeperHandle::spawn(KeeperOptions::for_lease(lease))
             .await
@@ -372,6 +374,17 @@ async fn reload(
             rejected(format!("nothing was changed: {other:?}"));
             (before, Err(format!("{other:?}")))
         }
+    }
+}
+
+/// Says which node has a store, as far as its file tells.
+fn taken(error: belfry_store::Error, address: &str, file: &Path) -> Failure {
+    use belfry_store::Error::{Held, InUse};
+    match (&error, ServerFile::living(address, file)) {
+        (InUse { .. } | Held { .. }, Some(ServerFile { pid, url, .. })) => Failure::Usage(format!(
+            "{error}. A node still runs there: process {pid}, {url}; `kill {pid}` ends it in order"
+        )),
+        _ => error.into(),
     }
 }
 

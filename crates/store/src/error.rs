@@ -48,7 +48,30 @@ pub enum Error {
         /// Who holds it.
         pid: u32,
     },
-    /// Another user owns it, or could replace it.
+    /// Another server holds the file itself, and not its lock file.
+    #[error(
+        "{place} is in use by {holder}, which serves the same file under another path (a bind mount, a container), or had its \
+         lock file removed. Stop it and start again, or give this server a store of its own"
+    )]
+    Held {
+        /// Where.
+        place: String,
+        /// Who holds it.
+        holder: String,
+    },
+    /// Another user owns it.
+    #[error(
+        "{place} is not safe to use: it belongs to user {owner}, and this is user {ours}. Run as its owner, or move it away"
+    )]
+    OtherUser {
+        /// Where.
+        place: String,
+        /// Its owner.
+        owner: u32,
+        /// The user of this process.
+        ours: u32,
+    },
+    /// Another user could replace it.
     #[error("{place} is not safe to use: {detail}. {way_out}")]
     Unsafe {
         /// Where.

@@ -125,8 +125,7 @@ fn own(path: &Path, metadata: &Metadata) -> Result<(), Error> {
     if owner == ours {
         return Ok(());
     }
-    let detail = format!("it belongs to user {owner}, and this is user {ours}");
-    Err(refused(path, &detail, "run as its owner, or move it away"))
+    Err(Error::OtherUser { place: path.display().to_string(), owner, ours })
 }
 
 fn tighten(path: &Path, metadata: &Metadata) -> Result<Option<String>, Error> {

@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::Uid;
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ fn a_state_that_was_open_is_closed_and_one_of_another_user_is_refused() {
     for path in [&state, &state.join("belfry.db"), &state.join("belfry.db.lock")] {
         chown(path, Some(NOBODY), None).unwrap();
         let refused = site.belfry(&["up"]);
-        assert_eq!(refused.status.code(), Some(2), "{}: {refused:?}", path.display());
+        assert_eq!(refused.status.code(), Some(4), "{}: {refused:?}", path.display());
         assert!(said(&refused).contains("belongs to user 65534"), "{}", said(&refused));
         assert_eq!(path.metadata().unwrap().uid(), NOBODY);
         chown(path, Some(0), None).unwrap();
@@ -177,6 +178,32 @@ fn a_file_has_one_server_under_all_its_names() {
     assert!(said(&refused).contains("hard links"), "{}", said(&refused));
     std::fs::remove_file(other.path("hard.db")).unwrap();
     up.stop();
+}
+
+#[test]
+fn a_second_server_names_the_first_also_if_the_lock_was_removed() {
+    let site = Site::sqlite();
+    site.config(BEATS);
+    let mut up = site.up();
+    up.event("run_finished");
+    let told: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(site.path("server.json")).unwrap()).unwrap();
+    let expected = format!(
+        "A node still runs there: process {pid}, {}; `kill {pid}` ends it in order",
+        told["url"].as_str().unwrap(),
+        pid = up.pid()
+    );
+    for is_locked in [true, false] {
+        if !is_locked {
+            std::fs::remove_file(site.path("belfry.db.lock")).unwrap();
+        }
+        let refused = site.belfry(&["up"]);
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert!(said(&refused).contains("belfry.db is in use by"), "{}", said(&refused));
+        assert!(said(&refused).contains(&expected), "{}", said(&refused));
+        assert_eq!(said(&refused).contains("lock file removed"), !is_locked, "{}", said(&refused));
+    }
+    up.signal(Signal::SIGKILL);
 }
 
 #[test]

@@ -192,13 +192,30 @@ fn lock_store(path: &Path) -> Result<File, Error> {
     let file = File::options().read(true).write(true).open(path).map_err(unavailable)?;
     match lock(&file).map_err(unavailable)? {
         true => Ok(file),
-        false => Err(Error::Unsafe {
-            place: path.display().to_string(),
-            detail: "another server uses the same file under another path (a bind mount, a container)".into(),
-            way_out: "stop that server, or give this one a store of its own; `lslocks` shows the process"
-                .into(),
-        }),
+        false => {
+            let holder = match holder_of(&file) {
+                Some(pid) => format!("process {pid}"),
+                None => "another process (`lslocks` shows it)".into(),
+            };
+            Err(Error::Held { place: path.display().to_string(), holder })
+        }
     }
+}
+
+/// The process that has locked a file, as the system tells: `1: FLOCK  ADVISORY  WRITE 4711 08:02:131090 0 EOF`. None where
+/// it is in another pid namespace, or the system does not say.
+fn holder_of(file: &File) -> Option<u32> {
+    let data = file.metadata().ok()?;
+    let (major, minor) = (rustix::fs::major(data.dev()), rustix::fs::minor(data.dev()));
+    let place = format!("{major:02x}:{minor:02x}:{}", data.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [_, "FLOCK", _, _, pid, at, ..] if *at == place => pid.parse().ok().filter(|pid| *pid > 0),
+            _ => None,
+        }
+    })
 }
 
 /// Locks a file, unless another has locked it. A killed server lets go of a file a moment later, and a command that
@@ -228,6 +245,8 @@ mod tests {
         let held = lock_store(&one).unwrap();
         let error = lock_store(&other).unwrap_err();
         assert!(error.to_string().contains("under another path"), "{error}");
+        // Some file systems tell the system another device than its locks have.
+        assert!(holder_of(&held).is_none_or(|pid| pid == std::process::id()), "{error}");
         drop(held);
         lock_store(&other).unwrap();
     }
