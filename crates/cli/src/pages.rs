@@ -16,8 +16,8 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Takes note of a page with so many items, of which so many bytes are kept. Gives the cursor of the next page, none
-    /// after the last.
+    /// Takes note of a page with so many items, of which so many bytes are kept. Gives the cursor of the next page,
+    /// none after the last.
     pub fn next(
         &mut self,
         items: usize,

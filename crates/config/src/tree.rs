@@ -214,8 +214,8 @@ pub(crate) fn parse(file: usize, text: &str) -> (Option<Node>, Vec<Flaw>) {
     (Some(builder.root.unwrap_or(empty)), builder.flaws)
 }
 
-/// The character for which a text is refused, if it is one that cannot stand in YAML, and its place. `rest` begins with it,
-/// or with the value that holds it.
+/// The character for which a text is refused, if it is one that cannot stand in YAML, and its place. `rest` begins with
+/// it, or with the value that holds it.
 fn hidden(rest: &str, error: &ScanError) -> Option<(usize, char)> {
     let named = match error.kind() {
         ErrorKind::UnexpectedCharacter { character } => Some(*character),

@@ -129,8 +129,8 @@ fn a_letter_changes_its_case_whatever_stands_around_it() {
     assert_eq!(given("{{ payload.name | upper }}").unwrap(), "ΟΔΟΣ ΣΑΣ İX STRASSE FFI ʼN Ι\u{308}\u{301}");
 }
 
-/// What takes long for its length costs more. The numbers are what one character or item takes at least, in bytes of work:
-/// a budget of 32 MiB is then used up after so many of them that all take less than a tenth of a second.
+/// What takes long for its length costs more. The numbers are what one character or item takes at least, in bytes of
+/// work: a budget of 32 MiB is then used up after so many of them that all take less than a tenth of a second.
 #[test]
 fn what_takes_longer_per_byte_costs_more() {
     const COUNT: usize = 20_000;

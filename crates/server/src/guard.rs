@@ -49,8 +49,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// Operations that probes use: the rate limit does not count them.
 const PROBES: [&str; 2] = ["healthz", "readyz"];
 
-/// Headers that decide something, where two would leave open which one counts. `Host`, `Authorization` and the headers of
-/// signatures are judged where they are read.
+/// Headers that decide something, where two would leave open which one counts. `Host`, `Authorization` and the headers
+/// of signatures are judged where they are read.
 const ONCE: [&str; 4] = ["Idempotency-Key", "Content-Type", "Content-Encoding", "Last-Event-ID"];
 
 /// Cookies of one name that a request is tried with.

@@ -1,5 +1,5 @@
-//! What only those may read who may change schedules: the part of an error that names a directory or a variable of a node's
-//! host. A route answers with everything; `guard.rs` replaces the body for others.
+//! What only those may read who may change schedules: the part of an error that names a directory or a variable of a
+//! node's host. A route answers with everything; `guard.rs` replaces the body for others.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
@@ -71,11 +71,13 @@ mod tests {
     #[test]
     fn errors_are_reduced_and_output_is_not() {
         let secret = format!("it does not exist{}", on_node("/srv/secret"));
-        let all = json!({"items": [{"error": secret, "text": secret, "n": 1}], "why": {"checks": [{"detail": secret}]}});
+        let shown = |error: &str| {
+            let checks = json!([{"detail": error}]);
+            json!({"items": [{"error": error, "text": secret, "n": 1}], "why": {"checks": checks}})
+        };
+        let all = shown(&secret);
         let some: Value = serde_json::from_str(&reduced(&all.to_string()).unwrap()).unwrap();
-        let less = "it does not exist";
-        let expected = json!({"items": [{"error": less, "text": secret, "n": 1}], "why": {"checks": [{"detail": less}]}});
-        assert_eq!(some, expected);
+        assert_eq!(some, shown("it does not exist"));
         assert_eq!(reduced("{\"error\":\"plain\"}"), None);
     }
 }

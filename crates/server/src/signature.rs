@@ -7,9 +7,9 @@
 //! | GitHub | `X-Hub-Signature-256`, `X-GitHub-Event`, `X-GitHub-Delivery` | `BODY` |
 //!
 //! [`Claim::of`] judges the headers, before any byte of the body is read; [`Claim::verify`] compares the signature with
-//! the body. All three are HMAC-SHA256 with the same secret, so content that is signed in one form must be content of no
-//! other: Belfry's begins with a timestamp and a dot, the standard's with an id that cannot be a timestamp and a dot, and
-//! GitHub's with `{` or `payload=`, which neither a timestamp nor an id can.
+//! the body. All three are HMAC-SHA256 with the same secret, so content that is signed in one form must be content of
+//! no other: Belfry's begins with a timestamp and a dot, the standard's with an id that cannot be a timestamp and a
+//! dot, and GitHub's with `{` or `payload=`, which neither a timestamp nor an id can.
 
 use std::ops::RangeInclusive;
 

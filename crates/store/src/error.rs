@@ -50,8 +50,8 @@ pub enum Error {
     },
     /// Another server holds the file itself, and not its lock file.
     #[error(
-        "{place} is in use by {holder}, which serves the same file under another path (a bind mount, a container), or had its \
-         lock file removed. Stop it and start again, or give this server a store of its own"
+        "{place} is in use by {holder}, which serves the same file under another path (a bind mount, a container), or \
+         had its lock file removed. Stop it and start again, or give this server a store of its own"
     )]
     Held {
         /// Where.
@@ -61,7 +61,8 @@ pub enum Error {
     },
     /// Another user owns it.
     #[error(
-        "{place} is not safe to use: it belongs to user {owner}, and this is user {ours}. Run as its owner, or move it away"
+        "{place} is not safe to use: it belongs to user {owner}, and this is user {ours}. Run as its owner, or move it \
+         away"
     )]
     OtherUser {
         /// Where.

@@ -16,8 +16,8 @@ const DATE_SIGNS: &str = "YmdHMSyjaAbBeIpzFTsf%";
 const DATE: &str = "%Y-%m-%d";
 /// What a `date` costs, in bytes of work.
 const DATE_COST: usize = 1024;
-/// What `lower` and `upper` cost for each character that is not ASCII, in bytes: it is looked up in a table and gives up
-/// to three.
+/// What `lower` and `upper` cost for each character that is not ASCII, in bytes: it is looked up in a table and gives
+/// up to three.
 const CASE_COST: usize = 8;
 /// What `join` costs for each item, in bytes, whatever is in it.
 const ITEM_COST: usize = 8;
@@ -195,8 +195,8 @@ fn usage(name: &str) -> &'static str {
     }
 }
 
-/// Text with each character that is not ASCII in another case, whatever stands around it. `str::to_lowercase` looks around
-/// each capital sigma for the end of a word, which takes ten times as long.
+/// Text with each character that is not ASCII in another case, whatever stands around it. `str::to_lowercase` looks
+/// around each capital sigma for the end of a word, which takes ten times as long.
 fn in_case<C: Iterator<Item = char>>(
     text: &str,
     case: fn(char) -> C,

@@ -202,8 +202,8 @@ fn lock_store(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// The process that has locked a file, as the system tells: `1: FLOCK  ADVISORY  WRITE 4711 08:02:131090 0 EOF`. None where
-/// it is in another pid namespace, or the system does not say.
+/// The process that has locked a file, as the system tells: `1: FLOCK  ADVISORY  WRITE 4711 08:02:131090 0 EOF`. None
+/// where it is in another pid namespace, or the system does not say.
 fn holder_of(file: &File) -> Option<u32> {
     let data = file.metadata().ok()?;
     let (major, minor) = (rustix::fs::major(data.dev()), rustix::fs::minor(data.dev()));
