@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, RunUsage, Usage};
@@ -59,7 +58,8 @@ const CHATS: [&str; 2] = ["limited/talk", "free/talk"];
 const TICKED: [&str; 3] = ["limited/slot", "free/allow", "fragile/cancel"];
 
 /// Schedules that requests from outside come for.
-const KNOCKED: [&str; 4] = ["free/hook", "limited/agentwide", "fragile/cancel", "fragile/command"];
+const KNOCKED: [&str; 6] =
+    ["free/hook", "free/allow", "limited/start", "limited/agentwide", "fragile/cancel", "fragile/command"];
 
 /// What the API puts there.
 const PUT: [(&str, &str); 3] = [("limited", "api"), ("free", "api"), ("free", "once")];
@@ -76,7 +76,7 @@ enum Operation {
     CommitKept,
     Enqueue(usize, Option<usize>),
     Backfill { which: usize, minutes: i64, key: Option<usize> },
-    Knock { which: usize, how: usize, signed: Option<usize>, key: Option<usize> },
+    Knock { which: usize, max_pending: u32, signed: Option<usize>, key: Option<usize> },
     Claim(u128, u32, bool, u32),
     Finish { which: usize, outcome: usize, stale: bool },
     Cancel(usize),
@@ -110,7 +110,7 @@ fn operation(random: &mut Random) -> Operation {
         },
         129..=135 => Operation::Knock {
             which: random.below(KNOCKED.len()),
-            how: random.below(12),
+            max_pending: random.below(3) as u32,
             signed: random.chance(30).then(|| random.below(3)),
             key: random.chance(40).then(|| random.below(6)),
         },
@@ -300,20 +300,14 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                 self.runs.push(run);
                 format!("{answer:?}")
             }
-            Operation::Knock { which, how, signed, key } => {
+            Operation::Knock { which, max_pending, signed, key } => {
                 let name = KNOCKED[*which];
                 if store.schedule(name).await.unwrap().is_none() {
                     return "none".into();
                 }
                 let signed = signed.map(|signed| ["s", "t", "u"][signed]);
                 let mut knock = knock_of(&mut self.world, name, signed).await;
-                let policies = [IfRunning::Skip, IfRunning::Queue, IfRunning::Cancel, IfRunning::Allow];
-                let scopes = [Scope::Schedule, Scope::Command, Scope::Agent];
-                knock.options.if_running = policies[how % 4];
-                knock.options.overlap = scopes[how % 3];
-                knock.options.max_pending = 2;
-                let waits = matches!(knock.options.if_running, IfRunning::Queue | IfRunning::Cancel);
-                knock.run.gates.turn = waits.then_some(knock.options.overlap);
+                knock.options.max_pending = 1 + max_pending;
                 let expires_at = now + SignedDuration::from_mins(15);
                 knock.keys.extend(key.map(|key| Key {
                     key: ["a", "b", "c"][key % 3].into(),

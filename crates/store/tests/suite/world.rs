@@ -97,6 +97,12 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
         ..AgentDefinition::default()
     };
     let scope = [Scope::Schedule, Scope::Agent, Scope::Command][variant / 2 % 3];
+    let hook = match variant % 4 {
+        2 => options(IfRunning::Queue, scope),
+        3 => options(IfRunning::Cancel, scope),
+        0 => options(IfRunning::Allow, scope),
+        _ => Options::default(),
+    };
     let mut agents = vec![
         agent(
             "limited",
@@ -195,7 +201,7 @@ pub fn fleet(variant: usize) -> Vec<AgentSpec> {
                         Options { delete_after_run: variant.is_multiple_of(2), ..Options::default() },
                     ),
                 ),
-                ("hook", ScheduleDefinition::new(When::Webhook(serde_json::json!({})))),
+                ("hook", schedule(When::Webhook(serde_json::json!({})), hook)),
                 (
                     "talk",
                     chat(
