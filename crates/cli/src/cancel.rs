@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 What runs gets TERM, its grace, then KILL; `cancelled` is said once all its processes are gone. --wait waits for that.")]
 pub struct Cancel {
-    /// A run, or a schedule whose live run is meant
+    /// A run, or a schedule whose live run is meant, also one that was removed during the run
     #[arg(value_name = "RUN|AGENT/SCHEDULE")]
     what: String,
 
@@ -90,11 +90,14 @@ impl Cancel {
         if !name.contains('/') {
             return Ok(vec![client.run(reach::run_id(name)?).await?.id]);
         }
-        client.get::<Value>(&schedule_path(name, "")?).await?;
+        let schedule = schedule_path(name, "")?;
         let mut runs: Vec<RunId> = Vec::new();
         for state in [RunState::Running, RunState::Pending] {
             let path = format!("/api/v1/runs?{}&state={state}", of_name(name));
             runs.extend(client.list::<Run>(&path, usize::MAX).await?.iter().map(|run| run.id));
+        }
+        if runs.is_empty() {
+            client.get::<Value>(&schedule).await?;
         }
         match runs.len() {
             0 => Err(Failure::NotFound(format!("{name} has no live run: there is nothing to cancel"))),

@@ -315,6 +315,20 @@ fn cancel_ends_what_waits_and_tells_what_runs() {
 }
 
 #[test]
+fn cancel_ends_the_run_of_a_schedule_that_was_removed() {
+    let site = Site::new(CONFIG);
+    let server = site.up();
+    let run = site.ok(&["run", "block/s"]);
+    server.wait_for("run_started");
+    site.write("belfry.yaml", "agents: {}");
+    site.ok(&["apply"]);
+    let answer = site.json(&["cancel", "block/s", "--wait"]);
+    assert_eq!(answer, json!({"cancelled": [{"run_id": run, "state": "cancelled"}]}));
+    site.refused(&["cancel", "block/s"], 3, "there is no schedule block/s");
+    assert_eq!(server.stop(), 0);
+}
+
+#[test]
 fn cancel_says_what_it_cannot_do() {
     let site = Site::new(CONFIG);
     let done = site.ok(&["run", "a/plain"]);

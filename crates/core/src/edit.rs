@@ -194,9 +194,21 @@ pub fn pause_ended(
     }
 }
 
-/// Ranges that are complete once a schedule is removed.
-pub fn remove(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Vec<SkipRange> {
-    close(found, compiled, now)
+/// A schedule that is removed: nothing arms it any more.
+pub fn remove(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Change {
+    let (cursor_at, closed) = (Some(planned_to(found, compiled, now)), close(found, compiled, now));
+    Change { timer: None, waits: false, cursor_at, closed, ..keep(found) }
+}
+
+/// A removed schedule that comes back while a run of it lives: a new revision of the same schedule, so that this run counts
+/// for it. It had no ticks meanwhile. A pause that has not ended lasts.
+pub fn restore(
+    found: &Found,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    now: Timestamp,
+) -> Change {
+    revise(found, Err("it was removed"), definition, compiled, now)
 }
 
 /// What a span without a timer has left out up to an instant: a pause, `enabled: false`, a definition that is wrong.

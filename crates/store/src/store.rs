@@ -28,7 +28,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Makes a source's agents and schedules what they are in the files. Timing that changed starts a new revision: no
-    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays. What was
+    /// tick before `now` fires, none fires again. What left is retired and its pending runs end; history stays. What
+    /// comes back while a run of it lives is the same agent, schedule and session as before, else it is new. What was
     /// made through the API is left alone, but goes with its agent. Crash: all of the source, or nothing of it.
     fn apply(
         &self,

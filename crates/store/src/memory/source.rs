@@ -41,9 +41,13 @@ impl State {
     }
 
     pub(super) fn put_agent(&mut self, now: Timestamp, source: &str, spec: &AgentSpec) -> AgentId {
-        let known =
-            self.agents.iter_mut().find(|(_, agent)| agent.retired_at.is_none() && agent.name == spec.name);
+        let lives = |id: AgentId| self.live.values().any(|live| live.new.agent == id);
+        let known = self
+            .agents
+            .iter_mut()
+            .find(|(id, agent)| agent.name == spec.name && (agent.retired_at.is_none() || lives(**id)));
         if let Some((id, agent)) = known {
+            agent.retired_at = None;
             let (id, is_changed) = (*id, *agent.definition != spec.definition);
             let old_budget = agent.definition.budget;
             agent.revision += i64::from(is_changed);
@@ -103,7 +107,10 @@ impl State {
         }
         self.spent.remove(&place);
         let Some(id) = known else {
-            return self.add_schedule(now, source, agent, name, definition, compiled);
+            return match self.retired_with_runs(name) {
+                Some(id) => self.restore(now, source, id, definition, compiled),
+                None => self.add_schedule(now, source, agent, name, definition, compiled),
+            };
         };
         let Some(row) = self.schedules.get_mut(&id) else { return Put::Unchanged(id) };
         if row.record.source != source && [row.record.source.as_str(), source].contains(&API) {
@@ -126,6 +133,35 @@ impl State {
             self.write(now, id, change);
         }
         Put::Changed(id)
+    }
+
+    /// A schedule of this name that was retired while a run of it lived, which still does.
+    fn retired_with_runs(&self, name: &str) -> Option<ScheduleId> {
+        let lives = |id: ScheduleId| self.live.values().any(|live| live.new.schedule == id);
+        let mut named = self.schedules.iter().filter(|(_, row)| row.record.name == name);
+        named.find(|(id, _)| lives(**id)).map(|(id, _)| *id)
+    }
+
+    fn restore(
+        &mut self,
+        now: Timestamp,
+        source: &str,
+        id: ScheduleId,
+        definition: &ScheduleDefinition,
+        compiled: Compiled,
+    ) -> Put {
+        if let Some(row) = self.schedules.get_mut(&id) {
+            row.retired_at = None;
+            row.record.source = source.into();
+            row.record.definition = definition.clone();
+            row.compiled = compiled.clone();
+            self.edited.insert(row.record.agent);
+        }
+        if let Some((found, ..)) = self.found(id) {
+            let change = edit::restore(&found, definition, super::compiled(&compiled), now);
+            self.write(now, id, change);
+        }
+        Put::Added(id)
     }
 
     /// Moves the runs of agents whose definitions this verb has changed to their new lanes, labels and gates. Those that run
@@ -242,12 +278,9 @@ impl State {
     /// Retires a schedule, and gives those of its runs that were waiting and have ended.
     pub(super) fn retire(&mut self, now: Timestamp, id: ScheduleId) -> Vec<RunId> {
         let Some((found, _, compiled)) = self.found(id) else { return Vec::new() };
-        self.skips.entry(id).or_default().extend(edit::remove(&found, super::compiled(&compiled), now));
-        self.set_token(id, None);
+        self.write(now, id, edit::remove(&found, super::compiled(&compiled), now));
         let Some(row) = self.schedules.get_mut(&id) else { return Vec::new() };
         row.retired_at = Some(now);
-        row.record.waits_for = None;
-        row.record.open_skip = None;
         self.edited.insert(row.record.agent);
         let reason = if self.agents.get(&row.record.agent).is_some_and(|agent| agent.retired_at.is_some()) {
             Reason::AgentRemoved

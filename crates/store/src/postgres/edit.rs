@@ -32,7 +32,7 @@ impl Postgres {
         let Some(row) = found.first() else { return Ok(Put::NoAgent) };
         let agent: AgentId = get(row, "id")?;
         let known = source::known_schedules(tx, None, std::slice::from_ref(spec)).await?;
-        let found = known.values().next();
+        let found = known.values().next().filter(|found| !found.is_retired);
         if found.is_none_or(|found| found.source == API) && !is_expected(expect, found) {
             return Ok(Put::Differs);
         }
@@ -49,7 +49,8 @@ impl Postgres {
         expect: &Expect,
     ) -> Result<Removed, Fault> {
         source::lock_names(tx).await?;
-        let sql = "select id, source, revision, definition, format from schedules where id = $1 and retired_at is null";
+        let sql = "select id, source, revision, definition, format, false as is_retired from schedules \
+                   where id = $1 and retired_at is null";
         let found = tx.query(sql, &[&id]).await?;
         let Some(found) = found.first().map(Known::read).transpose()? else { return Ok(Removed::NotFound) };
         if found.source != API {

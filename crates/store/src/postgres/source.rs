@@ -84,6 +84,8 @@ pub(super) struct Known {
     pub(super) revision: i64,
     pub(super) text: String,
     pub(super) format: i32,
+    /// It was retired while a run of it lived, which still does.
+    pub(super) is_retired: bool,
 }
 
 impl Known {
@@ -94,6 +96,7 @@ impl Known {
             revision: get(row, "revision")?,
             text: get(row, "definition")?,
             format: get(row, "format")?,
+            is_retired: get(row, "is_retired")?,
         })
     }
 }
@@ -215,18 +218,21 @@ impl Postgres {
         applied.retired = gone.len() as u32;
         let mut found = take_all(tx, gone).await?;
         let sql = "select id, name, format, definition from schedules where id = any($1)";
-        let mut closed = Vec::new();
+        let (mut closed, mut cursors) = (Vec::new(), Vec::new());
         for row in tx.query(sql, &[&gone]).await? {
             let id: ScheduleId = get(&row, "id")?;
             let Some(found) = found.remove(&id) else { continue };
             let cold = cold_of(get(&row, "name")?, get(&row, "format")?, get(&row, "definition")?);
-            let ranges = edit::remove(&found, memory::compiled(&cold.compiled), now);
-            closed.extend(ranges.into_iter().map(|range| (id, range)));
+            let change = edit::remove(&found, memory::compiled(&cold.compiled), now);
+            closed.extend(change.closed.into_iter().map(|range| (id, range)));
+            cursors.extend(change.cursor_at.map(|cursor_at| (id, cursor_at)));
         }
         insert_skips(tx, &closed).await?;
-        let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
-                   skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
-        tx.execute(sql, &[&gone]).await?;
+        let (ids, cursors): (Vec<ScheduleId>, Vec<Timestamp>) = cursors.into_iter().unzip();
+        let sql = "update schedule_state s set retired = true, cursor_at = u.cursor_at, waits_for = null, \
+                   skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
+                   from unnest($1::bigint[], $2::timestamptz[]) as u (id, cursor_at) where s.schedule_id = u.id";
+        tx.execute(sql, &[&ids, &cursors]).await?;
         let sql = "update schedules set retired_at = $2 where id = any($1) returning agent_id";
         for row in tx.query(sql, &[&gone, &now]).await? {
             tx.edits(get(&row, "agent_id")?);
@@ -256,6 +262,7 @@ impl Postgres {
         specs: &[Spec<'_>],
     ) -> Result<HashMap<String, AgentId>, Fault> {
         let names: Vec<&str> = specs.iter().map(|spec| spec.name).collect();
+        bring_agents_back(tx, &names).await?;
         let sql = "select id, name, source, definition, format from agents where retired_at is null and name = any($1)";
         let mut known = HashMap::new();
         let mut newer = HashSet::new();
@@ -313,6 +320,14 @@ impl Postgres {
     }
 }
 
+/// Brings agents back that were retired while a run of them lived, if that still does.
+async fn bring_agents_back(tx: &mut Tx<'_>, names: &[&str]) -> Result<(), Fault> {
+    let sql = "update agents a set retired_at = null where a.retired_at is not null and a.name = any($1) \
+               and a.format <= $2 and not exists (select 1 from agents o where o.name = a.name and o.retired_at is null) \
+               and exists (select 1 from schedules c join live l on l.schedule_id = c.id where c.agent_id = a.id)";
+    tx.execute(sql, &[&names, &FORMAT]).await.map(drop)
+}
+
 /// One at a time: names are looked up and then made.
 pub(super) async fn lock_names(tx: &mut Tx<'_>) -> Result<(), Fault> {
     tx.query("select pg_advisory_xact_lock(4850464448514)", &[]).await?;
@@ -336,7 +351,9 @@ pub(super) async fn put_schedules(
     for (agent, spec) in agents {
         for schedule in &spec.schedules {
             match known.get(&schedule.name) {
-                None if spent.get(&schedule.name).is_some_and(|spent| spent == schedule.definition) => {
+                None | Some(Known { is_retired: true, .. })
+                    if spent.get(&schedule.name).is_some_and(|spent| spent == schedule.definition) =>
+                {
                     put.push(Put::Spent);
                 }
                 None if names.insert(schedule.name.as_str()) => {
@@ -346,6 +363,11 @@ pub(super) async fn put_schedules(
                     fresh.push((*agent, schedule));
                 }
                 None => return Err(Error::unexpected(format!("{} is there twice", schedule.name)).into()),
+                Some(known) if known.is_retired => {
+                    restore(tx, now, source, known, schedule).await?;
+                    tx.edits(*agent);
+                    put.push(Put::Added(known.id));
+                }
                 Some(known) if known.format > FORMAT => put.push(Put::OwnedBy(NEWER_VERSION.to_owned())),
                 Some(known) if known.source != source && [known.source.as_str(), source].contains(&API) => {
                     put.push(Put::OwnedBy(known.source.clone()));
@@ -392,7 +414,9 @@ async fn lock_changing(
     let schedules = agents.iter().flat_map(|(_, spec)| &spec.schedules);
     let changing: Vec<ScheduleId> = schedules
         .filter_map(|schedule| Some((known.get(&schedule.name)?, schedule)))
-        .filter(|(known, schedule)| schedule.text.as_ref().is_ok_and(|text| *text != known.text))
+        .filter(|(known, schedule)| {
+            known.is_retired || schedule.text.as_ref().is_ok_and(|text| *text != known.text)
+        })
         .map(|(known, _)| known.id)
         .collect();
     if changing.is_empty() {
@@ -405,7 +429,8 @@ async fn lock_changing(
     tx.query(states, &[&changing]).await.map(drop)
 }
 
-/// Schedules that have a name of the source or come from it.
+/// Schedules that have a name of the source or come from it. One that was retired is among them while a run of it lives: it
+/// is what comes back under its name.
 pub(super) async fn known_schedules(
     tx: &mut Tx<'_>,
     source: Option<&str>,
@@ -413,10 +438,15 @@ pub(super) async fn known_schedules(
 ) -> Result<HashMap<String, Known>, Fault> {
     let names: Vec<&str> =
         specs.iter().flat_map(|spec| &spec.schedules).map(|schedule| schedule.name.as_str()).collect();
-    let sql = "select id, name, source, revision, definition, format from schedules \
-               where retired_at is null and (source = $1 or name = any($2))";
+    let sql = "select id, name, source, revision, definition, format, false as is_retired from schedules \
+               where retired_at is null and (source = $1 or name = any($2)) \
+               union all select c.id, c.name, c.source, c.revision, c.definition, c.format, true from schedules c \
+               join agents a on a.id = c.agent_id and a.retired_at is null \
+               where c.retired_at is not null and c.name = any($2) and c.format <= $3 \
+               and not exists (select 1 from schedules o where o.name = c.name and o.retired_at is null) \
+               and exists (select 1 from live l where l.schedule_id = c.id)";
     let mut known = HashMap::new();
-    for row in tx.query(sql, &[&source, &names]).await? {
+    for row in tx.query(sql, &[&source, &names, &FORMAT]).await? {
         known.insert(get(&row, "name")?, Known::read(&row)?);
     }
     Ok(known)
@@ -495,14 +525,43 @@ async fn change(
             None
         }
     };
-    let new_revision = change.as_ref().is_some_and(|change| change.new_revision);
+    write_changed(tx, now, known, spec, change.as_ref()).await?;
+    Ok(true)
+}
+
+/// Brings a schedule back that was retired. A run of it lives, and counts for it again.
+async fn restore(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    source: &str,
+    known: &Known,
+    spec: &ScheduleSpec<'_>,
+) -> Result<(), Fault> {
+    let sql = "update schedules set retired_at = null, source = $2 where id = $1";
+    tx.execute(sql, &[&known.id, &source]).await?;
+    tx.execute("update schedule_state set retired = false where schedule_id = $1", &[&known.id]).await?;
+    let found = take(tx, known.id).await?.ok_or(Fault::Again)?;
+    let change = edit::restore(&found, spec.definition, memory::compiled(&spec.compiled), now);
+    write_changed(tx, now, known, spec, Some(&change)).await
+}
+
+/// Writes a new definition, and what it changes beside that.
+async fn write_changed(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    known: &Known,
+    spec: &ScheduleSpec<'_>,
+    change: Option<&Change>,
+) -> Result<(), Fault> {
+    let text = text(&spec.text)?;
+    let new_revision = change.is_some_and(|change| change.new_revision);
     let revision = known.revision + i64::from(new_revision);
     let format = spec.definition.format();
     let sql = "update schedules set definition = $2, revision = $3, format = $4 where id = $1";
     tx.execute(sql, &[&known.id, &text, &revision, &format]).await?;
     let sql = "update schedule_state set edition = nextval('numbers'), delete_after_run = $2 where schedule_id = $1";
     tx.execute(sql, &[&known.id, &spec.definition.options.delete_after_run]).await?;
-    if let Some(change) = &change {
+    if let Some(change) = change {
         write(tx, known.id, change).await?;
     }
     if new_revision {
@@ -510,5 +569,5 @@ async fn change(
                    values ($1, $2, $3, $4, $5) on conflict do nothing";
         tx.execute(sql, &[&known.id, &revision, &now, &text, &format]).await?;
     }
-    Ok(true)
+    Ok(())
 }

@@ -64,6 +64,10 @@ impl Verb<'_> {
             [&spec.name],
             |row| Ok((row.get(0)?, number::<i32>(row, 1)?)),
         )?;
+        let known = match known {
+            None => self.bring_agent_back(&spec.name)?.map(|id| (id, FORMAT)),
+            known => known,
+        };
         let id = match known {
             // A newer version wrote it, and knows better what it is.
             Some((id, known)) if known > FORMAT => return Ok(id),
@@ -114,6 +118,18 @@ impl Verb<'_> {
         Ok(id)
     }
 
+    /// Brings an agent back that was retired while a run of it lived, if that still does.
+    fn bring_agent_back(&self, name: &str) -> Done<Option<AgentId>> {
+        self.row(
+            "update agents set retired_at = null where id = (select max(a.id) from schedules s
+                 join agents a on a.id = s.agent_id where s.name > ?1 || '/' and s.name < ?1 || '0' and a.name = ?1
+                 and a.retired_at is not null and a.format <= ?2 and exists (select 1 from live l where l.schedule_id = s.id))
+             returning id",
+            params![name, FORMAT],
+            |row| row.get(0),
+        )
+    }
+
     fn redefine_budget(
         &self,
         now: Timestamp,
@@ -152,6 +168,11 @@ impl Verb<'_> {
         let Some((id, old_text, owner, old_format)) = known else {
             if self.is_spent(source, name, definition)? {
                 return Ok(Put::Spent);
+            }
+            if let Some(id) = self.retired_with_runs(agent, name)? {
+                self.edited.borrow_mut().insert(agent);
+                self.restore(now, source, id, name, definition)?;
+                return Ok(Put::Added(id));
             }
             self.execute(
                 "insert into schedules (agent_id, name, source, revision, definition, format) values (?, ?, ?, 1, ?, ?)",
@@ -208,6 +229,40 @@ impl Verb<'_> {
             }
         }
         Ok(Put::Changed(id))
+    }
+
+    /// A schedule of this name that was retired while a run of it lived, which still does.
+    fn retired_with_runs(&self, agent: AgentId, name: &str) -> Done<Option<ScheduleId>> {
+        self.row(
+            "select id from schedules s where name = ? and agent_id = ? and format <= ?
+                 and exists (select 1 from live l where l.schedule_id = s.id)",
+            params![name, agent, FORMAT],
+            |row| row.get(0),
+        )
+    }
+
+    fn restore(
+        &self,
+        now: Timestamp,
+        source: &str,
+        id: ScheduleId,
+        name: &str,
+        definition: &ScheduleDefinition,
+    ) -> Done<()> {
+        let (text, format) = (to_json(definition)?, definition.format());
+        self.execute(
+            "update schedules set retired_at = null, source = ?, definition = ?, format = ? where id = ?",
+            params![source, text, format, id],
+        )?;
+        self.execute(
+            "update schedule_state set delete_after_run = ? where schedule_id = ?",
+            params![definition.options.delete_after_run, id],
+        )?;
+        let compiled = self.compile(id, name, &text);
+        if let Some(found) = self.found(id)? {
+            self.write(id, &edit::restore(&found, definition, memory::compiled(&compiled), now))?;
+        }
+        self.start_revision(now, id, &text, format)
     }
 
     /// Plans that were made on the schedule's timer do not hold.
@@ -319,14 +374,8 @@ impl Verb<'_> {
         if let Some(compiled) = self.compiled_of(id)?
             && let Some(found) = self.found(id)?
         {
-            self.add_skips(id, &edit::remove(&found, memory::compiled(&compiled), now))?;
+            self.write(id, &edit::remove(&found, memory::compiled(&compiled), now))?;
         }
-        self.end_deferral(id)?;
-        self.set_token(id, None)?;
-        self.execute(
-            "update schedule_state set waits_for = null, skip_reason = null where schedule_id = ?",
-            [id],
-        )?;
         self.execute("update schedules set retired_at = ? where id = ?", params![micros(now), id])?;
         self.edited.borrow_mut().extend(self.row(
             "select agent_id from schedules where id = ?",

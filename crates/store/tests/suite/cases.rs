@@ -12,7 +12,7 @@ use super::world::*;
 /// All of them, each on a store of its own.
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     of_ten_that_are_due_two_start_where_three_of_five_run(&fresh().await).await;
-    a_schedule_that_comes_back_during_a_run_is_not_touched_by_its_end(&fresh().await).await;
+    the_end_of_a_run_does_not_move_a_schedule_that_came_back_during_it(&fresh().await).await;
     a_resume_arms_from_now_and_a_second_one_moves_nothing(&fresh().await).await;
     a_run_by_hand_moves_no_schedule(&fresh().await).await;
     what_was_switched_off_fires_when_it_is_put_back(&fresh().await).await;
@@ -32,7 +32,7 @@ async fn of_ten_that_are_due_two_start_where_three_of_five_run(store: &impl Stor
     world.assert_whole().await;
 }
 
-async fn a_schedule_that_comes_back_during_a_run_is_not_touched_by_its_end(store: &impl Store) {
+async fn the_end_of_a_run_does_not_move_a_schedule_that_came_back_during_it(store: &impl Store) {
     let mut world = World::new(store);
     let node = world.join(1).await;
     world.apply(&[agent("a", unlimited(), &[])]).await;
@@ -48,13 +48,14 @@ async fn a_schedule_that_comes_back_during_a_run_is_not_touched_by_its_end(store
     );
     let Put::Added(new) = store.put_schedule(world.now, "a", "s", &every("7m"), &Expect::Any).await.unwrap()
     else {
-        panic!("it comes back new")
+        panic!("it comes back")
     };
     let before = world.schedule("a/s").await;
     assert_eq!(world.complete(&running).await, Finished::Ended(RunState::Completed));
     let after = world.schedule("a/s").await;
-    assert_eq!(after, before, "nothing of the old one's run shows in it");
-    assert!(store.ended_runs(new, 10).await.unwrap().is_empty());
+    assert_eq!((after.id, after.token), (new, before.token), "its timer is that of the new definition");
+    world.plan_all().await;
+    world.advance(7 * 60_000);
     assert_eq!(world.plan_all().await, 1, "and it fires at its own cadence");
     world.assert_whole().await;
 }

@@ -20,6 +20,7 @@ pub mod pausing;
 pub mod pruning;
 pub mod random;
 pub mod refusing;
+pub mod returning;
 pub mod scenarios;
 pub mod sessions;
 pub mod tokens;

@@ -26,6 +26,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(super::sessions::all(&fresh)).await;
     Box::pin(super::pruning::all(&fresh)).await;
     Box::pin(super::refusing::all(&fresh)).await;
+    Box::pin(super::returning::all(&fresh)).await;
 }
 
 /// Those of this file.
