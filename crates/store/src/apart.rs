@@ -3,8 +3,9 @@
 //!
 //! Such a batch is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
 //! its schedule invalid, an end is stored without its texts. Where that is refused as well, the schedule is left
-//! alone for a while, and the end is tried again later. A store that is away, busy or full refuses nothing: what was
-//! not answered is asked again by the caller.
+//! alone for a while, and the end is tried again later. So it goes with one whose rows another transaction holds for
+//! long, in its full form. A store that is away, busy or full refuses nothing: what was not answered is asked again by the
+//! caller.
 
 use std::future::Future;
 
@@ -16,6 +17,9 @@ use crate::error::Error;
 use crate::shapes::{Arm, Commit, Committed, Finish, Finished};
 use crate::store::{Answer, Store};
 use crate::views::{RefusedPart, TickFate};
+
+/// So many parts of a batch are found to be locked before the rest is left for later: each takes time to find.
+const LOCKED_MAX: u32 = 8;
 
 /// What became of a batch.
 #[derive(Debug)]
@@ -61,20 +65,26 @@ trait Part: Clone + Send + Sync {
     /// What can be written in its place, the most of it first.
     fn lesser<S: Store>(&self, store: &S, error: &Error) -> impl Future<Output = Vec<Self>> + Send;
 
-    /// What it is, where it cannot be written in any form.
-    fn refused(&self) -> RefusedPart;
+    /// What it is, where it cannot be written in any form, or is locked.
+    fn refused(&self, error: &Error) -> RefusedPart;
 }
 
 async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
     let mut written = Written { answers: Vec::with_capacity(parts.len()), changed: Vec::new(), error: None };
     // Lengths of what is left to write, the next one last.
     let mut lengths = vec![parts.len()];
+    let mut locked = 0;
     while let Some(length) = lengths.pop() {
         let from = written.answers.len();
         match T::write(store, now, &parts[from..from + length]).await {
             Ok(answers) => written.answers.extend(answers.into_iter().map(Some)),
-            Err(error) if !error.is_of_content() => {
+            Err(error) if !error.is_of_part() => {
                 written.error = Some(error);
+                break;
+            }
+            Err(error) if error.is_locked() && locked == LOCKED_MAX => {
+                let detail = error.to_string();
+                written.error = Some(Error::Unavailable { detail, ambiguous: false });
                 break;
             }
             Err(_) if length > 1 => lengths.extend([length - length / 2, length / 2]),
@@ -84,14 +94,15 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
                     written.answers.push(Some(answer));
                 }
                 Err(error) => {
-                    let is_of_content = error.is_of_content();
-                    if is_of_content {
+                    let is_of_part = error.is_of_part();
+                    if is_of_part {
                         // A store that refuses this as well is told of by events alone.
-                        let reason = error.to_string();
-                        let _ = store.note_refusal(now, parts[from].refused(), &bounded(&reason, 500)).await;
+                        let (part, reason) = (parts[from].refused(&error), error.to_string());
+                        let _ = store.note_refusal(now, part, &bounded(&reason, 500)).await;
                     }
+                    locked += u32::from(error.is_locked());
                     written.error = Some(error);
-                    if !is_of_content {
+                    if !is_of_part {
                         break;
                     }
                     written.answers.push(None);
@@ -103,13 +114,16 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
     written
 }
 
-/// Writes the most of a part that the store takes.
+/// Writes the most of a part that the store takes. Of one that is locked nothing is left out.
 async fn write_lesser<T: Part, S: Store>(
     store: &S,
     now: Timestamp,
     part: &T,
     mut error: Error,
 ) -> Answer<(T, T::Answer)> {
+    if error.is_locked() {
+        return Err(error);
+    }
     for lesser in part.lesser(store, &error).await {
         match T::write(store, now, std::slice::from_ref(&lesser)).await {
             Ok(mut answers) => {
@@ -139,8 +153,11 @@ impl Part for Commit {
         lesser
     }
 
-    fn refused(&self) -> RefusedPart {
-        RefusedPart::Plan(self.schedule)
+    fn refused(&self, error: &Error) -> RefusedPart {
+        match error.is_locked() {
+            true => RefusedPart::LockedPlan(self.schedule),
+            false => RefusedPart::Plan(self.schedule),
+        }
     }
 }
 
@@ -179,7 +196,7 @@ impl Part for Finish {
         vec![without_text, bare]
     }
 
-    fn refused(&self) -> RefusedPart {
+    fn refused(&self, _error: &Error) -> RefusedPart {
         RefusedPart::End(self.run)
     }
 }

@@ -105,6 +105,15 @@ pub enum Error {
         /// Whether the change may have been made all the same.
         ambiguous: bool,
     },
+    /// Another transaction, of a person for example, holds a row of the store for long.
+    #[error(
+        "another transaction holds a row of the store that is to be written: {detail}. It is tried again; end that \
+         transaction if it hangs"
+    )]
+    Locked {
+        /// What the database says.
+        detail: String,
+    },
     /// The store cannot keep something for what it is: it breaks a constraint, is too large or out of range. The same call
     /// fails again, however well the store is.
     #[error("the store refused what it was to keep: {detail}")]
@@ -132,7 +141,10 @@ impl Error {
 
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Error::Full { .. } | Error::Unavailable { .. } | Error::Replaced { .. })
+        matches!(
+            self,
+            Error::Full { .. } | Error::Unavailable { .. } | Error::Replaced { .. } | Error::Locked { .. }
+        )
     }
 
     /// Whether the store that was opened is no longer the one at its place: another server may be at work there, so nothing
@@ -149,6 +161,16 @@ impl Error {
     /// Whether the store is there, and what was to be kept or what it holds is at fault: then other calls may succeed.
     pub fn is_of_content(&self) -> bool {
         matches!(self, Error::Refused { .. } | Error::Unexpected { .. })
+    }
+
+    /// Whether somebody else holds a row for long that was to be written: calls that touch other rows may succeed.
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Error::Locked { .. })
+    }
+
+    /// Whether one part of a batch is at fault: then the other parts may be written.
+    pub fn is_of_part(&self) -> bool {
+        self.is_of_content() || self.is_locked()
     }
 
     /// Whether the change may have been made although the call failed.

@@ -10,6 +10,7 @@ use belfry_core::ScheduleId;
 use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::views::RefusedPart;
 
 /// More are not remembered; those are found again each time they are read.
 pub(crate) const UNREAD_MAX: usize = 10_000;
@@ -20,6 +21,9 @@ pub const UNREADABLE_ROWS_MAX: i64 = 10;
 /// How long after a refusal nobody wakes up for its schedule, nor counts it as late, unless its plan is stored. Longer than
 /// it takes until the plan is tried again.
 const NOT_AWAITED: Duration = Duration::from_secs(120);
+
+/// How long a schedule rests whose rows another transaction holds.
+const LOCKED_RESTS: Duration = Duration::from_secs(3);
 
 /// What a store has found so far.
 #[derive(Default)]
@@ -37,6 +41,18 @@ struct Refused {
     at: Instant,
     /// Whether it is not planned until the next [`Unread::set`].
     rests: bool,
+    /// Whether it was locked: then it rests for [`LOCKED_RESTS`] at most.
+    is_locked: bool,
+}
+
+impl Refused {
+    fn rests(&self) -> bool {
+        self.rests && !(self.is_locked && self.at.elapsed() >= LOCKED_RESTS)
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.at.elapsed() >= if self.is_locked { LOCKED_RESTS } else { NOT_AWAITED }
+    }
 }
 
 impl Known {
@@ -54,12 +70,12 @@ impl Unread {
 
     /// Those that are not planned now: also those that rest after a refusal.
     pub(crate) fn not_planned(&self) -> Vec<ScheduleId> {
-        self.0.lock().and(|refused| refused.rests)
+        self.0.lock().and(Refused::rests)
     }
 
     /// Those that nobody waits for: also those whose plans are tried again now and then.
     pub(crate) fn not_awaited(&self) -> Vec<ScheduleId> {
-        self.0.lock().and(|refused| refused.at.elapsed() < NOT_AWAITED)
+        self.0.lock().and(|refused| !refused.is_awaited())
     }
 
     /// Why a schedule cannot be read, if it is known that it cannot.
@@ -76,12 +92,17 @@ impl Unread {
         why
     }
 
-    /// A plan of a schedule was refused in every form.
-    pub(crate) fn refused(&self, schedule: ScheduleId) {
+    /// A part was refused in every form, or is locked. The schedule of a plan rests.
+    pub(crate) fn note(&self, part: RefusedPart) {
+        let (schedule, is_locked) = match part {
+            RefusedPart::Plan(schedule) => (schedule, false),
+            RefusedPart::LockedPlan(schedule) => (schedule, true),
+            RefusedPart::End(_) => return,
+        };
         let mut known = self.0.lock();
         known.refused.retain(|_, refused| refused.rests || refused.at.elapsed() < NOT_AWAITED);
         if known.refused.len() < UNREAD_MAX {
-            known.refused.insert(schedule, Refused { at: Instant::now(), rests: true });
+            known.refused.insert(schedule, Refused { at: Instant::now(), rests: true, is_locked });
         }
     }
 

@@ -188,16 +188,19 @@ pub enum Removed {
     NotFound,
 }
 
-/// What a store was to keep and refuses in every form.
+/// What a store was to keep and refuses in every form, or cannot write because of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedPart {
     /// A plan of this schedule.
     Plan(ScheduleId),
+    /// A plan of this schedule. Another transaction holds its rows.
+    LockedPlan(ScheduleId),
     /// The end of an attempt of this run.
     End(RunId),
 }
 
-/// A plan or an end that the store refuses in every form. It is tried again every 30 seconds.
+/// A plan or an end that the store refuses in every form, or cannot write because of locks. It is tried again every 30
+/// seconds, or every few seconds if it is locked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The schedule.

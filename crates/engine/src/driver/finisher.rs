@@ -47,13 +47,13 @@ impl Driver {
         for (place, finish) in written.changed {
             endings[place].finish = finish;
         }
-        let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
-        let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
+        let refused = written.error.as_ref().filter(|error| error.is_of_part()).cloned();
+        let answer = written.error.filter(|error| !error.is_of_part()).map_or(Ok(()), Err);
         if self.written(now, Write::Ends, answer).is_none() {
             self.finisher.at = now.mono + self.backoff(Write::Ends);
         }
         self.claim_wanted |= written.answers.iter().any(Option::is_some);
-        // An end is repeated until it is answered; one that is refused in every form only now and then.
+        // An end is repeated until it is answered; one that is refused in every form, or locked, only now and then.
         let mut again = VecDeque::new();
         for (ending, finished) in endings.into_iter().zip(written.answers) {
             let finished = match (finished, &refused) {
@@ -88,14 +88,16 @@ impl Driver {
         self.endings = again;
     }
 
-    /// An end that the store refuses in every form must not hold up others.
+    /// An end that the store refuses in every form, or cannot write because of a lock, must not hold up others.
     fn set_aside(&mut self, now: Now, ending: Ending, error: &Error) {
         let mut event = Event::new(now.wall, Level::Error, Name::WriteRefused);
         if let Some(task) = self.tasks.get(&ending.finish.run) {
             event = event.of(&task.definitions.name);
         }
         self.note_refused(Event { run_id: Some(ending.finish.run), ..event }, error);
-        self.refused_ends.push_back((now.mono + REFUSED_EVERY, ending));
+        let at = now.mono + if error.is_locked() { LOCKED_EVERY } else { REFUSED_EVERY };
+        let place = self.refused_ends.partition_point(|(other, _)| *other <= at);
+        self.refused_ends.insert(place, (at, ending));
     }
 
     /// A failure may open a breaker, and a success may close one. A breaker that was seen closed cannot be closed by a

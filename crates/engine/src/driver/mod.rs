@@ -458,7 +458,7 @@ pub struct Driver {
     finisher: Loop,
     endings: VecDeque<Ending>,
     finishing: Vec<Ending>,
-    /// Ends that the store refused in every form, each with when it is tried again.
+    /// Ends that the store refused in every form or that were locked, each with when it is tried again, the next first.
     refused_ends: VecDeque<(Duration, Ending)>,
     renewer: Loop,
     lease_until: Timestamp,
@@ -503,6 +503,8 @@ const CLAIM_MAX: u32 = 1000;
 const PRUNE_BATCH: u32 = 500;
 /// How long a node that stops waits for a store that does not answer: asked once, and asked again.
 const GIVE_UP: Duration = Duration::from_secs(10);
+/// How often an end is tried again whose rows another transaction holds.
+const LOCKED_EVERY: Duration = Duration::from_secs(3);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);

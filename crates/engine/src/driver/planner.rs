@@ -89,9 +89,9 @@ impl Driver {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
         let Some((mut commits, names)) = self.committing.take() else { return };
-        // What is refused in every form is left alone by the store for a while; all else was written.
-        let refused = written.error.as_ref().filter(|error| error.is_of_content()).cloned();
-        let answer = written.error.filter(|error| !error.is_of_content()).map_or(Ok(()), Err);
+        // What is refused in every form, or locked, is left alone by the store for a while; all else was written.
+        let refused = written.error.as_ref().filter(|error| error.is_of_part()).cloned();
+        let answer = written.error.filter(|error| !error.is_of_part()).map_or(Ok(()), Err);
         let is_whole = self.written(now, Write::Plans, answer).is_some();
         let is_lost = written.answers.iter().all(|answer| *answer == Some(Committed::Lost));
         // Timers that somebody else holds are passed by, however many they are.

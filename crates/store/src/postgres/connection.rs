@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use belfry_core::AgentId;
 use parking_lot::Mutex;
@@ -33,6 +33,14 @@ const OPTIONS: &str = "-c search_path=belfry -c plan_cache_mode=force_generic_pl
      -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
      -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC \
      -c default_transaction_isolation=read\\ committed";
+
+/// How long a plan or an end waits for a row that another transaction holds, before it is left for later. The first waits
+/// for [`LOCK_WAIT`]; once one was found, others wait for [`LOCK_WAIT_AFTER`] while that is so, because each batch with such a
+/// row is split until that stands alone.
+const LOCK_WAIT: &str = "begin; set local lock_timeout = '2s'";
+const LOCK_WAIT_AFTER: &str = "begin; set local lock_timeout = '200ms'";
+/// So long after a lock that was waited for in vain the next one is not waited for as long.
+const LOCKED_LASTS: Duration = Duration::from_secs(30);
 
 /// The parts of the pool. Each has connections of its own, so that a slow statement of one part never delays another:
 /// eight in all, because two cores of a database are busy with fewer.
@@ -102,6 +110,8 @@ pub(super) struct Pool {
     pub(super) explained: Explained,
     /// Deferred ticks were armed, and nobody was told.
     pub(super) armed: AtomicBool,
+    /// When a plan or an end last waited for a lock in vain.
+    locked_at: Mutex<Option<Instant>>,
 }
 
 /// The connections of one part of the pool.
@@ -139,6 +149,7 @@ impl Pool {
             pauses: Pauses::default(),
             explained: Explained::default(),
             armed: AtomicBool::new(false),
+            locked_at: Mutex::default(),
         })
     }
 
@@ -236,6 +247,8 @@ enum Step {
 pub(super) struct Tx<'a> {
     held: Held<'a>,
     step: Step,
+    /// How it begins.
+    begin: &'static str,
     /// Set while nobody can say whether it is committed.
     committing: &'a AtomicBool,
     /// Lanes where it may have made room for those that were deferred, to be looked at once, at its end.
@@ -256,11 +269,19 @@ impl<'a> Tx<'a> {
         Ok(Tx {
             held: pool.take(part).await?,
             step,
+            begin: "begin",
             committing,
             roomy: BTreeSet::new(),
             edited: BTreeSet::new(),
             armed: false,
         })
+    }
+
+    /// It writes a batch of plans or ends, which waits for no row for long. Called before its first statement.
+    pub(super) fn passes_locks(&mut self) {
+        let locked_at = *self.held.pool.locked_at.lock();
+        let is_recent = locked_at.is_some_and(|at| at.elapsed() < LOCKED_LASTS);
+        self.begin = if is_recent { LOCK_WAIT_AFTER } else { LOCK_WAIT };
     }
 
     /// There may be room in a lane when this is committed.
@@ -314,7 +335,7 @@ impl<'a> Tx<'a> {
         if self.held.pool.explained.is_wanted() {
             self.explain(sql, params).await?;
         }
-        let begins = self.step == Step::Before;
+        let (begins, begin) = (self.step == Step::Before, self.begin);
         if begins {
             self.step = Step::Inside;
         }
@@ -324,7 +345,7 @@ impl<'a> Tx<'a> {
         }
         // Both go out together: one round trip.
         let (begun, rows) =
-            tokio::join!(biased; client.batch_execute("begin"), client.query(&statement, params));
+            tokio::join!(biased; client.batch_execute(begin), client.query(&statement, params));
         begun?;
         let rows = rows?;
         self.held.pool.pauses.at(Point::Begun).await;
@@ -350,7 +371,7 @@ impl<'a> Tx<'a> {
             // It is to be held before its commit, which then follows by itself.
             return self.query(sql, params).await;
         }
-        let begin = if self.step == Step::Before { "begin" } else { "" };
+        let begin = if self.step == Step::Before { self.begin } else { "" };
         let committing = self.committing;
         let (client, statement) = self.prepared(sql).await?;
         committing.store(true, Ordering::SeqCst);
@@ -386,7 +407,8 @@ impl<'a> Tx<'a> {
     /// Runs a statement and counts the rows it touched.
     pub(super) async fn execute(&mut self, sql: &'static str, params: &[Param<'_>]) -> Result<u64, Fault> {
         if self.step == Step::Before {
-            self.held.connection()?.client.batch_execute("begin").await?;
+            let begin = self.begin;
+            self.held.connection()?.client.batch_execute(begin).await?;
             self.step = Step::Inside;
         }
         let (client, statement) = self.prepared(sql).await?;
@@ -440,6 +462,9 @@ impl<'a> Tx<'a> {
                 }
             }
             Err(fault) => {
+                if self.begin != "begin" && is_locked(&fault) {
+                    *self.held.pool.locked_at.lock() = Some(Instant::now());
+                }
                 let rolled_back = match self.held.connection() {
                     Ok(connection) if inside => connection.client.batch_execute("rollback").await.is_ok(),
                     _ => !inside,
@@ -477,6 +502,11 @@ fn is_shutdown(error: &tokio_postgres::Error) -> bool {
 fn is_double(fault: &Fault) -> bool {
     let Fault::Database(error) = fault else { return false };
     error.as_db_error().is_some_and(|error| error.constraint() == Some("history_pkey"))
+}
+
+/// Whether it waited for a lock in vain.
+fn is_locked(fault: &Fault) -> bool {
+    matches!(fault, Fault::Database(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
 }
 
 fn is_worth_another_try(fault: &Fault) -> bool {
@@ -517,6 +547,7 @@ pub(super) fn error_of(fault: Fault, place: &str) -> Error {
     match &code.code()[..2] {
         // Wrong data, a broken constraint, a limit of the server.
         "21" | "22" | "23" | "54" => Error::Refused { detail },
+        "55" if *code == SqlState::LOCK_NOT_AVAILABLE => Error::Locked { detail },
         "53" if *code == SqlState::DISK_FULL => Error::Full { place: place.to_owned() },
         // Also a missing right or table, and a failure of the system below the database.
         "08" | "25" | "28" | "3D" | "40" | "42" | "53" | "55" | "57" | "58" => {

@@ -111,6 +111,7 @@ impl Postgres {
         commit: &Commit,
         places: &Places,
     ) -> Result<Committed, Fault> {
+        tx.passes_locks();
         let mut books = match is_plain(commit) {
             true => Books::default(),
             false => Books::of_agents(tx, &[commit.agent]).await?,
@@ -157,6 +158,7 @@ async fn commit_queued(
     commits: &[Commit],
     places: &Places,
 ) -> Result<Vec<Committed>, Fault> {
+    tx.passes_locks();
     let mut answers = vec![Committed::Lost; commits.len()];
     let schedules: Vec<ScheduleId> = commits.iter().map(|commit| commit.schedule).collect();
     let versions: Vec<i64> = commits.iter().map(|commit| commit.version).collect();

@@ -111,6 +111,7 @@ impl Postgres {
         now: Timestamp,
         finishes: &[Finish],
     ) -> Result<Vec<Finished>, Fault> {
+        tx.passes_locks();
         let blind = self.sabotage.is(Sabotage::FinishWithoutEpoch);
         let ids: Vec<Uuid> = finishes.iter().map(|finish| finish.run.0).collect();
         let (books, mut found) = lock_running(tx, &ids).await?;
@@ -168,6 +169,7 @@ impl Postgres {
         now: Timestamp,
         finishes: &[Finish],
     ) -> Result<Option<Vec<Finished>>, Fault> {
+        tx.passes_locks();
         // Few attempts say what they used.
         let is_plain = finishes.iter().all(|finish| finish.usage.is_none());
         if self.sabotage.is(Sabotage::FinishWithoutEpoch) || !is_plain {

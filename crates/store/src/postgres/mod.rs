@@ -690,9 +690,7 @@ impl Store for Postgres {
     }
 
     async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
-        if let RefusedPart::Plan(schedule) = part {
-            self.unread.refused(schedule);
-        }
+        self.unread.note(part);
         let reason = clean(reason);
         transact!(self, Work, |tx| refusal::note(&mut tx, now, part, &reason).await)
     }

@@ -204,6 +204,7 @@ impl Postgres {
         commits: &[Commit],
         places: &Places,
     ) -> Result<Option<Vec<Committed>>, Fault> {
+        tx.passes_locks();
         let blind = self.sabotage.is(Sabotage::NoTokenCheck);
         let agents: BTreeSet<AgentId> =
             commits.iter().filter(|commit| !is_plain(commit)).map(|commit| commit.agent).collect();

@@ -17,7 +17,7 @@ pub(super) async fn note(
 ) -> Result<(), Fault> {
     // A plan has the nil id in the place of a run.
     let (schedule, run) = match part {
-        RefusedPart::Plan(schedule) => (schedule, Uuid::nil()),
+        RefusedPart::Plan(schedule) | RefusedPart::LockedPlan(schedule) => (schedule, Uuid::nil()),
         RefusedPart::End(run) => {
             let found = tx.query("select schedule_id from live where id = $1", &[&run.0]).await?;
             let Some(row) = found.first() else { return Ok(()) };

@@ -972,9 +972,7 @@ impl Store for Sqlite {
     }
 
     async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
-        if let RefusedPart::Plan(schedule) = part {
-            self.shared.unread.refused(schedule);
-        }
+        self.shared.unread.note(part);
         let reason = clean(reason).into_owned();
         self.write(move |verb| verb.note_refusal(now, part, &reason)).await
     }

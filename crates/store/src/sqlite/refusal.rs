@@ -14,7 +14,7 @@ const NO_RUN: [u8; 16] = [0; 16];
 impl Verb<'_> {
     pub(super) fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Done<()> {
         let (schedule, run) = match part {
-            RefusedPart::Plan(schedule) => (schedule, NO_RUN),
+            RefusedPart::Plan(schedule) | RefusedPart::LockedPlan(schedule) => (schedule, NO_RUN),
             RefusedPart::End(run) => {
                 let sql = "select schedule_id from live where id = ?";
                 let Some(schedule) = self.row(sql, [bytes(run)], |row| row.get(0))? else { return Ok(()) };
