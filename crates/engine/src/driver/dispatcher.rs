@@ -25,8 +25,8 @@ impl Driver {
         if !wanted || self.dispatcher.busy {
             return;
         }
-        if !self.may_start(now) {
-            // The answer to a renewal asks again.
+        if !self.may_start(now) || self.unfenced.as_ref().is_none_or(|unfenced| !unfenced.is_empty()) {
+            // The answer to a renewal, or to a fence, asks again.
             self.dispatcher.at = now.mono + self.options.lease / 10;
             return;
         }

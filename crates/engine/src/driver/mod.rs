@@ -477,6 +477,9 @@ pub struct Driver {
     pruner: Loop,
     /// Where looking for runs beyond their number goes on.
     prune_after: Option<RunId>,
+    /// Nodes that were gone at the first look and are not fenced yet; none before that look. Nothing is claimed meanwhile: runs
+    /// of theirs have their places before those that wait.
+    unfenced: Option<BTreeSet<NodeId>>,
     /// Of breakers, by agent and command: when they were seen closed.
     breakers: HashMap<(Arc<str>, String), Timestamp>,
     /// Agents whose failure budget was told to be used up, with the beginning of the period.
@@ -569,6 +572,7 @@ impl Driver {
             exhausted: HashMap::new(),
             breakers: HashMap::new(),
             clock_offset: now.offset(),
+            unfenced: None,
             health: Health::default(),
             counters: Counters::default(),
             effects: Vec::new(),

@@ -49,7 +49,13 @@ impl Driver {
 
     pub(super) fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, Sight)>, Error>) {
         self.reaper = Loop::from(now.mono + self.options.orphan_check.min(self.options.lease / 3));
-        let Some(nodes) = self.read(now, nodes) else { return };
+        let Some(nodes) = self.read(now, nodes) else {
+            if self.unfenced.is_none() {
+                self.reaper.at = now.mono + self.backoff(Write::Lease);
+            }
+            return;
+        };
+        let (is_first, mut fencing) = (self.unfenced.is_none(), BTreeSet::new());
         self.observed.retain(|id, _| nodes.iter().any(|(node, _)| node.id == *id));
         for (node, sight) in nodes.into_iter().filter(|(node, _)| node.id != self.node) {
             let seen = self.observed.entry(node.id).or_insert((node.lease_until, now.mono));
@@ -62,6 +68,7 @@ impl Driver {
                 node.lease_until < now.wall && now.mono >= seen.1 + self.options.lease && !sight.serves_file;
             if is_lapsed || sight.is_gone(&node) {
                 let is_beside = sight.here.is_beside(&node.process);
+                fencing.insert(node.id);
                 self.effects.push(Effect::Fence {
                     node: node.id,
                     lease: node.lease_until,
@@ -69,6 +76,10 @@ impl Driver {
                     is_lapsed,
                 });
             }
+        }
+        if is_first {
+            self.claim_wanted = true;
+            self.unfenced = Some(fencing);
         }
     }
 
@@ -79,6 +90,9 @@ impl Driver {
         rescued: Result<Option<Rescued>, Error>,
         runs: &[RunRecord],
     ) {
+        if self.unfenced.as_mut().is_some_and(|unfenced| unfenced.remove(&node)) {
+            self.claim_wanted = true;
+        }
         let Some(rescued) = self.written(now, Write::Lease, rescued) else { return };
         let Some(rescued) = rescued else { return };
         self.observed.remove(&node);

@@ -7,10 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use belfry::driver::{Ask, Driver, Effect, Input, Now, Sight};
 use belfry::{AgentBuilder, AnyStore, Engine, Options, RunRequest, StopOptions, When};
 use belfry_core::work::{Action, Work};
+use belfry_store::Node;
 
-use crate::support::pg;
+use crate::support::{pg, start};
 
 /// The store that a node of this test works on.
 const STORE: &str = "BELFRY_TEST_GONE_STORE";
@@ -133,4 +135,60 @@ async fn a_dead_process_is_rescued_at_once_on_postgres() {
     }
     let Some(url) = pg::fresh_database() else { return };
     rescues_at_once(&url, "a_dead_process_is_rescued_at_once_on_postgres").await;
+}
+
+#[test]
+fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
+    let process = |start_time| belfry_store::NodeProcess {
+        boot_id: "boot".into(),
+        pid_ns: "ns".into(),
+        start_time,
+        state_dir: "/state".into(),
+        version: String::new(),
+    };
+    let id = |n| belfry_core::NodeId(uuid::Uuid::from_u128(n));
+    let wall = start();
+    let now = Now { wall, mono: Duration::from_secs(60) };
+    let other = Node {
+        id: id(7),
+        host: "host".into(),
+        pid: 1,
+        labels: Vec::new(),
+        started_at: wall,
+        lease_until: wall,
+        fenced: false,
+        draining: false,
+        last_seen_at: wall,
+        process: process(100),
+    };
+    let sight = Sight {
+        here: Arc::new(process(200)),
+        is_same_host: true,
+        process: belfry_runner::ProcessState::Gone,
+        serves_file: false,
+    };
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(9));
+    let mut driver =
+        Driver::new(Options::default(), id(1), now, wall + belfry::SignedDuration::from_secs(30), new_id);
+    let claims = |effects: &[Effect]| {
+        effects.iter().filter(|effect| matches!(effect, Effect::Ask(Ask::Claim(_)))).count()
+    };
+    let fences =
+        |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Fence { .. })).count();
+    let effects = driver.step(now, Input::Woken);
+    assert_eq!(claims(&effects), 0, "nobody has looked at other nodes");
+    assert!(driver.wait(now) > Duration::ZERO, "it waits for an answer");
+    // The store does not answer at first.
+    let away = belfry_store::Error::Full { place: "the disk".into() };
+    assert_eq!(claims(&driver.step(now, Input::Nodes(Err(away)))), 0);
+    let now = Now { mono: now.mono + Duration::from_secs(3), ..now };
+    let effects = driver.step(now, Input::Woken);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadNodes)), "{effects:?}");
+    let renewed = belfry_store::Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) };
+    driver.step(now, Input::Renewed { asked: now.mono, renewed: Ok(renewed), is_held: false });
+    let effects = driver.step(now, Input::Nodes(Ok(vec![(other, sight)])));
+    assert_eq!((fences(&effects), claims(&effects)), (1, 0));
+    driver.step(now, Input::Hint);
+    let fenced = Input::Fenced { node: id(7), rescued: Ok(None), runs: Vec::new() };
+    assert_eq!(claims(&driver.step(now, fenced)), 1);
 }

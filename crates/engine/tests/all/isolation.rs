@@ -253,6 +253,7 @@ fn a_refusal_is_no_outage_and_is_told_once() {
     let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
     let mut driver = Driver::new(Options::default(), node, now, lease, new_id);
     driver.step(now, Input::Woken);
+    driver.step(now, Input::Nodes(Ok(Vec::new())));
     let mut told_refusals = 0;
     let mut claims = 0;
     for _ in 0..50 {

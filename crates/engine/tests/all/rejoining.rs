@@ -23,7 +23,10 @@ fn driver() -> Driver {
         uuid::Uuid::from_u128(number)
     });
     let lease = wall() + SignedDuration::from_secs(30);
-    Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), at(0), lease, new_id)
+    let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), at(0), lease, new_id);
+    // It is alone.
+    driver.step(at(0), Input::Nodes(Ok(Vec::new())));
+    driver
 }
 
 fn joins(effects: &[Effect]) -> Vec<NodeId> {
