@@ -473,11 +473,10 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         AnyStore::Postgres(_) => poll_interval_ms,
         AnyStore::Memory(_) | AnyStore::Sqlite(_) => check_interval_ms,
     };
-    let mut lanes = belfry::default_lanes();
-    lanes.extend(settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)));
+    let file_lanes = settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)).collect();
     let own = settings.lanes.iter().filter_map(|(name, lane)| Some((name.clone(), lane.own_slots?)));
     Options {
-        lanes,
+        file_lanes,
         own_lanes: own.collect(),
         max_concurrent: *max_concurrent,
         labels: labels.clone(),

@@ -38,6 +38,21 @@ impl Driver {
         slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.file?.slots))));
         slots.extend(self.options.own_lanes.clone());
         slots.extend(lanes.iter().filter_map(|lane| Some((lane.name.clone(), lane.set?.slots))));
+        let left: Vec<(String, u32)> = self
+            .slots
+            .iter()
+            .filter(|(lane, _)| !slots.contains_key(*lane))
+            .map(|(l, n)| (l.clone(), *n))
+            .collect();
+        self.removed_lanes.retain(|lane| !slots.contains_key(lane));
+        for (lane, count) in left {
+            if self.removed_lanes.insert(lane.clone()) {
+                let event = Event::new(now.wall, Level::Info, Name::LaneChanged);
+                let detail = format!("the lane {lane} was removed; runs that wait there still start");
+                self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
+            }
+            slots.insert(lane, count);
+        }
         let limits: Limits = lanes
             .iter()
             .filter_map(|lane| Some((lane.name.clone(), lane.settings()?)))
@@ -92,7 +107,7 @@ impl Driver {
 
     /// Runs of a lane that nobody made go to `main`.
     pub(super) fn to_known_lane(&self, lane: &mut String) {
-        if !self.slots.contains_key(lane) {
+        if !self.slots.contains_key(lane) || self.removed_lanes.contains(lane) {
             "main".clone_into(lane);
         }
     }

@@ -444,8 +444,11 @@ pub struct Driver {
     claims: u64,
     last_claims: HashMap<String, u64>,
     lanes: Loop,
-    /// Slots by lane: what the options say, and what was said since.
+    /// Slots by lane: what the options say, and what was said since. Those of a lane that was removed stay for the runs that
+    /// wait there.
     slots: BTreeMap<String, u32>,
+    /// Lanes among these that were removed: no run is made there.
+    removed_lanes: BTreeSet<String>,
     /// Limits of lanes, once they were read.
     limits: Option<Limits>,
     /// Schedules that this version cannot read, as far as that was told.
@@ -474,12 +477,12 @@ pub struct Driver {
     beater: Loop,
     reaper: Loop,
     observed: HashMap<NodeId, (Timestamp, Duration)>,
-    pruner: Loop,
-    /// Where looking for runs beyond their number goes on.
-    prune_after: Option<RunId>,
     /// Nodes that were gone at the first look and are not fenced yet; none before that look. Nothing is claimed meanwhile: runs
     /// of theirs have their places before those that wait.
     unfenced: Option<BTreeSet<NodeId>>,
+    pruner: Loop,
+    /// Where looking for runs beyond their number goes on.
+    prune_after: Option<RunId>,
     /// Of breakers, by agent and command: when they were seen closed.
     breakers: HashMap<(Arc<str>, String), Timestamp>,
     /// Agents whose failure budget was told to be used up, with the beginning of the period.
@@ -500,14 +503,14 @@ const AHEAD_MAX: u32 = 20;
 const FINISH_MAX: usize = 1000;
 /// How often an end that the store refuses is tried again.
 const REFUSED_EVERY: Duration = Duration::from_secs(30);
+/// How often an end is tried again whose rows another transaction holds.
+const LOCKED_EVERY: Duration = Duration::from_secs(3);
 /// Runs that are claimed at once in one lane.
 const CLAIM_MAX: u32 = 1000;
 /// Things that are pruned at once.
 const PRUNE_BATCH: u32 = 500;
 /// How long a node that stops waits for a store that does not answer: asked once, and asked again.
 const GIVE_UP: Duration = Duration::from_secs(10);
-/// How often an end is tried again whose rows another transaction holds.
-const LOCKED_EVERY: Duration = Duration::from_secs(3);
 const GIVE_UP_SOON: Duration = Duration::from_millis(500);
 /// How much longer for one that has not said that it cannot.
 const SILENT: Duration = Duration::from_secs(3);
@@ -544,9 +547,11 @@ impl Driver {
             slots: options
                 .lanes
                 .iter()
+                .chain(&options.file_lanes)
                 .chain(&options.own_lanes)
                 .map(|(lane, slots)| (lane.clone(), *slots))
                 .collect(),
+            removed_lanes: BTreeSet::new(),
             limits: None,
             unreadable: HashSet::new(),
             unreadable_rows: (HashSet::new(), now.mono),
@@ -567,12 +572,12 @@ impl Driver {
             beater: Loop::from(now.mono),
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
+            unfenced: None,
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,
             exhausted: HashMap::new(),
             breakers: HashMap::new(),
             clock_offset: now.offset(),
-            unfenced: None,
             health: Health::default(),
             counters: Counters::default(),
             effects: Vec::new(),

@@ -9,6 +9,8 @@ use super::*;
 pub struct Options {
     /// Slots by lane, unless the store says otherwise. Runs of a lane that nobody made go to `main`.
     pub lanes: BTreeMap<String, u32>,
+    /// Slots by lane as the files say when the node starts. Once the store was read, what that says of the files holds.
+    pub file_lanes: BTreeMap<String, u32>,
     /// Slots by lane that are this node's own: they count for more than what the files say, for less than what is said at
     /// run time.
     pub own_lanes: BTreeMap<String, u32>,
@@ -78,6 +80,7 @@ impl Default for Options {
         let day = Duration::from_secs(86_400);
         Options {
             lanes: default_lanes(),
+            file_lanes: BTreeMap::new(),
             own_lanes: BTreeMap::new(),
             max_concurrent: None,
             labels: Vec::new(),

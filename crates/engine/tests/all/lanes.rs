@@ -1,10 +1,11 @@
-//! A limit over all lanes of a node.
+//! Lanes of a node: a limit over all of them, and lanes that are removed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::support::{Does, World, on_each, stop};
-use belfry::{AgentBuilder, AgentSpec, Options, When};
+use belfry::{AgentBuilder, AgentSpec, Options, RunRequest, When};
+use belfry_store::Store;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -69,6 +70,39 @@ async fn a_limit_over_all_lanes_lets_them_take_turns() {
             world.let_go.notify_one();
             while events.recv().await.unwrap().event != belfry::event::Name::RunFinished {}
         }
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lane_that_leaves_the_files_takes_no_new_run_and_loses_none() {
+    let yearly = When::Cron("0 0 1 1 *".into());
+    on_each(async |world: World| {
+        let slots = belfry_store::LaneSettings { slots: 1, limit: None, queue_limit: None };
+        let now = || world.clock.now().wall;
+        world.store.put_lanes(now(), &[("night".into(), slots)]).await.unwrap();
+        let file_lanes = BTreeMap::from([("night".into(), 1)]);
+        let own = Options { file_lanes, ..Options::default() };
+        let agents =
+            [agent("a", "night", 2, &yearly), agent("b", "night", 1, &When::Cron("* * * * *".into()))];
+        ["a/s0", "a/s1"].iter().for_each(|name| world.tell(name, Does::Wait));
+        let engine = world.engine_with(&agents, own).await;
+        for name in ["a/s0", "a/s1"] {
+            engine.run_now(name, RunRequest::default()).await.unwrap();
+            world.settle(&engine).await;
+        }
+        assert_eq!((world.starts("a/s0").len(), world.starts("a/s1").len()), (1, 0), "one slot");
+        world.store.put_lanes(now(), &[]).await.unwrap();
+        engine.hint().await;
+        world.pass(&engine, 90 * SECOND, SECOND).await;
+        let lanes: Vec<String> =
+            world.runs().await.into_iter().filter(|run| run.name == "b/s0").map(|run| run.lane).collect();
+        assert!(!lanes.is_empty() && lanes.iter().all(|lane| lane == "main"), "{lanes:?}");
+        world.does.lock().clear();
+        world.let_go.notify_waiters();
+        world.pass(&engine, 2 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/s1").len(), 1, "what waited there starts");
         stop(&engine).await;
     })
     .await;
