@@ -101,8 +101,7 @@ async fn read(client: &Client, run: RunId, writer: &mut Writer) -> Result<(), Fa
 /// How the run stands, beside its output.
 fn remark_end(run: &Run, silent: bool) {
     let nothing = if silent { "no output; " } else { "" };
-    let took = run.started_at.zip(run.finished_at).map(|(from, to)| words::span(to.duration_since(from)));
-    let took = took.map_or(String::new(), |took| format!(" after {took}"));
+    let took = run.took_ms.map_or(String::new(), |ms| format!(" after {}", words::span_ms(ms)));
     let why = run.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
     let name = run.name();
     match run.state {

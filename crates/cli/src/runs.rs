@@ -142,14 +142,11 @@ pub fn sheet(runs: &[Run], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
     ]);
     for run in runs {
         let when = run.finished_at.or(run.started_at).unwrap_or(run.created_at);
-        let end = run.finished_at.unwrap_or(now);
         sheet.row(vec![
             run.id.to_string(),
             run.state.to_string(),
             words::short(when, now, zone),
-            run.started_at
-                .filter(|_| run.state != RunState::Pending)
-                .map_or_else(String::new, |started| words::span(end.duration_since(started))),
+            took(run, now),
             if run.attempt > 1 { format!("{}/{}", run.attempt, run.max_attempts) } else { String::new() },
             run.trigger.to_string(),
             run.tick_at.map_or_else(String::new, |tick| words::short(tick, now, zone)),
@@ -163,6 +160,18 @@ pub fn sheet(runs: &[Run], now: Timestamp, zone: &Zone, named: bool) -> Sheet {
         sheet.colour("STATE", state_colour(run.state));
     }
     sheet
+}
+
+/// How long a run took, or takes so far. Unknown if the clock was set back meanwhile.
+fn took(run: &Run, now: Timestamp) -> String {
+    let took_ms = match run.state {
+        RunState::Pending => None,
+        RunState::Running => {
+            run.started_at.and_then(|from| now.duration_since(from).as_millis().try_into().ok())
+        }
+        RunState::Completed | RunState::Failed | RunState::Cancelled => run.took_ms,
+    };
+    took_ms.map_or_else(String::new, words::span_ms)
 }
 
 fn detail(run: &Run, now: Timestamp) -> String {

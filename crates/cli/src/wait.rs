@@ -365,6 +365,5 @@ fn ending(record: &Run) -> String {
 }
 
 fn took(record: &Run) -> String {
-    let (Some(from), Some(to)) = (record.started_at, record.finished_at) else { return String::new() };
-    format!(" in {}", words::span(to.duration_since(from)))
+    record.took_ms.map_or(String::new(), |ms| format!(" in {}", words::span_ms(ms)))
 }

@@ -40,6 +40,11 @@ pub fn span(time: SignedDuration) -> String {
     }
 }
 
+/// The same of milliseconds.
+pub fn span_ms(ms: u64) -> String {
+    span(SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX)))
+}
+
 /// The same to whole seconds, for what changes while it is looked at.
 pub fn rough(time: SignedDuration) -> String {
     match time.as_secs() {

@@ -343,7 +343,7 @@ pub struct Run {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub finished_at: Option<Timestamp>,
-    /// How long its last attempt took.
+    /// How long its last attempt took; unknown if the clock was set back meanwhile.
     pub took_ms: Option<u64>,
     /// While it runs: when its node was heard of last.
     pub heartbeat: Option<Heartbeat>,
@@ -353,7 +353,7 @@ impl Run {
     /// A run from a store.
     pub fn of(record: &RunRecord) -> Run {
         let took = record.started_at.zip(record.finished_at);
-        let took = took.map(|(from, to)| u64::try_from(to.duration_since(from).as_millis()).unwrap_or(0));
+        let took = took.and_then(|(from, to)| u64::try_from(to.duration_since(from).as_millis()).ok());
         Run {
             id: record.id,
             agent: record.agent_name.clone(),

@@ -320,6 +320,10 @@ impl Known {
         if run.not_before > self.now {
             let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
             return match run.attempt {
+                _ if run.created_at > self.now => {
+                    let words = format!("the clock was set back after it was made: it waits until {until}");
+                    (Some(CLOCK_BACK), words)
+                }
                 0 => (Some("not_due"), format!("waits until {until}")),
                 tried => {
                     let error =

@@ -8,18 +8,45 @@ use belfry_time::Timestamp;
 const OUT_OF_ORDER_MICROS: i64 = 50_000;
 
 /// The instant of the last claim. A run that waits at a gate is not looked at again before somebody leaves that gate; what
-/// held it there may no longer be due by a clock that was set back.
+/// held it there may no longer be due by a clock that was set back. A run that was made before that, and has not started, is to
+/// wait no longer than it would have: see [`Clock::may_be_back`].
 #[derive(Debug)]
 pub(crate) struct LastClaim(AtomicI64);
 
-impl LastClaim {
-    pub(crate) fn none() -> LastClaim {
+/// How the clock of a claim stands to that of the last one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// There was no claim before: it may have been set while this process did not run.
+    Unknown,
+    /// It was set back.
+    Back,
+    /// It went on.
+    On,
+}
+
+impl Clock {
+    /// Whether runs are looked for that were made by a later clock. Those that have not started, and whose tick, if they have
+    /// one, does not lie ahead, wait from now on as long as they were to wait when they were made. A tick that lies ahead
+    /// is waited for.
+    pub(crate) fn may_be_back(self) -> bool {
+        self != Clock::On
+    }
+}
+
+impl Default for LastClaim {
+    fn default() -> LastClaim {
         LastClaim(AtomicI64::new(i64::MIN))
     }
+}
 
-    /// Whether the clock was set back between the last claim and this one.
-    pub(crate) fn was_after(&self, now: Timestamp) -> bool {
+impl LastClaim {
+    /// How the clock stands at a claim.
+    pub(crate) fn clock_at(&self, now: Timestamp) -> Clock {
         let now = now.as_microsecond();
-        self.0.swap(now, Ordering::Relaxed) > now.saturating_add(OUT_OF_ORDER_MICROS)
+        match self.0.swap(now, Ordering::Relaxed) {
+            i64::MIN => Clock::Unknown,
+            last if last > now.saturating_add(OUT_OF_ORDER_MICROS) => Clock::Back,
+            _ => Clock::On,
+        }
     }
 }

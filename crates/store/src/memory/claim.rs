@@ -50,6 +50,9 @@ impl Live {
 
 impl State {
     pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
+        if claim.only.is_none() && self.last_claim.clock_at(now).may_be_back() {
+            self.shift_waiting(now);
+        }
         // A node whose claims do not hold gets none.
         let is_fenced = |node: &Node| node.fenced && !broken::is(Broken::FencedNodeClaims);
         if self.nodes.get(&claim.node).is_none_or(is_fenced) {
@@ -84,6 +87,23 @@ impl State {
         }
         claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));
         claimed
+    }
+
+    /// See [`crate::clock::Clock::may_be_back`].
+    fn shift_waiting(&mut self, now: Timestamp) {
+        let is_of_later_clock = |live: &&mut Live| {
+            live.waits()
+                && live.attempt == 0
+                && live.created_at > now
+                && live.not_before >= live.created_at
+                && live.new.tick_at.is_none_or(|tick_at| tick_at <= now)
+        };
+        for live in self.live.values_mut().filter(is_of_later_clock) {
+            let back = live.created_at.duration_since(now);
+            for at in [&mut live.not_before, &mut live.new.not_before] {
+                *at = at.saturating_sub(back).unwrap_or(*at);
+            }
+        }
     }
 
     fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {

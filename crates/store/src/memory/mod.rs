@@ -34,6 +34,7 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 
+use crate::clock::LastClaim;
 use crate::hint::{self, Hint};
 use crate::sabotage::Switch;
 use crate::sessions::*;
@@ -63,6 +64,7 @@ struct State {
     edited: BTreeSet<AgentId>,
     schedules: BTreeMap<ScheduleId, ScheduleRow>,
     live: BTreeMap<RunId, Live>,
+    last_claim: LastClaim,
     ended: BTreeMap<RunId, RunRecord>,
     /// Their places among those of their schedule that failed, or did not.
     places: BTreeMap<RunId, i64>,

@@ -19,6 +19,7 @@ use super::connection::{Fault, Param, Tx};
 use super::lane::{Room, room};
 use super::rows::{get, small};
 use crate::Error;
+use crate::clock::Clock;
 use crate::sabotage::Sabotage;
 use crate::sessions::read_given;
 use crate::shapes::*;
@@ -115,7 +116,14 @@ impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
-        if self.last_claim.was_after(now) {
+        let clock = self.last_claim.clock_at(now);
+        if clock.may_be_back() {
+            let sql = "update live set due_at = due_at - (created_at - $1), not_before = not_before - (created_at - $1) \
+                       where state + 0 <> 2 and attempt = 0 and created_at > $1 and not_before >= created_at \
+                       and coalesce(tick_at <= $1, true)";
+            transact!(self, Work, |tx| tx.execute(sql, &[&now]).await)?;
+        }
+        if clock == Clock::Back {
             let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";
             transact!(self, Work, |tx| tx.execute(sql, &[]).await)?;
         }

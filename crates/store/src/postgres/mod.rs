@@ -199,7 +199,7 @@ impl Postgres {
             pool,
             cache: Mutex::default(),
             gates_in_the_way: AtomicBool::new(false),
-            last_claim: LastClaim::none(),
+            last_claim: LastClaim::default(),
             queues_limited: AtomicBool::new(false),
             hints: Box::default(),
             unread: Unread::default(),

@@ -11,6 +11,7 @@ use super::gate::{Order, StoredGates};
 use super::source::from_json;
 use super::unread::{counter, own_id};
 use super::{Done, Verb, bytes, lossy, maybe_id, micros, node_bytes, number, run_id, text};
+use crate::clock::Clock;
 use crate::sessions::read_given;
 use crate::shapes::*;
 use crate::unknown;
@@ -52,6 +53,9 @@ struct Ready {
 
 impl Verb<'_> {
     pub(super) fn claim(&self, now: Timestamp, claim: &Claim) -> Done<Vec<Claimed>> {
+        if claim.only.is_none() {
+            self.look_at_clock(now)?;
+        }
         // A node whose claims do not hold gets none.
         if self
             .row("select 1 from nodes where id = ? and not fenced", [node_bytes(claim.node)], |_| Ok(()))?
@@ -61,12 +65,6 @@ impl Verb<'_> {
         }
         if let Some(run) = claim.only {
             return self.claim_one(now, claim, run);
-        }
-        if self.shared.last_claim.was_after(now) {
-            self.execute(
-                "update live set state = 0, parked_on = null where state = 1 and parked_on is not null",
-                [],
-            )?;
         }
         self.execute("update live set state = 0 where state = 3 and not_before <= ?", [micros(now)])?;
         let mut claimed: Vec<Claimed> = Vec::new();
@@ -96,6 +94,26 @@ impl Verb<'_> {
         }
         claimed.sort_by_key(|run| claim.lanes.iter().position(|(lane, _)| *lane == run.lane));
         Ok(claimed)
+    }
+
+    /// Lets nothing wait for a clock that was set back.
+    fn look_at_clock(&self, now: Timestamp) -> Done<()> {
+        let clock = self.shared.last_claim.clock_at(now);
+        if clock.may_be_back() {
+            self.execute(
+                "update live set due_at = due_at - (created_at - ?1), not_before = not_before - (created_at - ?1)
+                 where state <> 2 and attempt = 0 and created_at > ?1 and not_before >= created_at
+                   and coalesce(tick_at <= ?1, 1)",
+                [micros(now)],
+            )?;
+        }
+        if clock == Clock::Back {
+            self.execute(
+                "update live set state = 0, parked_on = null where state = 1 and parked_on is not null",
+                [],
+            )?;
+        }
+        Ok(())
     }
 
     /// Starts one run, also one that is parked, if its gates have room.

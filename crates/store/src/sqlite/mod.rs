@@ -178,7 +178,7 @@ impl Sqlite {
             seen_version: AtomicI64::new(-1),
             compiled: Mutex::default(),
             unread: Unread::default(),
-            last_claim: LastClaim::none(),
+            last_claim: LastClaim::default(),
             agents: Mutex::default(),
         });
         let (writer, commands) = mpsc::channel(WAITING_MAX);

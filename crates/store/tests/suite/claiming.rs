@@ -23,6 +23,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
     a_new_number_of_retries_holds_for_runs_that_exist(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
+    a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
     a_run_waits_by_its_own_command_whatever_its_schedule_has_now(&fresh().await).await;
 }
 
@@ -348,6 +349,38 @@ async fn a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_
     assert!(world.claim(node, 9).await.is_empty(), "the retry waits to be alone, the younger run behind it");
     world.advance(-60_000);
     assert_eq!(ids(&world.claim(node, 9).await), [younger], "by this clock the retry is not due yet");
+    world.assert_whole().await;
+}
+
+async fn a_run_that_was_ready_by_a_later_clock_is_ready(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let one = AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let by_hand = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    world.apply(&[agent("a", one, &[("s", by_hand), ("t", cron("* * * * *"))])]).await;
+    world.plan_all().await;
+    let first = world.next("a/s").await;
+    let first_claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&first_claimed), [first]);
+    world.advance(7_200_000);
+    let second = world.next("a/s").await;
+    world.advance(1_000);
+    let third = world.next("a/s").await;
+    assert!(world.claim(node, 9).await.is_empty(), "its agent is at its limit");
+    world.advance(-7_200_000);
+    world.complete(&first_claimed[0]).await;
+    for run in [second, third] {
+        let claimed = world.claim(node, 9).await;
+        assert_eq!(ids(&claimed), [run], "in the order in which they were made");
+        world.complete(&claimed[0]).await;
+    }
+    // A tick that lies ahead is waited for.
+    world.advance(7_200_000);
+    world.plan_all().await;
+    world.advance(-3_600_000);
+    assert!(world.claim(node, 9).await.is_empty());
+    world.advance(3_600_000);
+    assert_eq!(world.claim(node, 9).await.len(), 1);
     world.assert_whole().await;
 }
 
