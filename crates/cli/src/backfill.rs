@@ -111,7 +111,10 @@ impl Backfill {
                 return Err(failure);
             }
             if let Some(planned) = all.cut_at {
-                reach::say(&format!("up to {}: what comes after it plans by itself", zone.rfc3339(planned)));
+                reach::say(&format!(
+                    "up to {}: what comes after it plans by itself, or when it is resumed",
+                    zone.rfc3339(planned)
+                ));
             }
             let told = self.tell(&client, output, &zone, &all);
             failed.map_or(told, Err)

@@ -49,7 +49,7 @@ pub struct Backfilled {
     pub more: u64,
     /// The first of them: where to go on.
     pub next_from: Option<Timestamp>,
-    /// Only up to here: what comes after, the schedule plans by itself.
+    /// Only up to here: what comes after, the schedule plans by itself, or a resume if it is paused.
     pub cut_at: Option<Timestamp>,
 }
 
@@ -69,6 +69,14 @@ pub async fn backfill(
             "the start must be before the end, got {} and {}",
             zone.rfc3339(request.from),
             zone.rfc3339(request.to)
+        )));
+    }
+    if let (Status::Paused { .. }, true) = (&record.status, request.from >= planned) {
+        return Err(refused(format!(
+            "{name} is paused, and its ticks from {} on belong to the pause: `belfry resume {name} --catch-up` plans them \
+             by `catch_up`; after `belfry resume {name}` a backfill makes runs for them",
+            zone.rfc3339(planned),
+            name = record.name,
         )));
     }
     if request.from >= planned {
