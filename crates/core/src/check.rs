@@ -132,7 +132,7 @@ impl Asking<'_> {
             (SkipReason::Disabled, _) => "it is enabled".into(),
             (SkipReason::Invalid, Status::Invalid { reason }) => reason.clone(),
             (SkipReason::Invalid, _) => "its definition is right".into(),
-            (SkipReason::Exhausted, Status::Exhausted) => "it has fired for the last time".into(),
+            (SkipReason::Exhausted, Status::Exhausted) => "its last tick has passed".into(),
             (SkipReason::Exhausted, _) => "it has ticks to come".into(),
             (SkipReason::OutsideDay | SkipReason::OutsideWindow, _) if window.is_empty() => {
                 "any time is allowed".into()

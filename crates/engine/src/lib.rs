@@ -55,5 +55,8 @@ pub use node::{drain, host};
 pub use session::{
     Chat, Made, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
 };
-pub use standing::{Resume, Resumed, clock_back, is_expired, past_words, refuse_unreadable, resume};
+pub use standing::{
+    Resume, Resumed, clock_back, exhausted_words, is_expired, open_ranges, past_words, refuse_unreadable,
+    resume,
+};
 pub use why::{Decision, skip_words, why, why_at};

@@ -4,7 +4,7 @@
 use belfry_core::check::Status;
 use belfry_core::edit;
 pub use belfry_core::edit::Resume;
-use belfry_core::{RunId, ScheduleDefinition};
+use belfry_core::{RunId, ScheduleDefinition, SkipRange};
 use belfry_store::{ScheduleRecord, Store};
 use belfry_time::{Kind, Timestamp};
 
@@ -84,6 +84,25 @@ pub fn past_words(name: &str, definition: &ScheduleDefinition, now: Timestamp) -
 pub fn is_expired(record: &ScheduleRecord) -> bool {
     let schedule = record.definition.compile(&record.name);
     schedule.is_ok_and(|schedule| edit::is_expired(&schedule, &record.status, record.origin))
+}
+
+/// What is said of a schedule that has no tick to come.
+pub fn exhausted_words(record: &ScheduleRecord) -> &'static str {
+    let is_used = record.last.is_some() || record.running + record.pending > 0;
+    match (is_expired(record), &record.last) {
+        (true, _) => crate::api::EXPIRED,
+        (false, Some(last)) if last.tick_at.is_some() => "it has fired for the last time",
+        (false, _) if is_used => "its last tick has passed",
+        (false, _) => "its last tick has passed, and made no run",
+    }
+}
+
+/// Ticks that a schedule leaves out and still counts: those that fare alike in a row, and those of a pause, of `enabled:
+/// false` or of a wrong definition that lasts.
+pub fn open_ranges(record: &ScheduleRecord, now: Timestamp) -> Vec<SkipRange> {
+    let compiled = record.definition.compile(&record.name);
+    let compiled = compiled.as_ref().map_err(|_| "");
+    record.open_skip.into_iter().chain(edit::unarmed(&record.found(), compiled, now)).collect()
 }
 
 /// When a schedule goes on whose ticks lie ahead of the clock, because that was set back. None if it does not wait for

@@ -232,9 +232,9 @@ impl Known {
             not_due.detail = self.due_words();
         }
         if let Some(exhausted) = checks.iter_mut().find(|check| check.check == SkipReason::Exhausted.as_str())
-            && crate::is_expired(record)
+            && record.status == Status::Exhausted
         {
-            exhausted.detail = api::EXPIRED.into();
+            exhausted.detail = crate::exhausted_words(record).into();
         }
         if let Some(at) = crate::clock_back(record, self.now) {
             let place = checks.iter().position(|check| check.check == "not_due").unwrap_or(checks.len());
@@ -550,8 +550,7 @@ impl Known {
             }
             Status::Disabled => "enabled is false".into(),
             Status::Invalid { reason } => format!("its definition is wrong: {reason}"),
-            Status::Exhausted if crate::is_expired(&self.record) => api::EXPIRED.into(),
-            Status::Exhausted => "it has fired for the last time".into(),
+            Status::Exhausted => crate::exhausted_words(&self.record).into(),
         }
     }
 

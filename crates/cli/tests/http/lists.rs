@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::client::{Api, CONFIG};
-use crate::support::Site;
+use crate::support::{Site, eventually};
 
 fn names(page: &Value) -> Vec<String> {
     let items = page["items"].as_array().unwrap();
@@ -88,6 +88,37 @@ fn the_answers_are_those_of_the_command_line() {
     assert_eq!(api_answer("/api/v1/agents")["items"].as_array().unwrap().len(), 2);
     assert_eq!(api_answer("/api/v1/agents/hello")["kind"], "shell");
     api.get("/api/v1/agents/nobody").refused(404, "not_found");
+}
+
+#[test]
+fn ticks_that_were_left_out_are_listed_also_while_a_pause_lasts() {
+    let site = Site::sqlite();
+    site.config(
+        "agents: {a: {shell: 'true', schedules: {s: {every: 100ms, anchor: slot}, later: {cron: '0 0 1 1 *'}}}}",
+    );
+    let api = Api::start(&site);
+    api.post("/api/v1/schedules/a/s/pause", &json!({})).is(200);
+    let skipped = |path: &str| -> Vec<Value> {
+        let page = api.get(path).is(200);
+        let items = page["items"].as_array().unwrap().iter();
+        items.filter(|item| item["reason"] == "disabled").cloned().collect()
+    };
+    let path = "/api/v1/schedules/a/s/ticks?limit=1000";
+    let open = eventually("two ticks are left out", || {
+        skipped(path).pop().filter(|open| open["count"].as_u64() >= Some(2))
+    });
+    let shown = api.get("/api/v1/schedules/a/s").is(200);
+    assert_eq!(
+        (&shown["skips"][0]["reason"], &shown["skips"][0]["decision"]),
+        (&json!("disabled"), &json!("skipped"))
+    );
+    let (first, later) = (&open["from"], open["to"].as_str().unwrap());
+    let from_within = || skipped(&format!("/api/v1/schedules/a/s/ticks?from={later}&limit=1000"));
+    assert_eq!(&from_within()[0]["from"], first, "a range that lasts and begins before");
+    api.post("/api/v1/schedules/a/s/resume", &json!({})).is(200);
+    assert_eq!(&from_within()[0]["from"], first, "a range that begins before");
+    let first_page = api.get(&format!("/api/v1/schedules/a/s/ticks?from={later}&limit=1")).is(200);
+    assert_eq!(&first_page["items"][0]["from"], first);
 }
 
 #[test]

@@ -406,3 +406,40 @@ async fn a_schedule_that_waits_for_the_clock_says_until_when() {
     assert_eq!(reason(&house.why("plain/s").await), Some("not_due"));
     house.end().await;
 }
+
+#[tokio::test]
+async fn a_one_shot_whose_time_passed_in_a_pause_has_not_fired() {
+    let shot = || When::At("2026-03-02T12:01:00Z".into());
+    let agent = AgentBuilder::new("plain").schedule("paused", shot()).schedule("fires", shot());
+    let house = House::new(vec![agent]).await;
+    let id = house.engine.schedule_state("plain/paused").await.unwrap().id;
+    house.engine.store().pause(house.engine.now(), id, None, None).await.unwrap();
+    house.pass(120).await;
+    house.engine.store().resume(house.engine.now(), id, belfry::Resume::Skip).await.unwrap();
+    house.engine.hint().await;
+    house.pass(1).await;
+    let status = house.engine.schedule_state("plain/paused").await.unwrap().status;
+    assert_eq!(status, belfry_core::check::Status::Exhausted);
+    let detail = |why: Why| {
+        let check = why.checks.into_iter().find(|check| check.check == "exhausted");
+        check.unwrap().detail
+    };
+    let paused = detail(house.why("plain/paused").await);
+    assert_eq!(paused, "its last tick has passed, and made no run");
+    assert_eq!(detail(house.why("plain/fires").await), "it has fired for the last time");
+    let why = house.why_at("plain/paused", "2026-03-02T12:01:00Z").await;
+    assert_eq!((why.decision, why.reason.as_deref()), (Decision::Skipped, Some("disabled")));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_run_that_was_made_before_the_clock_was_set_back_says_so() {
+    let store = belfry::AnyStore::Memory(belfry_store::memory::Memory::new());
+    let agent = AgentBuilder::new("a").schedule("s", When::Cron("0 0 1 1 *".into())).build();
+    store.apply(at(START), "files", "digest", &[agent]).await.unwrap();
+    let request = RunRequest::default();
+    belfry::request_run(&store, &Options::default(), at(START), "a/s", request).await.unwrap();
+    let why = belfry::why(&store, "a/s", at("2026-03-02T10:00:00Z")).await.unwrap();
+    let words = serde_json::to_string(&why).unwrap();
+    assert!(words.contains("the clock was set back after it was made: it waits until"), "{words}");
+}

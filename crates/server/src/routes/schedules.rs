@@ -154,7 +154,8 @@ pub async fn show(
     let record = shared.schedule(&named.full()).await?;
     let agent = shared.agent_of(&record).await?;
     let skips = shared.store().skips(record.id, None, SKIPS_READ).await?.into_iter();
-    let skips: Vec<_> = skips.chain(record.open_skip).map(TickResult::skipped).collect();
+    let skips: Vec<_> =
+        skips.chain(belfry::open_ranges(&record, shared.now())).map(TickResult::skipped).collect();
     let shown = ScheduleShown {
         about: About::of(&record, &agent, is_admin),
         detail: ScheduleDetail::of(&record, &agent, shared.now()),

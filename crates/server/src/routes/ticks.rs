@@ -9,7 +9,7 @@ use belfry::Decision;
 use belfry::api::{List, Why, upcoming};
 use belfry_core::check::Status;
 use belfry_core::{RunId, SkipRange};
-use belfry_store::{RunFilter, ScheduleRecord, Store};
+use belfry_store::{RunFilter, ScheduleRecord, Store, TickFate};
 use belfry_time::{Shift, SignedDuration, Tick, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -140,17 +140,17 @@ async fn next(
 /// Why a schedule has no tick to come.
 fn nothing(record: &ScheduleRecord) -> String {
     let why = match (&record.status, record.waits_for) {
-        (Status::Active, Some(run)) => format!("counts from the end of run {run}, which lives"),
-        (Status::Active, None) => "has no tick to come".into(),
-        (Status::Paused { .. }, _) => "is paused until it is resumed".into(),
-        (Status::Disabled, _) => "is not enabled".into(),
-        (Status::Invalid { reason }, _) => format!("is invalid: {reason}"),
+        (Status::Active, Some(run)) => format!(" counts from the end of run {run}, which lives"),
+        (Status::Active, None) => " has no tick to come".into(),
+        (Status::Paused { .. }, _) => " is paused until it is resumed".into(),
+        (Status::Disabled, _) => " is not enabled".into(),
+        (Status::Invalid { reason }, _) => format!(" is invalid: {reason}"),
         (Status::Exhausted, _) => match belfry::is_expired(record) {
-            true => "never runs: its time had passed when it was first seen".into(),
-            false => "has fired for the last time".into(),
+            true => " never runs: its time had passed when it was first seen".into(),
+            false => format!(": {}", belfry::exhausted_words(record)),
         },
     };
-    format!("{} {why}", record.name)
+    format!("{}{why}", record.name)
 }
 
 /// When.
@@ -228,6 +228,9 @@ impl TickResult {
 }
 
 /// What became of the ticks of a schedule, the oldest first
+///
+/// Ticks in a row that fared alike are one item; it may begin before `from`, and end at the present if it still lasts, such
+/// as a pause.
 #[utoipa::path(get, path = "/api/v1/schedules/{agent}/{name}/ticks", operation_id = "list_ticks", tag = "schedules",
     params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"), TicksParams),
     security(("token" = ["read"])), responses((status = 200, description = "A page", body = List<TickResult>)))]
@@ -241,14 +244,20 @@ async fn ticks(
     let record = shared.schedule(&named.full()).await?;
     let default = || shared.now().checked_sub(DAY).unwrap_or(Timestamp::MIN);
     let from = params.from.unwrap_or_else(default);
-    let is_wanted = |at: Timestamp| at >= from && after.is_none_or(|after| at > after);
+    let is_wanted = |item: &TickResult| item.to >= from && after.is_none_or(|after| item.from > after);
     let skips_after =
         after.unwrap_or_else(|| from.checked_sub(SignedDuration::from_micros(1)).unwrap_or(from));
     let skips = shared.store().skips(record.id, Some(skips_after), limit as u32 + 1).await?;
+    // One that begins before, and reaches into what is asked for.
+    let begun = match shared.store().tick(record.id, from).await? {
+        TickFate::Skipped(range) if range.from < from => Some(range),
+        _ => None,
+    };
+    let open = belfry::open_ranges(&record, shared.now());
     let mut items: Vec<TickResult> =
-        skips.into_iter().chain(record.open_skip).map(TickResult::skipped).collect();
+        begun.into_iter().chain(skips).chain(open).map(TickResult::skipped).collect();
     items.extend(fired(&shared, &record, from).await?);
-    items.retain(|item| is_wanted(item.from));
+    items.retain(is_wanted);
     items.sort_by_key(|item| item.from);
     let more = items.len() > limit;
     items.truncate(limit);
