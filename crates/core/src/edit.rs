@@ -16,8 +16,8 @@ use crate::plan::{left_out, with_origin};
 /// The resolution of stored instants.
 const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
 
-/// How far the last planned tick may lie ahead before a schedule says that it waits for the clock.
-const CLOCK_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
+/// How far something that has happened may lie ahead before it is said that the clock was set back.
+pub const CLOCK_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
 
 /// A schedule's definition that can be used, or why it cannot.
 pub type Compiled<'a> = Result<&'a Schedule, &'a str>;

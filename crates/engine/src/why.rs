@@ -8,6 +8,7 @@ use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
 use belfry_core::definition::{IfRunning, handler_of};
+use belfry_core::edit::CLOCK_BACK_MIN;
 use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
@@ -320,7 +321,7 @@ impl Known {
         if run.not_before > self.now {
             let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
             return match run.attempt {
-                _ if run.created_at > self.now => {
+                _ if run.created_at > self.now.saturating_add(CLOCK_BACK_MIN).unwrap_or(self.now) => {
                     let words = format!("the clock was set back after it was made: it waits until {until}");
                     (Some(CLOCK_BACK), words)
                 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use belfry_core::edit::CLOCK_BACK_MIN;
 use belfry_time::Timestamp;
 
 /// Callers on several threads bring their instants out of order by less than this.
@@ -25,11 +26,11 @@ pub(crate) enum Clock {
 }
 
 impl Clock {
-    /// Whether runs are looked for that were made by a later clock. Those that have not started, and whose tick, if they have
-    /// one, does not lie ahead, wait from now on as long as they were to wait when they were made. A tick that lies ahead
-    /// is waited for.
-    pub(crate) fn may_be_back(self) -> bool {
-        self != Clock::On
+    /// If the clock may have been set back: the instant after which a run was made by a later clock, more than clocks of
+    /// several nodes differ. Such runs that have not started, and whose tick, if they have one, does not lie ahead, wait from
+    /// now on as long as they were to wait when they were made. A tick that lies ahead is waited for.
+    pub(crate) fn may_be_back(self, now: Timestamp) -> Option<Timestamp> {
+        (self != Clock::On).then(|| now.saturating_add(CLOCK_BACK_MIN).unwrap_or(now))
     }
 }
 

@@ -50,8 +50,10 @@ impl Live {
 
 impl State {
     pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
-        if claim.only.is_none() && self.last_claim.clock_at(now).may_be_back() {
-            self.shift_waiting(now);
+        if claim.only.is_none()
+            && let Some(later) = self.last_claim.clock_at(now).may_be_back(now)
+        {
+            self.shift_waiting(now, later);
         }
         // A node whose claims do not hold gets none.
         let is_fenced = |node: &Node| node.fenced && !broken::is(Broken::FencedNodeClaims);
@@ -90,11 +92,11 @@ impl State {
     }
 
     /// See [`crate::clock::Clock::may_be_back`].
-    fn shift_waiting(&mut self, now: Timestamp) {
+    fn shift_waiting(&mut self, now: Timestamp, later: Timestamp) {
         let is_of_later_clock = |live: &&mut Live| {
             live.waits()
                 && live.attempt == 0
-                && live.created_at > now
+                && live.created_at > later
                 && live.not_before >= live.created_at
                 && live.new.tick_at.is_none_or(|tick_at| tick_at <= now)
         };

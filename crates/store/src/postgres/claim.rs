@@ -117,11 +117,11 @@ impl Postgres {
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
         let clock = self.last_claim.clock_at(now);
-        if clock.may_be_back() {
+        if let Some(later) = clock.may_be_back(now) {
             let sql = "update live set due_at = due_at - (created_at - $1), not_before = not_before - (created_at - $1) \
-                       where state + 0 <> 2 and attempt = 0 and created_at > $1 and not_before >= created_at \
+                       where state + 0 <> 2 and attempt = 0 and created_at > $2 and not_before >= created_at \
                        and coalesce(tick_at <= $1, true)";
-            transact!(self, Work, |tx| tx.execute(sql, &[&now]).await)?;
+            transact!(self, Work, |tx| tx.execute(sql, &[&now, &later]).await)?;
         }
         if clock == Clock::Back {
             let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";

@@ -99,12 +99,12 @@ impl Verb<'_> {
     /// Lets nothing wait for a clock that was set back.
     fn look_at_clock(&self, now: Timestamp) -> Done<()> {
         let clock = self.shared.last_claim.clock_at(now);
-        if clock.may_be_back() {
+        if let Some(later) = clock.may_be_back(now) {
             self.execute(
                 "update live set due_at = due_at - (created_at - ?1), not_before = not_before - (created_at - ?1)
-                 where state <> 2 and attempt = 0 and created_at > ?1 and not_before >= created_at
+                 where state <> 2 and attempt = 0 and created_at > ?2 and not_before >= created_at
                    and coalesce(tick_at <= ?1, 1)",
-                [micros(now)],
+                [micros(now), micros(later)],
             )?;
         }
         if clock == Clock::Back {
