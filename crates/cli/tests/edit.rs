@@ -392,7 +392,8 @@ fn a_backfill_never_goes_where_the_planner_has_not_been() {
     assert!(said.err.contains("what comes after it plans by itself"), "{said:?}");
     let answer: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(answer["runs"].as_array().unwrap().len(), 6);
-    let inside = ["backfill", "a/five", "--from", &since.to_string(), "--to", &to];
+    let from = (since + SignedDuration::from_mins(30)).to_string();
+    let inside = ["backfill", "a/five", "--from", &from, "--to", &to];
     site.refused(&inside, 2, "belong to the pause: `belfry resume a/five --catch-up` plans them");
 }
 

@@ -320,7 +320,7 @@ struct BackfillAnswer {
     more: u64,
     /// The first of them, to go on from; null where none is left.
     next_from: Option<Timestamp>,
-    /// Only up to here: what comes after, the schedule plans by itself.
+    /// Only up to here: what comes after, the schedule plans by itself, or a resume if it is paused.
     cut_at: Option<Timestamp>,
 }
 
