@@ -137,7 +137,7 @@ fn a_deferred_tick_is_overdue_like_any_other() {
         assert_eq!(resumed.closed, [range(SkipReason::Disabled, "02T12:00:00", "02T12:05:00", 2)]);
         let edited = define(&deferred, &schedule, &cron("0 * * * *"), "02T12:07:00");
         assert_eq!(edited.closed, [open, range(SkipReason::Edited, "02T12:00:00", "02T12:05:00", 2)]);
-        assert_eq!(edit::remove(&deferred, Ok(&schedule), at("02T12:07:00")), edited.closed);
+        assert_eq!(edit::remove(&deferred, Ok(&schedule), at("02T12:07:00")).closed, edited.closed);
     }
 }
 
@@ -186,8 +186,31 @@ fn an_edit_of_the_timing_records_what_is_overdue_as_missed() {
         assert_eq!((edited.waits, edited.origin), (false, None));
         assert_eq!(armed(&edited, &hourly, "02T12:12:03"), Some(at("02T13:00:00")));
         let removed = edit::remove(&active(tick(timer)), Ok(&old), at("02T12:12:03"));
-        assert_eq!(removed, edited.closed, "a removal is an edit");
+        assert_eq!((&removed.closed, removed.timer), (&edited.closed, None), "a removal is an edit");
+        let back = edit::restore(&found(removed), &hourly.definition, Ok(&hourly), at("02T12:40:00"));
+        assert!(back.closed.is_empty() && back.new_revision, "it had no ticks meanwhile");
+        assert_eq!(armed(&back, &hourly, "02T12:40:00"), Some(at("02T13:00:00")));
     }
+}
+
+#[test]
+fn a_schedule_that_is_restored_by_an_earlier_clock_fires_nothing_again() {
+    let minutely = cron("* * * * *");
+    let removed = edit::remove(&active(tick("02T12:10:00")), Ok(&minutely), at("02T12:05:00"));
+    let back = edit::restore(&found(removed), &minutely.definition, Ok(&minutely), at("02T12:06:00"));
+    assert_eq!(armed(&back, &minutely, "02T12:06:00"), Some(at("02T12:10:00")));
+}
+
+#[test]
+fn a_pause_outlasts_a_removal() {
+    let minutely = cron("* * * * *");
+    let status = paused(Some("02T13:00:00"));
+    let pause = edit::pause(&active(tick("02T12:00:00")), Ok(&minutely), status.clone(), at("02T11:59:00"));
+    let removed = edit::remove(&found(pause.unwrap()), Ok(&minutely), at("02T12:10:00"));
+    let back = |now| edit::restore(&found(removed.clone()), &minutely.definition, Ok(&minutely), at(now));
+    assert_eq!(back("02T12:20:00").status, status);
+    assert_eq!(back("02T12:20:00").timer.map(|timer| timer.due_at), Some(at("02T13:00:00")));
+    assert_eq!(back("02T13:20:00").status, Status::Active);
 }
 
 #[test]
