@@ -100,6 +100,8 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
     let mut world =
         World { store, clock, driver, started: Vec::new(), given_back: 0, finished: 0, keeps_answers: true };
     world.step(Input::Woken).await;
+    // It is alone.
+    world.step(Input::Nodes(Ok(Vec::new()))).await;
     let (run, epoch) = world.started[0];
 
     // The first attempt fails. Its end is stored, and the answer is on its way.
