@@ -229,10 +229,13 @@ impl Postgres {
         }
         insert_skips(tx, &closed).await?;
         let (ids, cursors): (Vec<ScheduleId>, Vec<Timestamp>) = cursors.into_iter().unzip();
-        let sql = "update schedule_state s set retired = true, cursor_at = u.cursor_at, waits_for = null, \
-                   skip_reason = null, skip_from = null, skip_to = null, skip_count = null \
+        let sql = "update schedule_state s set cursor_at = u.cursor_at \
                    from unnest($1::bigint[], $2::timestamptz[]) as u (id, cursor_at) where s.schedule_id = u.id";
         tx.execute(sql, &[&ids, &cursors]).await?;
+        // Those that cannot be read go as well.
+        let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
+                   skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";
+        tx.execute(sql, &[&gone]).await?;
         let sql = "update schedules set retired_at = $2 where id = any($1) returning agent_id";
         for row in tx.query(sql, &[&gone, &now]).await? {
             tx.edits(get(&row, "agent_id")?);
