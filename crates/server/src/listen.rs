@@ -21,7 +21,9 @@ use crate::crowd::{Crowd, Place};
 use crate::limits::Limits;
 use crate::state::ended;
 
-const HEAD_BYTES_MAX: usize = 32 << 10;
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// What a connection keeps of what has arrived. Many connections at once send bodies.
+const ARRIVED_BYTES_MAX: usize = 24 << 10;
 const HEADERS_MAX: usize = 64;
 /// How long to wait after a connection could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
@@ -82,7 +84,7 @@ async fn connection(
         .header_read_timeout(limits.head_within)
         .max_header_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX * 2);
+        .max_buf_size(ARRIVED_BYTES_MAX);
     let connection = builder.serve_connection(
         TokioIo::new(Patient { stream, patience: limits.write_within, until: None }),
         service,
