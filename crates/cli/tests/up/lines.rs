@@ -26,9 +26,19 @@ agents:
 "#,
     );
     let mut up = site.up();
-    for (name, agent) in [("run_finished", "bad"), ("run_cancelled", "busy"), ("run_finished", "busy")] {
-        up.wait_for(&format!("{name} of {agent}"), |event| event["event"] == name && event["agent"] == agent);
+    for agent in ["bad", "busy"] {
+        up.wait_for(&format!("an end of {agent}"), |event| {
+            event["event"] == "run_finished" && event["agent"] == agent
+        });
     }
+    // One run is cancelled while it waits for its agent, and another while it is running.
+    eventually("cancels of runs that wait and of runs that are running", || {
+        let heard = up.heard();
+        let is_told = |ran: bool| {
+            heard.iter().any(|event| event["event"] == "run_cancelled" && event["took_ms"].is_null() != ran)
+        };
+        (is_told(false) && is_told(true)).then_some(())
+    });
     up.kill();
     let mut again = site.up();
     again.event("node_fenced");
@@ -49,9 +59,10 @@ agents:
     again.signal(Signal::SIGTERM);
     assert_eq!(again.ends().code(), Some(6));
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    // Whether a run is cancelled while it waits, or with its node, is a matter of milliseconds.
-    let by_chance =
-        |event: &&serde_json::Value| event["event"] == "run_cancelled" && event["took_ms"].is_null();
+    // Whether a run that the killed node had started is cancelled before its next attempt is a matter of milliseconds.
+    let by_chance = |event: &&serde_json::Value| {
+        event["event"] == "run_cancelled" && event["took_ms"].is_null() && !event["attempt"].is_null()
+    };
     for event in up.heard().iter().chain(&again.seen).filter(|event| !by_chance(event)) {
         let keys: Vec<&str> = event.as_object().unwrap().keys().map(String::as_str).collect();
         let name = event["event"].as_str().unwrap().to_owned();
