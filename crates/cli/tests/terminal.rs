@@ -94,6 +94,7 @@ fn text_from_outside_does_nothing_to_a_terminal_in_any_command() {
             fenced: false,
             draining: false,
             last_seen_at: now,
+            max_concurrent: None,
             process: Default::default(),
         };
         store.join(&node).await.unwrap();

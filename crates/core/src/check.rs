@@ -164,17 +164,20 @@ pub fn checks(
     facts: &Facts,
     now: Timestamp,
 ) -> Vec<Check> {
-    let ticks = schedule.timing.is_some();
-    let words = if ticks { "it ticks by itself" } else { "it runs on request only" };
-    let mut checks = vec![Check { check: "unsupported_type", ok: ticks, detail: words.into() }];
     let allowed = schedule.timing.as_ref().map_or(Allowed::Yes, |timing| timing.allows(now));
     let window = schedule.timing.as_ref().map_or(String::new(), |timing| timing.window().describe());
     let asking = Asking { options: schedule.options(), status, allowed, facts, in_batch: false };
-    checks.extend(CHECKS.map(|check| Check {
+    let taken = CHECKS.map(|check| Check {
         check: check.as_str(),
         ok: !asking.fails(check),
         detail: asking.words(check, &window),
-    }));
+    });
+    let mut checks = Vec::from(taken);
+    let ticks = schedule.timing.is_some();
+    let words = if ticks { "it ticks by itself" } else { "it runs on request only" };
+    // A pause says more of a schedule that runs on request than that it does so.
+    let place = CHECKS.iter().position(|check| *check == SkipReason::Exhausted).map_or(0, |place| place + 1);
+    checks.insert(place, Check { check: "unsupported_type", ok: ticks, detail: words.into() });
     let due = standing.map(|standing| standing.token.due_at);
     let words = match due {
         Some(due) if due > now => format!("due at {due}"),

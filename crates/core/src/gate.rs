@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
 use crate::definition::{AgentDefinition, IfRunning, Options, Scope};
+use crate::model::{AgentId, ScheduleId};
 
 /// The lane of messages, unless their schedule or their sender names another.
 const MESSAGE_LANE: &str = "main";
@@ -119,6 +120,106 @@ impl<O: Copy + Ord> Standing<O> {
         let is_full = self.room <= 0 && pass != Pass::Beside;
         is_full || pass != Pass::Limit && self.first.is_some_and(|first| first < order)
     }
+}
+
+/// A gate, by what it limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Gate<'a> {
+    /// An agent's `max_concurrent`.
+    Agent(AgentId),
+    /// The turn of a schedule.
+    Schedule(ScheduleId),
+    /// The scope of a command.
+    Command(AgentId, &'a str),
+    /// The scope of a whole agent.
+    WholeAgent(AgentId),
+}
+
+/// A live run, as gates see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Live<'a, O> {
+    /// Its place in the order of starting.
+    pub order: O,
+    /// Its agent.
+    pub agent: AgentId,
+    /// Its schedule.
+    pub schedule: ScheduleId,
+    /// Its command.
+    pub command: &'a str,
+    /// It belongs to a session.
+    pub is_message: bool,
+    /// Its gates by its definitions.
+    pub gates: Gates,
+    /// It is running.
+    pub is_running: bool,
+    /// Its first attempt was due.
+    pub is_due: bool,
+    /// Its next attempt is due.
+    pub is_ready: bool,
+}
+
+impl<'a, O: Copy + Ord> Live<'a, O> {
+    /// The gates that it has to pass, given the scopes of its agent.
+    pub fn passes(&self, scopes: &Scopes) -> impl Iterator<Item = (Gate<'a>, Pass)> + use<'a, O> {
+        let (agent, command) = (self.agent, self.command);
+        let limit = self.gates.agent.then_some((Gate::Agent(agent), Pass::Limit));
+        let turn = self.gates.turn.map(|_| (Gate::Schedule(self.schedule), Pass::Turn));
+        let pass = |own| if self.gates.turn == Some(own) { Pass::Alone } else { Pass::Beside };
+        let in_command = !self.is_message && scopes.commands.contains(command);
+        let in_command = in_command.then(|| (Gate::Command(agent, command), pass(Scope::Command)));
+        let in_agent = !self.is_message && scopes.agent;
+        let in_agent = in_agent.then(|| (Gate::WholeAgent(agent), pass(Scope::Agent)));
+        [limit, turn, in_command, in_agent].into_iter().flatten()
+    }
+
+    fn passes_gate(&self, scopes: &Scopes, gate: Gate<'_>) -> Option<Pass> {
+        self.passes(scopes).find(|(own, _)| *own == gate).map(|(_, pass)| pass)
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.is_running && self.is_due
+    }
+}
+
+impl<O: Copy + Ord> Standing<O> {
+    /// How a gate with room for `cap` stands among the live runs of its agent.
+    pub fn of(gate: Gate<'_>, cap: i64, live: &[Live<'_, O>], scopes: &Scopes) -> Standing<O> {
+        let is_behind = |run: &&Live<'_, O>| run.is_running && run.passes_gate(scopes, gate).is_some();
+        let is_held_back = |run: &Live<'_, O>| {
+            let own = live.iter().filter(|other| other.schedule == run.schedule && other.is_waiting());
+            own.into_iter().any(|other| other.gates.turn.is_some() && other.order < run.order)
+        };
+        let is_first = |run: &&Live<'_, O>| {
+            run.is_waiting()
+                && match run.passes_gate(scopes, gate) {
+                    Some(Pass::Turn) => true,
+                    Some(Pass::Alone) => run.is_ready && !is_held_back(run),
+                    Some(Pass::Limit | Pass::Beside) | None => false,
+                }
+        };
+        Standing {
+            room: cap.saturating_sub(live.iter().filter(is_behind).count() as i64),
+            first: live.iter().filter(is_first).map(|run| run.order).min(),
+        }
+    }
+}
+
+/// The gate that holds a run which could start but for that, and the run that stands in its way: one that is running there,
+/// or the first that waits. `cap` is how many may run at a gate. A limit is named if nothing else holds the run.
+pub fn holds<'a, O: Copy + Ord>(
+    run: &Live<'a, O>,
+    live: &[Live<'a, O>],
+    scopes: &Scopes,
+    cap: impl Fn(Gate<'_>) -> i64,
+) -> Option<(Gate<'a>, Pass, Option<O>)> {
+    let (limits, others): (Vec<_>, Vec<_>) = run.passes(scopes).partition(|(_, pass)| *pass == Pass::Limit);
+    others.into_iter().chain(limits).find_map(|(gate, pass)| {
+        let standing = Standing::of(gate, cap(gate), live, scopes);
+        let running =
+            live.iter().filter(|other| other.is_running && other.passes_gate(scopes, gate).is_some());
+        let running = running.map(|other| other.order).min().filter(|_| pass != Pass::Beside);
+        standing.holds(pass, run.order).then(|| (gate, pass, running.or(standing.first)))
+    })
 }
 
 /// A run that could start now, and the gates it has to pass.
@@ -318,6 +419,57 @@ mod tests {
         // With one that started alone all others are asked again.
         let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
         assert_eq!(admit(&runs[1..], &mut standings, 9, &mut 0), [Start, Later, Later, Later]);
+    }
+
+    fn live(order: u8, schedule: ScheduleId, turn: Option<Scope>) -> Live<'static, u8> {
+        let (agent, command, gates) = (1, "poll", Gates { agent: false, turn });
+        let (is_message, is_running, is_due, is_ready) = (false, false, true, true);
+        Live { order, agent, schedule, command, is_message, gates, is_running, is_due, is_ready }
+    }
+
+    #[test]
+    fn the_gate_that_holds_a_run_names_the_run_in_its_way() {
+        let whole = Scopes { agent: true, ..Scopes::default() };
+        let none = Scopes::default();
+        let (queue, alone, free) = (Some(Scope::Schedule), Some(Scope::Agent), None);
+        let running = |run| Live { is_running: true, ..run };
+        let limited = |run: Live<'static, u8>| Live { gates: Gates { agent: true, ..run.gates }, ..run };
+        let (turn, agent, scope) = (Gate::Schedule(7), Gate::Agent(1), Gate::WholeAgent(1));
+        // The last is asked about: an earlier one of its schedule holds it, by its place and not by its age.
+        let table = [
+            (none.clone(), vec![live(1, 7, queue), live(2, 7, queue)], Some((turn, Pass::Turn, Some(1)))),
+            (none.clone(), vec![live(3, 7, queue), live(2, 7, queue)], None),
+            (
+                none.clone(),
+                vec![running(live(3, 7, queue)), live(2, 7, queue)],
+                Some((turn, Pass::Turn, Some(3))),
+            ),
+            (none.clone(), vec![live(1, 7, free), live(2, 7, free)], None),
+            // It waits to be alone while anything of its scope runs; what only waits there does not hold it.
+            (
+                whole.clone(),
+                vec![running(live(1, 8, free)), live(2, 7, alone)],
+                Some((scope, Pass::Alone, Some(1))),
+            ),
+            (whole.clone(), vec![live(1, 8, free), live(2, 7, alone)], None),
+            // It stands behind one that waits to be alone.
+            (
+                whole.clone(),
+                vec![running(live(9, 8, free)), live(1, 8, alone), live(2, 7, free)],
+                Some((scope, Pass::Beside, Some(1))),
+            ),
+            (
+                none.clone(),
+                vec![running(limited(live(1, 8, free))), limited(live(2, 7, free))],
+                Some((agent, Pass::Limit, Some(1))),
+            ),
+            // Runs that the limit does not bind do not count for it.
+            (none, vec![running(live(1, 8, free)), limited(live(2, 7, free))], None),
+        ];
+        for (scopes, runs, expected) in table {
+            let held = holds(&runs[runs.len() - 1], &runs, &scopes, |_| 1);
+            assert_eq!(held, expected, "{runs:?}");
+        }
     }
 
     #[test]

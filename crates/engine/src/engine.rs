@@ -394,6 +394,7 @@ impl Engine {
             fenced: false,
             draining: false,
             last_seen_at: now,
+            max_concurrent: self.inner.options.max_concurrent,
             process: own_process(&self.inner.state_dir),
         };
         let asked_at = std::time::Instant::now();

@@ -3,16 +3,19 @@
 //! `why` takes the planner's checks; `why_at` finds the tick that is meant, and what the store says became of it.
 
 mod lane;
+mod waiting;
+
+use std::collections::{BTreeSet, HashMap};
 
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
-use belfry_core::definition::{IfRunning, handler_of};
-use belfry_core::edit::CLOCK_BACK_MIN;
+use belfry_core::definition::Options;
 use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
-    AgentDefinition, Facts, RunId, RunState, Schedule, SkipRange, SkipReason, Token, TokenKind, Trigger,
+    AgentDefinition, Facts, RunId, RunState, Schedule, ScheduleId, SkipRange, SkipReason, Token, TokenKind,
+    Trigger,
 };
 use belfry_store::{AnyStore, Refusal, RunFilter, RunRecord, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Kind, SignedDuration, Timestamp, Timing, Zone, format_duration};
@@ -161,7 +164,12 @@ struct Known {
     unreadable: Option<std::sync::Arc<str>>,
     agent: AgentDefinition,
     facts: Facts,
+    /// Until when its agent's failure budget is used up.
+    budget_until: Option<Timestamp>,
+    /// All live runs, in the order of starting.
     live: Vec<RunRecord>,
+    /// The policies of its agent's schedules that have live runs.
+    options: HashMap<ScheduleId, Options>,
     nodes: Vec<belfry_store::Node>,
     /// The lane that its tick was deferred in, or that it runs in, with how many may wait there.
     lane: (String, Option<u32>),
@@ -184,14 +192,20 @@ impl Known {
             }
             None => Admits::Yes,
         };
-        let budget_exhausted = agent
-            .budget
-            .as_ref()
-            .is_some_and(|policy| budget::exhausted_until(record.budget, policy, now).is_some());
+        let policy = agent.budget.as_ref();
+        let budget_until = policy.and_then(|policy| budget::exhausted_until(record.budget, policy, now));
         let live = store.live_runs().await?;
+        let of_agent = live.iter().filter(|run| run.agent == record.agent);
+        let of_agent: Vec<ScheduleId> =
+            of_agent.map(|run| run.schedule).collect::<BTreeSet<_>>().into_iter().collect();
+        let of_agent = store.definitions(&of_agent).await?.into_iter().flatten();
+        let options = of_agent
+            .filter_map(|found| Some((found.schedule, found.definition()?.options.clone())))
+            .collect();
         let in_scope: Vec<&RunRecord> = live.iter().filter(|run| in_scope(&record, run)).collect();
         let pending = in_scope.iter().filter(|run| run.state == RunState::Pending).count() as u32;
-        let facts = Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted };
+        let facts =
+            Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted: budget_until.is_some() };
         let mut nodes = store.nodes().await?;
         // A guest is there for one run alone.
         let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
@@ -204,7 +218,21 @@ impl Known {
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
         let mut refusals = store.refusals().await?;
         refusals.retain(|refusal| refusal.schedule == record.id);
-        Ok(Known { now, schedule, unreadable, agent, facts, live, nodes, lane, zone, record, refusals })
+        Ok(Known {
+            now,
+            schedule,
+            unreadable,
+            agent,
+            facts,
+            budget_until,
+            live,
+            options,
+            nodes,
+            lane,
+            zone,
+            record,
+            refusals,
+        })
     }
 
     /// The planner's checks, and what a run would have to wait for.
@@ -236,6 +264,12 @@ impl Known {
             && record.status == Status::Exhausted
         {
             exhausted.detail = crate::exhausted_words(record).into();
+        }
+        if let (Some(until), Some(exhausted)) = (
+            self.budget_until,
+            checks.iter_mut().find(|check| check.check == SkipReason::BudgetExhausted.as_str()),
+        ) {
+            exhausted.detail = self.budget_words(until);
         }
         if let Some(at) = crate::clock_back(record, self.now) {
             let place = checks.iter().position(|check| check.check == "not_due").unwrap_or(checks.len());
@@ -290,70 +324,6 @@ impl Known {
             (_, Some(tick)) => format!("due since {}", self.time(tick.due_at)),
             (_, None) => "there is no tick to come".into(),
         }
-    }
-
-    fn at_capacity(&self) -> Result<String, String> {
-        let of_agent = |run: &&RunRecord| run.agent == self.record.agent && run.state == RunState::Running;
-        let running = self.live.iter().filter(of_agent).count();
-        let name = &self.record.agent_name;
-        match self.agent.max_concurrent {
-            None => Ok(format!("{name} has no limit")),
-            Some(max) if running < max as usize => {
-                Ok(format!("{running} of {max} runs of {name} are running"))
-            }
-            Some(max) => Err(format!("{running} of {max} runs of {name} are running")),
-        }
-    }
-
-    fn no_node(&self) -> Result<String, String> {
-        let needs = &self.agent.needs;
-        let able = self.nodes.iter().filter(|node| needs.iter().all(|label| node.labels.contains(label)));
-        match (self.nodes.len(), able.count()) {
-            (0, _) => Err("no node takes work; `belfry up` starts one, `belfry nodes` lists them".into()),
-            (_, 0) => Err(format!("no node that is running has {}", needs_words(needs))),
-            (_, 1) => Ok("one node can run it".into()),
-            (_, able) => Ok(format!("{able} nodes can run it")),
-        }
-    }
-
-    /// What a run that waits waits for, as far as the store can tell: the reason, and in words.
-    fn waits_for(&self, run: &RunRecord) -> (Option<&'static str>, String) {
-        if run.not_before > self.now {
-            let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
-            return match run.attempt {
-                _ if run.created_at > self.now.saturating_add(CLOCK_BACK_MIN).unwrap_or(self.now) => {
-                    let words = format!("the clock was set back after it was made: it waits until {until}");
-                    (Some(CLOCK_BACK), words)
-                }
-                0 => (Some("not_due"), format!("waits until {until}")),
-                tried => {
-                    let error =
-                        run.error.as_deref().map_or(String::new(), |error| format!(" ({})", line(error)));
-                    let (next, max) = (tried + 1, run.max_attempts);
-                    (
-                        Some("not_due"),
-                        format!("failed{error} and waits until {until}, for attempt {next} of {max}"),
-                    )
-                }
-            };
-        }
-        if let Err(detail) = self.no_node() {
-            return (Some("no_node"), format!("waits for a node: {detail}"));
-        }
-        let options = &self.record.definition.options;
-        if matches!(options.if_running, IfRunning::Queue | IfRunning::Cancel) {
-            let ahead = self.live.iter().filter(|other| in_scope(&self.record, other) && other.id != run.id);
-            let ahead = ahead
-                .filter(|other| other.state == RunState::Running || other.id < run.id)
-                .min_by_key(|other| other.id);
-            if let Some(ahead) = ahead {
-                return (Some("already_running"), format!("waits its turn behind run {}", ahead.id));
-            }
-        }
-        if let Err(detail) = self.at_capacity() {
-            return (Some("at_capacity"), format!("waits for its agent: {detail}"));
-        }
-        (None, format!("is ready and waits for a free slot in the lane {}", run.lane))
     }
 
     /// How a run goes or went, and the reason it waits or ended so.
@@ -595,17 +565,6 @@ impl Known {
         };
         format!("{}{millis} {}", local.strftime("%Y-%m-%d %H:%M:%S"), local.strftime("%Z"))
     }
-}
-
-/// What a node must have, in words.
-fn needs_words(needs: &[String]) -> String {
-    let (handlers, labels): (Vec<&String>, Vec<&String>) =
-        needs.iter().partition(|label| handler_of(label).is_some());
-    let labels: Vec<&str> = labels.into_iter().map(String::as_str).collect();
-    let labels = (!labels.is_empty()).then(|| format!("the labels {}", labels.join(", ")));
-    let handlers = handlers.into_iter().filter_map(|label| handler_of(label));
-    let handlers = handlers.map(|agent| format!("the Rust handler of {agent}"));
-    handlers.chain(labels).collect::<Vec<_>>().join(" and ")
 }
 
 /// Whether a run is one that a schedule's overlap policy looks at.

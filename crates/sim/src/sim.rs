@@ -480,6 +480,7 @@ impl Sim {
             fenced: false,
             draining,
             last_seen_at: now,
+            max_concurrent: None,
             process: self.process_of(place),
         }
     }

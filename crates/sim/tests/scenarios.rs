@@ -90,6 +90,7 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
         fenced: false,
         draining: false,
         last_seen_at: start,
+        max_concurrent: None,
         process: NodeProcess::default(),
     };
     store.join(&node).await.unwrap();

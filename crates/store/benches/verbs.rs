@@ -118,6 +118,7 @@ async fn measure<S: Store>(name: &str, store: &S, by_hand: &mut ByHand, runs: us
         fenced: false,
         draining: false,
         last_seen_at: start(),
+        max_concurrent: None,
         process: Default::default(),
     };
     store.join(&node).await.unwrap();

@@ -552,6 +552,8 @@ pub struct Node {
     pub draining: bool,
     /// When it was heard of last.
     pub last_seen_at: Timestamp,
+    /// How many runs it runs at once at most, in all lanes together.
+    pub max_concurrent: Option<u32>,
     /// By which its process is found.
     pub process: NodeProcess,
 }

@@ -179,6 +179,7 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
         fenced: false,
         draining: false,
         last_seen_at: now,
+        max_concurrent: None,
         process: Default::default(),
     };
     store.join(&node).await.unwrap();

@@ -236,6 +236,7 @@ mod tests {
                 fenced: false,
                 draining: false,
                 last_seen_at: at,
+                max_concurrent: None,
                 process: there,
             };
             assert_eq!(sight.is_gone(&node), wanted, "{:?} {state:?} {is_same_host}", node.process);

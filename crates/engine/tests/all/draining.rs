@@ -111,6 +111,7 @@ async fn who_is_not_there_or_dead_cannot_be_drained() {
             fenced: false,
             draining: false,
             last_seen_at: start(),
+            max_concurrent: None,
             process: Default::default(),
         };
         world.store.join(&dead).await.unwrap();

@@ -143,6 +143,7 @@ async fn ghost(world: &World) -> NodeId {
         fenced: false,
         draining: false,
         last_seen_at: now,
+        max_concurrent: None,
         process: belfry_store::NodeProcess::default(),
     };
     world.store.join(&node).await.unwrap();

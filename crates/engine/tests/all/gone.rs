@@ -159,6 +159,7 @@ fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
         fenced: false,
         draining: false,
         last_seen_at: wall,
+        max_concurrent: None,
         process: process(100),
     };
     let sight = Sight {

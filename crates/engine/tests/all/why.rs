@@ -8,7 +8,7 @@ use belfry::{
     AgentBuilder, Decision, Engine, HandlerError, ManualClock, Options, RunRequest, ScheduleOptions,
     ScheduleRecord, SendOptions, StopOptions, Timestamp, When,
 };
-use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope};
+use belfry_core::definition::{AnchorName, Budget, CatchUp, IfRunning, Scope};
 use belfry_store::Store;
 use tokio::sync::Semaphore;
 
@@ -27,9 +27,14 @@ struct House {
 
 impl House {
     async fn new(agents: Vec<AgentBuilder>) -> House {
+        House::running_at_most(None, agents).await
+    }
+
+    async fn running_at_most(max_concurrent: Option<u32>, agents: Vec<AgentBuilder>) -> House {
         let clock = ManualClock::new(at(START));
         let gate = Arc::new(Semaphore::new(0));
-        let options = Options { lease: Duration::from_secs(86_400 * 365), ..Options::default() };
+        let lease = Duration::from_secs(86_400 * 365);
+        let options = Options { lease, max_concurrent, ..Options::default() };
         let permits = gate.clone();
         let engine = Engine::builder()
             .clock(clock.clone())
@@ -65,6 +70,20 @@ impl House {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), wait).await.unwrap();
+    }
+
+    /// Makes runs by hand, the first of which is running before the others are made.
+    async fn run_in_order(&self, names: &[&str]) -> Vec<String> {
+        let mut runs = Vec::new();
+        for name in names {
+            let run = self.engine.run_now(name, RunRequest::default()).await.unwrap();
+            runs.push(run.to_string());
+            if runs.len() == 1 {
+                self.pass_until(0, name, |record| record.running == 1).await;
+            }
+        }
+        self.engine.hint().await;
+        runs
     }
 
     async fn why(&self, name: &str) -> Why {
@@ -341,6 +360,106 @@ async fn runs_of_sessions_stand_in_no_schedules_way() {
     assert!(of_others(&house.why("gated/s").await));
     house.engine.run_now("gated/s", RunRequest::default()).await.unwrap();
     assert!(!of_others(&house.why("gated/s").await), "but a run by hand does");
+    house.end().await;
+}
+
+fn is_ok(why: &Why, name: &str) -> bool {
+    why.checks.iter().find(|check| check.check == name).unwrap().ok
+}
+
+#[tokio::test]
+async fn runs_of_sessions_count_for_an_agents_limit_if_it_binds_them() {
+    for binds in [false, true] {
+        let agent = AgentBuilder::new("gated")
+            .schedule("s", cron("0 0 1 1 *"))
+            .schedule("talk", When::Chat(serde_json::json!({"debounce": "0s"})))
+            .define(|agent| (agent.max_concurrent, agent.limits_sessions) = (Some(1), binds));
+        let house = House::new(vec![agent]).await;
+        house.engine.send("gated/talk:ada", "hello", SendOptions::default()).await.unwrap();
+        house.pass_until(0, "gated/talk", |record| record.running == 1).await;
+        assert_eq!(is_ok(&house.why("gated/s").await, "at_capacity"), !binds);
+        assert_eq!(is_ok(&house.why("gated/talk").await, "at_capacity"), !binds);
+        house.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_waits_to_be_alone_says_so_and_so_does_one_behind_it() {
+    for (overlap, scope) in [(Scope::Command, "the command poll of gated"), (Scope::Agent, "the agent gated")]
+    {
+        let queue = ScheduleOptions { if_running: IfRunning::Queue, overlap, ..ScheduleOptions::default() };
+        let agent = AgentBuilder::new("gated")
+            .schedule("held", cron("0 0 1 1 *"))
+            .schedule_with("alone", cron("0 0 1 1 *"), queue)
+            .schedule("young", cron("0 0 1 1 *"));
+        let house = House::new(vec![agent]).await;
+        let runs = house.run_in_order(&["gated/held", "gated/alone", "gated/young"]).await;
+        let alone = house.why("gated/alone").await;
+        assert_eq!(reason(&alone), Some("already_running"));
+        let words = format!("waits to run alone in {scope}: run {} is running there", runs[0]);
+        assert!(alone.words.contains(&words), "{}", alone.words);
+        let young = house.why("gated/young").await;
+        assert_eq!(reason(&young), Some("already_running"));
+        let words = format!("waits behind run {}, which waits to run alone in {scope}", runs[1]);
+        assert!(young.words.contains(&words), "{}", young.words);
+        house.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_turn_is_by_priority_and_a_full_node_is_named() {
+    let with = |priority, command: &str| {
+        let (if_running, overlap) = (IfRunning::Queue, Scope::Command);
+        let command = command.into();
+        ScheduleOptions { if_running, overlap, priority, command, ..ScheduleOptions::default() }
+    };
+    let agent = AgentBuilder::new("gated")
+        .schedule_with("held", cron("0 0 1 1 *"), with(0, "hold"))
+        .schedule_with("low", cron("0 0 1 1 *"), with(0, "poll"))
+        .schedule_with("high", cron("0 0 1 1 *"), with(5, "poll"));
+    let house = House::running_at_most(Some(1), vec![agent]).await;
+    let runs = house.run_in_order(&["gated/held", "gated/low", "gated/high"]).await;
+    let high = house.why("gated/high").await;
+    assert_eq!(reason(&high), Some("at_capacity"));
+    let words = "waits for its node: 1 of 1 runs are running on it, its max_concurrent";
+    assert!(high.words.contains(words), "{}", high.words);
+    assert!(!is_ok(&high, "at_capacity"));
+    let low = house.why("gated/low").await;
+    assert_eq!(reason(&low), Some("already_running"));
+    let words = format!("waits to run alone in the command poll of gated: run {} goes first", runs[2]);
+    assert!(low.words.contains(&words), "{}", low.words);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_retry_that_the_failure_budget_holds_says_until_when() {
+    let broken = AgentBuilder::new("broken").schedule("s", cron("0 0 1 1 *")).define(|agent| {
+        agent.budget = Some(Budget { max: 1, period_ms: 3_600_000 });
+    });
+    let house = House::new(vec![broken]).await;
+    house.engine.run_now("broken/s", RunRequest::default()).await.unwrap();
+    house.pass_until(0, "broken/s", |record| record.next_retry_at.is_some()).await;
+    let why = house.why("broken/s").await;
+    assert_eq!(reason(&why), Some("budget_exhausted"));
+    assert!(why.words.contains("for attempt 2 of 4"), "{}", why.words);
+    let words =
+        "the failure budget of broken is used up until 2026-03-02 13:00:00 UTC; `belfry budget reset broken`";
+    assert!(why.words.contains(words), "{}", why.words);
+    assert!(why.checks.iter().any(|check| !check.ok && check.detail.contains(words)), "{:?}", why.checks);
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_chat_that_is_paused_says_so() {
+    let chat = AgentBuilder::new("plain").schedule("talk", When::Chat(serde_json::json!({})));
+    let house = House::new(vec![chat]).await;
+    assert_eq!(reason(&house.why("plain/talk").await), Some("unsupported_type"));
+    let (store, now) = (house.engine.store(), house.engine.now());
+    let id = store.schedule("plain/talk").await.unwrap().unwrap().id;
+    store.pause(now, id, Some("too loud"), None).await.unwrap();
+    let why = house.why("plain/talk").await;
+    assert_eq!(reason(&why), Some("disabled"));
+    assert!(why.words.contains("paused (too loud) until it is resumed"), "{}", why.words);
     house.end().await;
 }
 

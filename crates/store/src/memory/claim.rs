@@ -3,23 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use belfry_core::broken::{self, Broken};
-use belfry_core::definition::{Options, Scope};
-use belfry_core::gate::{Admission, Candidate, Deal, Pass, Scopes, Standing, admit};
-use belfry_core::{AgentId, NodeId, RunId, ScheduleId, Trigger};
+use belfry_core::definition::Options;
+use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit};
+use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
 use crate::sessions::given;
 use crate::shapes::*;
-
-/// A gate, by what it limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Gate<'a> {
-    Agent(AgentId),
-    Schedule(ScheduleId),
-    Command(AgentId, &'a str),
-    WholeAgent(AgentId),
-}
 
 /// A place in the order of starting, fixed when the run is made.
 type Order = (i32, Timestamp, RunId);
@@ -34,17 +25,20 @@ impl Live {
         self.running.is_none()
     }
 
-    fn gates(&self, scopes: &BTreeMap<AgentId, Scopes>) -> Vec<(Gate<'_>, Pass)> {
+    /// As gates see it.
+    fn at_gates(&self, now: Timestamp) -> gate::Live<'_, Order> {
         let new = &self.new;
-        let agent = new.gates.agent.then_some((Gate::Agent(new.agent), Pass::Limit));
-        let turn = new.gates.turn.map(|_| (Gate::Schedule(new.schedule), Pass::Turn));
-        let scopes = scopes.get(&new.agent).filter(|_| new.trigger != Trigger::Message);
-        let pass = |own| if new.gates.turn == Some(own) { Pass::Alone } else { Pass::Beside };
-        let command = scopes.filter(|scopes| scopes.commands.contains(&new.command));
-        let command = command.map(|_| (Gate::Command(new.agent, &new.command), pass(Scope::Command)));
-        let whole = scopes.filter(|scopes| scopes.agent);
-        let whole = whole.map(|_| (Gate::WholeAgent(new.agent), pass(Scope::Agent)));
-        [agent, turn, command, whole].into_iter().flatten().collect()
+        gate::Live {
+            order: self.order(),
+            agent: new.agent,
+            schedule: new.schedule,
+            command: &new.command,
+            is_message: new.trigger == Trigger::Message,
+            gates: new.gates,
+            is_running: !self.waits(),
+            is_due: new.not_before <= now,
+            is_ready: self.not_before <= now,
+        }
     }
 }
 
@@ -113,11 +107,13 @@ impl State {
         let scopes = self.scopes();
         let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
         let ready = live.waits() && live.not_before <= now && self.has_turn(run, live);
-        let has_room = |(gate, pass): &(Gate<'_>, Pass)| {
-            *pass == Pass::Beside || self.running_behind(*gate, &scopes) < self.cap(*gate)
+        let all = self.all_at_gates(now);
+        let own = scopes_of(&scopes, live.new.agent);
+        let has_room = |(gate, pass): (Gate<'_>, Pass)| {
+            pass == Pass::Beside || Standing::of(gate, self.cap(gate), &all, own).room > 0
         };
         let ready = ready && self.room_of_lane(&live.new.lane) > 0;
-        if !served || !ready || !live.gates(&scopes).iter().all(has_room) {
+        if !served || !ready || !live.at_gates(now).passes(own).all(has_room) {
             return None;
         }
         self.start(now, run, claim.node)
@@ -143,21 +139,17 @@ impl State {
             return (Vec::new(), false);
         }
         waiting.sort_by_key(|(_, live)| live.order());
-        let scopes = self.scopes();
-        let candidates: Vec<_> = waiting
-            .iter()
-            .map(|(_, live)| Candidate {
-                order: live.order(),
-                gates: live.gates(&scopes),
-                rescued: live.rescue.is_some(),
-            })
-            .collect();
+        let (scopes, all) = (self.scopes(), self.all_at_gates(now));
+        let mut candidates = Vec::with_capacity(waiting.len());
         let mut standings: HashMap<Gate<'_>, Standing<Order>> = HashMap::new();
-        for (gate, _) in candidates.iter().flat_map(|candidate| &candidate.gates) {
-            standings.entry(*gate).or_insert_with(|| Standing {
-                room: self.cap(*gate) - self.running_behind(*gate, &scopes),
-                first: self.first_at(now, *gate, &scopes),
-            });
+        for (_, live) in &waiting {
+            let own = scopes_of(&scopes, live.new.agent);
+            let gates: Vec<_> = live.at_gates(now).passes(own).collect();
+            for (gate, _) in &gates {
+                let stands = || Standing::of(*gate, self.cap(*gate), &all, own);
+                standings.entry(*gate).or_insert_with(stands);
+            }
+            candidates.push(Candidate { order: live.order(), gates, rescued: live.rescue.is_some() });
         }
         let admissions = admit(&candidates, &mut standings, slots as usize, rescues);
         let started =
@@ -195,29 +187,8 @@ impl State {
         }
     }
 
-    fn running_behind(&self, gate: Gate<'_>, scopes: &BTreeMap<AgentId, Scopes>) -> i64 {
-        let is_behind = |live: &&Live| live.gates(scopes).iter().any(|(own, _)| *own == gate);
-        self.live.values().filter(|live| !live.waits()).filter(is_behind).count() as i64
-    }
-
-    /// See [`Standing::first`].
-    fn first_at(&self, now: Timestamp, gate: Gate<'_>, scopes: &BTreeMap<AgentId, Scopes>) -> Option<Order> {
-        let due = |live: &&Live| live.waits() && live.new.not_before <= now;
-        let earlier = |live: &Live| {
-            let own = self.live.values().filter(|other| other.new.schedule == live.new.schedule);
-            own.filter(due).any(|other| other.new.gates.turn.is_some() && other.order() < live.order())
-        };
-        let is_first = |live: &&Live| {
-            live.gates(scopes).iter().any(|(own, pass)| {
-                *own == gate
-                    && match pass {
-                        Pass::Turn => true,
-                        Pass::Alone => live.not_before <= now && !earlier(live),
-                        Pass::Limit | Pass::Beside => false,
-                    }
-            })
-        };
-        self.live.values().filter(due).filter(is_first).map(Live::order).min()
+    fn all_at_gates(&self, now: Timestamp) -> Vec<gate::Live<'_, Order>> {
+        self.live.values().map(|live| live.at_gates(now)).collect()
     }
 
     fn start(&mut self, now: Timestamp, run: RunId, node: NodeId) -> Option<Claimed> {
@@ -248,4 +219,10 @@ impl State {
             suspect: live.suspicions > 0,
         })
     }
+}
+
+/// An agent without schedules has none.
+fn scopes_of(scopes: &BTreeMap<AgentId, Scopes>, agent: AgentId) -> &Scopes {
+    const NONE: &Scopes = &Scopes { agent: false, commands: std::collections::BTreeSet::new() };
+    scopes.get(&agent).unwrap_or(NONE)
 }

@@ -17,14 +17,14 @@ use crate::unknown;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
     let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at, \
-                   renewal, boot_id, pid_ns, process_start, state_dir, version) \
-               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13, $14) \
+                   renewal, boot_id, pid_ns, process_start, state_dir, version, max_concurrent) \
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13, $14, $15) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
                lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, \
                last_seen_at = excluded.last_seen_at, renewal = excluded.renewal, boot_id = excluded.boot_id, \
                pid_ns = excluded.pid_ns, process_start = excluded.process_start, state_dir = excluded.state_dir, \
-               version = excluded.version";
+               version = excluded.version, max_concurrent = excluded.max_concurrent";
     let pid = i64::from(node.pid);
     let process_start = i64::try_from(node.process.start_time).unwrap_or(0);
     tx.execute(
@@ -44,6 +44,7 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
             &process_start,
             &node.process.state_dir,
             &node.process.version,
+            &node.max_concurrent.map(i64::from),
         ],
     )
     .await?;

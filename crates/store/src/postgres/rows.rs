@@ -178,6 +178,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
         fenced: get(row, "fenced")?,
         draining: get(row, "draining")?,
         last_seen_at: get(row, "last_seen_at")?,
+        max_concurrent: get::<Option<i64>>(row, "max_concurrent")?.map(small),
         process: NodeProcess {
             boot_id: get(row, "boot_id")?,
             pid_ns: get(row, "pid_ns")?,

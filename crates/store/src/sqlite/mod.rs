@@ -1018,6 +1018,7 @@ mod tests {
             fenced,
             draining,
             last_seen_at,
+            max_concurrent: None,
             process,
         };
         store.join(&node).await.unwrap();

@@ -15,13 +15,14 @@ impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
             "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at,
-                 boot_id, pid_ns, process_start, state_dir, version)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 boot_id, pid_ns, process_start, state_dir, version, max_concurrent)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
                  started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
                  draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues,
                  boot_id = excluded.boot_id, pid_ns = excluded.pid_ns, process_start = excluded.process_start,
-                 state_dir = excluded.state_dir, version = excluded.version",
+                 state_dir = excluded.state_dir, version = excluded.version,
+                 max_concurrent = excluded.max_concurrent",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -36,7 +37,8 @@ impl Verb<'_> {
                 node.process.pid_ns,
                 i64::try_from(node.process.start_time).unwrap_or(0),
                 node.process.state_dir,
-                node.process.version
+                node.process.version,
+                node.max_concurrent
             ],
         )
         .map(drop)
@@ -120,6 +122,7 @@ impl Verb<'_> {
                     fenced: row.get("fenced")?,
                     draining: row.get("draining")?,
                     last_seen_at: instant(row, "last_seen_at")?,
+                    max_concurrent: maybe_number(row, "max_concurrent")?,
                     process: NodeProcess {
                         boot_id: text(row, "boot_id")?,
                         pid_ns: text(row, "pid_ns")?,

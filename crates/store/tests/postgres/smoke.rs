@@ -41,6 +41,7 @@ async fn joined(store: &Postgres) -> NodeId {
         fenced: false,
         draining: false,
         last_seen_at: at(0),
+        max_concurrent: None,
         process: Default::default(),
     };
     store.join(&node).await.unwrap();

@@ -196,6 +196,7 @@ async fn join<S: Store>(arena: &Arena<S>) -> NodeId {
         fenced: false,
         draining: false,
         last_seen_at: now(),
+        max_concurrent: None,
         process: Default::default(),
     };
     arena.store.join(&node).await.unwrap();

@@ -1,7 +1,7 @@
 //! Sentences about what became of ticks.
 
 use belfry_core::definition::{AnchorName, IfRunning, Options, When};
-use belfry_core::{AgentDefinition, RunState, ScheduleId, SkipReason};
+use belfry_core::{AgentDefinition, RunState, ScheduleDefinition, ScheduleId, SkipReason};
 use belfry_store::*;
 use belfry_time::{SignedDuration, Timestamp};
 
@@ -13,6 +13,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     old_definitions_are_kept_with_their_revision(&fresh().await).await;
     skips_are_listed_in_pages(&fresh().await).await;
     of_too_many_ticks_on_time_each_tells_what_became_of_it(&fresh().await).await;
+    live_runs_stand_in_the_order_of_starting_and_nodes_name_their_limit(&fresh().await).await;
 }
 
 fn minute(minutes: i64) -> Timestamp {
@@ -180,4 +181,24 @@ async fn of_too_many_ticks_on_time_each_tells_what_became_of_it(store: &impl Sto
         assert_eq!(fate(second).await, expected, "second {second}");
     }
     world.assert_whole().await;
+}
+
+async fn live_runs_stand_in_the_order_of_starting_and_nodes_name_their_limit(store: &impl Store) {
+    let mut world = World::new(store);
+    world.join(1).await;
+    let with = |priority| {
+        let options = Options { priority, ..Options::default() };
+        ScheduleDefinition { options, ..cron("0 0 1 1 *") }
+    };
+    let schedules = [("high", with(5)), ("low", with(-5)), ("plain", with(0))];
+    world.apply(&[agent("a", AgentDefinition::default(), &schedules)]).await;
+    for name in ["a/low", "a/plain", "a/high"] {
+        world.enqueue(name, None).await;
+        world.advance(1);
+    }
+    let live = store.live_runs().await.unwrap();
+    let names: Vec<&str> = live.iter().map(|run| run.name.as_str()).collect();
+    assert_eq!(names, ["a/high", "a/plain", "a/low"]);
+    let limits: Vec<_> = store.nodes().await.unwrap().iter().map(|node| node.max_concurrent).collect();
+    assert_eq!(limits, [Some(11)]);
 }

@@ -290,6 +290,7 @@ impl<'a, S: Store> World<'a, S> {
             fenced: false,
             draining: false,
             last_seen_at: self.now,
+            max_concurrent: Some(n as u32 + 10),
             process: NodeProcess {
                 boot_id: "boot".into(),
                 pid_ns: "pid:[1]".into(),

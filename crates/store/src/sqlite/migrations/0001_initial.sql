@@ -258,6 +258,8 @@ create table nodes (
   process_start integer not null default 0,
   state_dir text not null default '',
   version text not null default '',
+  -- How many runs it runs at once at most, if there is a limit.
+  max_concurrent integer,
   labels text not null,
   started_at integer not null,
   lease_until integer not null,
