@@ -369,6 +369,9 @@ fn way_out(problem: &Value) -> Option<&str> {
         Some("token_missing") => {
             Some("--token or BELFRY_TOKEN gives it; `belfry token create` on the server's host makes one")
         }
+        _ if way_out.is_some_and(|way_out| way_out.starts_with("GET /api/v1/sessions ")) => {
+            Some("`belfry sessions` lists those that somebody has")
+        }
         // Requests are for programs.
         _ => way_out.filter(|way_out| !["GET ", "PUT "].iter().any(|verb| way_out.starts_with(verb))),
     }

@@ -122,9 +122,10 @@ impl From<belfry::Error> for Failure {
     fn from(error: belfry::Error) -> Failure {
         match error {
             belfry::Error::Store(error) => Failure::Store(error),
-            belfry::Error::NotFound { .. } | belfry::Error::NoChat { .. } | belfry::Error::NoNode { .. } => {
-                Failure::NotFound(error.to_string())
-            }
+            belfry::Error::NotFound { .. }
+            | belfry::Error::NoChat { .. }
+            | belfry::Error::NoNode { .. }
+            | belfry::Error::NoSession { .. } => Failure::NotFound(error.to_string()),
             belfry::Error::QueueFull { .. } | belfry::Error::Stale { .. } => Failure::Run(error.to_string()),
             belfry::Error::Draining => Failure::Unreachable(error.to_string()),
             belfry::Error::Shutdown { .. } => Failure::Timeout(error.to_string()),

@@ -95,7 +95,7 @@ async fn only_chat(client: &Client, agent: &str) -> Result<String, Failure> {
         several => {
             let names: Vec<String> = several.iter().map(Schedule::name).collect();
             let words = format!("agent {agent} has several chats: say which, {}", names.join(" or "));
-            Err(Failure::NotFound(words))
+            Err(Failure::Usage(words))
         }
     }
 }

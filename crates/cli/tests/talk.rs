@@ -218,6 +218,13 @@ fn mistakes_are_named() {
         (vec!["send", "nobody", "ada", "x"], 3, "there is no agent nobody"),
         (vec!["send", "bot", "", "x"], 2, "the key of a session is empty"),
         (vec!["send", "bot", "ada", "x", "--payload", "[]"], 2, "--payload must be a JSON object"),
+        (
+            vec!["stop", "bot", "nobody"],
+            3,
+            "session bot/talk:nobody; `belfry sessions` lists those that somebody has",
+        ),
+        (vec!["sessions", "reset", "bot", "nobody"], 3, "nobody has spoken to the session bot/talk:nobody"),
+        (vec!["stop", "bot/walk", "nobody"], 3, "there is no schedule bot/walk"),
         (vec!["lanes", "set", "nowhere", "--limit", "5"], 3, "name its slots to make it"),
         (vec!["lanes", "set", "narrow"], 2, "say what to change"),
         (vec!["lanes", "set", "narrow", "0"], 2, "0 is not in 1..=1000000"),
@@ -228,6 +235,18 @@ fn mistakes_are_named() {
         let (found, said) = said(&site.belfry(&arguments));
         assert_eq!(found, Some(code), "{arguments:?}: {said}");
         assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+    assert_eq!(
+        site.json(&["stopall", "bot", "nobody"])["code"],
+        "nothing_running",
+        "it marks what comes later"
+    );
+    site.config(&config("{debounce: 0s}", SHORT).replace("talk: ", "walk: {chat: {}}\n      talk: "));
+    assert!(site.belfry(&["apply"]).status.success());
+    for verb in [&["send", "bot", "ada", "x"][..], &["stop", "bot", "ada"]] {
+        let (code, words) = said(&site.belfry(verb));
+        assert_eq!(code, Some(2), "{words}");
+        assert!(words.contains("several chats: say which, bot/talk or bot/walk"), "{words}");
     }
     let output = site.belfry_with(&["up"], |command| {
         command.env("BELFRY_LANE_MAIN", "many");

@@ -85,6 +85,12 @@ pub enum Error {
         /// What is wrong with it, and the way out.
         detail: String,
     },
+    /// Nobody has sent a message to the session, so that there is nothing to stop or to reset.
+    #[error("nobody has spoken to the session {session}")]
+    NoSession {
+        /// `agent/schedule:key`.
+        session: String,
+    },
     /// The payload of a message, or of a run of a chat, has a key that Belfry writes.
     #[error("{}", belfry_core::session::message_key_words(key))]
     ReservedKey {
@@ -174,7 +180,10 @@ impl Error {
             Error::Draining => "draining",
             Error::ReservedKey { .. } => "reserved_key",
             Error::NodeDead { .. } => "node_dead",
-            Error::NoChat { .. } | Error::NotFound { .. } | Error::NoNode { .. } => "not_found",
+            Error::NoChat { .. }
+            | Error::NotFound { .. }
+            | Error::NoNode { .. }
+            | Error::NoSession { .. } => "not_found",
             Error::Unreadable { .. } => "unreadable",
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",

@@ -371,9 +371,19 @@ impl Engine {
         Ok(Sent { engine: self.clone(), reply })
     }
 
-    /// Stops, resets or measures a session, `agent/schedule:key`.
+    /// Stops, resets or measures a session, `agent/schedule:key`. To stop or to reset one that nobody has spoken to is an
+    /// error; what marks later messages as stale, and what is measured, holds also for a session that is yet to come.
     pub async fn change_session(&self, session: &str, verb: SessionVerb) -> Result<SessionDone, Error> {
         let (target, key) = parts(session)?;
+        if matches!(verb, SessionVerb::Stop | SessionVerb::Reset) {
+            let schedule = find_chat(self.store(), target).await?.record.name;
+            check_key(&schedule, key)?;
+            let session = address(&schedule, key);
+            let filter = SessionFilter { agent: None, schedule: Some(schedule), key: Some(key.to_owned()) };
+            if self.store().sessions(&filter, None, 1).await?.items.is_empty() {
+                return Err(Error::NoSession { session });
+            }
+        }
         let done = change_session(self.store(), self.store_now().await?, (target, key), verb).await?;
         self.tell_session(target, key, Some(verb), &done).await;
         self.hint().await;

@@ -188,6 +188,8 @@ impl From<belfry::Error> for Problem {
             E::NoNode { .. } => {
                 Problem::new(StatusCode::NOT_FOUND, code, detail).way_out("GET /api/v1/nodes lists them")
             }
+            E::NoSession { .. } => Problem::new(StatusCode::NOT_FOUND, code, detail)
+                .way_out("GET /api/v1/sessions lists those that somebody has"),
             E::Unreadable { name, why } => Problem::unreadable(&name, &why),
             E::KeyReused { .. } => Problem::conflict(code, detail)
                 .field("Idempotency-Key")
@@ -219,6 +221,7 @@ mod tests {
         for (error, status, code) in [
             (E::NotFound { name: name() }, 404, "not_found"),
             (E::NoNode { node: belfry::NodeId(uuid::Uuid::nil()) }, 404, "not_found"),
+            (E::NoSession { session: name() }, 404, "not_found"),
             (E::NoChat { name: name(), detail: "no chat".into() }, 404, "not_found"),
             (E::KeyReused { name: name(), run }, 409, "key_reused"),
             (E::QueueFull { session: name(), cap: 1 }, 409, "queue_full"),

@@ -320,7 +320,7 @@ fn what_changes_something_does_the_same_over_a_server() {
             (3, vec!["retry", "0198c0de-7a11-7000-8000-0123456789ab"]),
             (0, vec!["send", "one-bot", "ada-FORMAT", "hello"]),
             (0, vec!["send", "one-bot", "ada-FORMAT", "again", "--lane", "one"]),
-            (0, vec!["stop", "one-bot", "nobody"]),
+            (3, vec!["stop", "one-bot", "nobody"]),
             (0, vec!["stopall", "one-bot/talk", "nobody"]),
             (0, vec!["sessions", "reset", "one-bot", "ada-FORMAT"]),
             (1, vec!["send", "one-bot", "ada-FORMAT", "late", "--generation", "0"]),

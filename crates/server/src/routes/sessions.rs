@@ -94,10 +94,8 @@ async fn shown(shared: &Shared, records: &[SessionRecord]) -> Result<Vec<Session
 async fn found(shared: &Shared, path: &SessionPath) -> Result<Session, Problem> {
     let filter = SessionFilter { agent: None, schedule: Some(path.name()), key: Some(path.key.clone()) };
     let page = shared.store().sessions(&filter, None, 1).await?;
-    shown(shared, &page.items).await?.pop().ok_or_else(|| {
-        Problem::not_found(format!("nobody has spoken to the session {}", path.address()))
-            .way_out("GET /api/v1/sessions lists those that somebody has")
-    })
+    let session = shown(shared, &page.items).await?.pop();
+    session.ok_or_else(|| belfry::Error::NoSession { session: path.address() }.into())
 }
 
 /// Show a session
