@@ -27,6 +27,8 @@ struct Answer {
     added: u32,
     changed: u32,
     retired: u32,
+    /// Those whose own keys changed.
+    agents: u32,
     cancelled: u32,
     foreign: u32,
     /// Never run: their time had passed.
@@ -60,11 +62,12 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         };
         noted(&reach.store, apply).await?
     };
-    let Applied { added, changed, retired, ended, foreign, expired } = applied;
+    let applied_words = applied.words();
+    let Applied { added, changed, retired, agents, ended, foreign, expired } = applied;
     let cancelled = ended.len() as u32;
     let mut words = match same {
         true => "nothing has changed since the files were applied last".to_owned(),
-        false => format!("{added} added, {changed} changed, {retired} retired"),
+        false => applied_words,
     };
     if cancelled > 0 {
         words.push_str(&format!("; {cancelled} waiting runs ended"));
@@ -81,7 +84,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     }
     reach::answer(
         output,
-        &Answer { changed_anything: !same, added, changed, retired, cancelled, foreign, expired },
+        &Answer { changed_anything: !same, added, changed, retired, agents, cancelled, foreign, expired },
         &words,
     )
 }

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use belfry::Engine;
+use belfry::{Engine, Event};
 use belfry_config::{Loaded, Settings};
 use belfry_server::{Limits, Reload, Server, Told};
-use tokio::sync::mpsc;
+use tokio::sync::{broadcast, mpsc};
 
 use crate::failure::Failure;
 use crate::server_file::ServerFile;
@@ -26,6 +27,8 @@ pub struct Serving {
 /// What is served.
 pub struct Scene<'a> {
     pub engine: &'a Engine,
+    /// What is told to those who listen.
+    pub events: broadcast::Receiver<Arc<Event>>,
     pub loaded: &'a Loaded,
     pub options: belfry::Options,
     /// The configuration.
@@ -46,7 +49,7 @@ impl Serving {
         let file = ServerFile::path(scene.address, scene.file);
         ServerFile::check(&file)?;
         let listen = scene.listen.unwrap_or(scene.loaded.settings.listen);
-        let (mut serving, mut error) = (None, None);
+        let (mut serving, mut error, mut events) = (None, None, Some(scene.events));
         for port in [Some(listen.port()), scene.any_port.then_some(0)].into_iter().flatten() {
             let (reload, reloads) = mpsc::channel(RELOADS_MAX);
             let mut settings = scene.loaded.settings.clone();
@@ -61,7 +64,8 @@ impl Serving {
                 version: env!("CARGO_PKG_VERSION"),
                 limits: Limits { connections_max: scene.connections_max, ..Limits::default() },
             };
-            match Server::start(told).await {
+            let events = events.take().unwrap_or_else(|| scene.engine.events());
+            match Server::start(told, events).await {
                 Ok(server) => {
                     serving = Some((server, reloads));
                     break;

@@ -121,12 +121,13 @@ impl Up {
             builder = builder.config(std::path::absolute(file)?);
         }
         let engine = builder.build();
-        let mut events = engine.events();
+        let (mut events, told) = (engine.events(), engine.events());
         let last = LastLoaded::of(&place::state_dir(&address, file), file);
         let (content, _) = apply(&engine, &loaded, Some(&last)).await?;
         last.write(&loaded.digest)?;
         let mut serving = Serving::start(Scene {
             engine: &engine,
+            events: told,
             loaded: &loaded,
             options,
             file,
@@ -328,10 +329,7 @@ async fn reload(
             }
             match apply(engine, &loaded, Some(home.last)).await {
                 Ok((content, applied)) => {
-                    let mut came = format!(
-                        "{} added, {} changed, {} retired",
-                        applied.added, applied.changed, applied.retired
-                    );
+                    let mut came = applied.words();
                     if content == Content::Skew {
                         tell_skew(engine);
                         came = SKEW.into();

@@ -207,6 +207,7 @@ impl Builder {
             node: NodeId(Uuid::nil()),
             store_is_well: true,
         };
+        let (events, first_events) = broadcast::channel(EVENTS_MAX);
         Engine {
             inner: Arc::new(Inner {
                 store,
@@ -221,7 +222,8 @@ impl Builder {
                 keeper: self.keeper,
                 state_dir: self.state_dir.unwrap_or_else(|| std::env::temp_dir().join("belfry")),
                 config: self.config,
-                events: broadcast::Sender::new(EVENTS_MAX),
+                events,
+                first_events: Mutex::new(Some(first_events)),
                 view: watch::Sender::new(view),
                 started: Mutex::new(None),
                 relay: Mutex::new(None),
@@ -270,6 +272,8 @@ struct Inner {
     state_dir: PathBuf,
     config: Option<PathBuf>,
     events: broadcast::Sender<Arc<Event>>,
+    /// What is told before the first start, for other nodes.
+    first_events: Mutex<Option<broadcast::Receiver<Arc<Event>>>>,
     view: watch::Sender<View>,
     started: Mutex<Option<Started>>,
     relay: Mutex<Option<Relay>>,
@@ -316,8 +320,9 @@ impl Engine {
             view.node = node.id;
             view.overrun = 0;
         });
+        let events = inner.first_events.lock().take().unwrap_or_else(|| inner.events.subscribe());
         if inner.store.is_shared() {
-            let (events, view) = (inner.events.subscribe(), inner.view.subscribe());
+            let view = inner.view.subscribe();
             let relay = Relay::start(inner.store.clone(), inner.teller.clone(), events, view);
             *inner.relay.lock() = Some(relay);
         }
@@ -532,9 +537,7 @@ impl Engine {
         }
         let applied = self.inner.store.apply(clock.now().wall, source, digest, agents).await?;
         let event = Event::new(clock.now().wall, Level::Info, Name::ConfigLoaded);
-        let detail =
-            format!("{} added, {} changed, {} retired", applied.added, applied.changed, applied.retired);
-        self.tell(Event { detail: Some(detail), ..event });
+        self.tell(Event { detail: Some(applied.words()), ..event });
         self.tell_ends(&applied.ended).await;
         if applied.expired > 0 {
             self.tell_expired(clock.now().wall, agents).await?;

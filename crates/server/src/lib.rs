@@ -158,8 +158,9 @@ pub fn openapi() -> String {
 }
 
 impl Server {
-    /// Listens, and answers from now on.
-    pub async fn start(told: Told) -> Result<Server, Error> {
+    /// Listens, and answers from now on. Those who listen hear what comes through `events`: subscribed to before files are
+    /// applied, they hear of that.
+    pub async fn start(told: Told, events: broadcast::Receiver<Arc<Event>>) -> Result<Server, Error> {
         let address = told.settings.listen;
         if !address.ip().is_loopback() {
             if told.settings.api.open {
@@ -174,7 +175,6 @@ impl Server {
         let failed = |source| Error::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let events = told.engine.events();
         let shared = Arc::new(Shared::new(told, address));
         tokio::spawn(note(shared.clone(), events));
         tokio::spawn(others::hear_loop(shared.clone()));

@@ -34,6 +34,8 @@ pub struct Applied {
     pub changed: u32,
     /// Schedules that left the source.
     pub retired: u32,
+    /// Agents that were there and whose own keys changed.
+    pub agents: u32,
     /// Pending runs that ended because their agent or schedule left, sorted.
     pub ended: Vec<RunId>,
     /// Schedules that were left alone, because one of that name was made through the API.
@@ -43,6 +45,17 @@ pub struct Applied {
 }
 
 impl Applied {
+    /// What was added, changed and retired, in words.
+    pub fn words(&self) -> String {
+        let Applied { added, changed, retired, agents, .. } = self;
+        let agents = match agents {
+            0 => String::new(),
+            1 => "; 1 agent changed".to_owned(),
+            agents => format!("; {agents} agents changed"),
+        };
+        format!("{added} added, {changed} changed, {retired} retired{agents}")
+    }
+
     /// Counts a schedule that was put.
     pub(crate) fn count(&mut self, put: &Put) {
         match put {

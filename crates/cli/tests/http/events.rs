@@ -45,6 +45,26 @@ fn every_change_is_told_and_who_comes_back_misses_nothing() {
 }
 
 #[test]
+fn an_edit_while_the_node_was_down_is_told_to_those_who_listen_after_its_start() {
+    let site = Site::sqlite();
+    let config = CONFIG.replace("      often: {every: 200ms}\n", "");
+    site.config(&config);
+    Api::start(&site).up.lock().unwrap().stop();
+    // One edit is of a schedule, the other of an agent alone.
+    let edited =
+        config.replacen("0 0 1 1 *", "0 1 1 1 *", 1).replace("  slow:\n", "  slow:\n    max_concurrent: 7\n");
+    site.config(&edited);
+    let api = Api::start(&site);
+    let mut stream = api.listen("/api/v1/events", &[]);
+    api.send("POST", "/api/v1/schedules/hello/quiet/pause", &[], b"").is(200);
+    let id = stream.wait_for("schedule_paused").id;
+    let (life, _) = id.split_once('-').unwrap();
+    let first = format!("last-event-id: {life}-0");
+    let told = api.listen("/api/v1/events?event=config_loaded", &[&first]).next().unwrap();
+    assert_eq!(told.data["detail"], "0 added, 1 changed, 0 retired; 1 agent changed", "{}", told.data);
+}
+
+#[test]
 fn every_run_has_a_trace_also_one_of_a_tick_and_one_that_never_started() {
     for site in Site::each() {
         site.config(CONFIG);

@@ -41,7 +41,7 @@ impl Site {
             version: "0",
             limits,
         };
-        let server = runtime.block_on(Server::start(told)).unwrap();
+        let server = runtime.block_on(Server::start(told, engine.events())).unwrap();
         Site { runtime, engine, address: server.address(), server }
     }
 

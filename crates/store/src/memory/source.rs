@@ -24,6 +24,7 @@ impl State {
         let mut applied = Applied::default();
         for spec in agents {
             let agent = self.put_agent(now, source, spec);
+            applied.agents += u32::from(self.edited.contains(&agent));
             for (name, definition) in &spec.schedules {
                 let name = format!("{}/{name}", spec.name);
                 let put = self.put_schedule(now, source, agent, &name, definition);

@@ -296,6 +296,11 @@ impl<'a> Tx<'a> {
         self.edited.insert(agent);
     }
 
+    /// How many agents have different definitions now.
+    pub(super) fn edited(&self) -> usize {
+        self.edited.len()
+    }
+
     /// Agents whose definitions are others now.
     pub(super) fn take_edited(&mut self) -> BTreeSet<AgentId> {
         std::mem::take(&mut self.edited)

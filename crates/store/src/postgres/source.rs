@@ -113,6 +113,7 @@ impl Postgres {
         lock_names(tx).await?;
         let mut applied = Applied::default();
         let agents = self.put_agents(tx, now, source, specs).await?;
+        applied.agents = tx.edited() as u32;
         let known = known_schedules(tx, Some(source), specs).await?;
         let mut put = Vec::with_capacity(specs.len());
         for spec in specs {

@@ -36,6 +36,7 @@ impl Verb<'_> {
         let mut applied = Applied::default();
         for spec in agents {
             let agent = self.put_agent(now, source, spec)?;
+            applied.agents += u32::from(self.edited.borrow().contains(&agent));
             for (name, definition) in &spec.schedules {
                 let name = format!("{}/{name}", spec.name);
                 let put = self.put_schedule(now, source, agent, &name, definition)?;

@@ -131,8 +131,11 @@ async fn files_and_the_api_leave_each_other_alone(store: &impl Store) {
     assert_eq!(world.apply(&both).await, Applied { foreign: 1, ..Applied::default() });
     let record = world.schedule("a/api").await;
     assert_eq!((record.definition, record.source.as_str()), (every("1m"), API));
+    let limited = AgentDefinition { max_concurrent: Some(7), ..unlimited() };
+    let applied = world.apply(&[agent("a", limited, &[("file", every("5m"))])]).await;
+    assert_eq!(applied, Applied { agents: 1, ..Applied::default() }, "a key of the agent alone");
     let applied = world.apply(&[agent("a", unlimited(), &[])]).await;
-    assert_eq!(applied, Applied { retired: 1, ..Applied::default() });
+    assert_eq!(applied, Applied { retired: 1, agents: 1, ..Applied::default() });
     assert_eq!(world.schedule("a/api").await.id, record.id);
     // Sets of files take over from each other.
     world.apply(&fleet).await;
