@@ -119,7 +119,16 @@ impl Diff {
         reading::block_on(async {
             let reading = Reading::open(place).await?;
             let held = held(&reading).await?;
-            let changes = changes(&held, &loaded.agents);
+            // They have run, and applying the files leaves them out.
+            let spent = reading.store.spent(SOURCE).await?;
+            let mut files = loaded.agents;
+            for agent in &mut files {
+                let name = |schedule: &str| format!("{}/{schedule}", agent.name);
+                agent
+                    .schedules
+                    .retain(|(schedule, definition)| spent.get(&name(schedule)) != Some(definition));
+            }
+            let changes = changes(&held, &files);
             match output.format {
                 Format::Table => print(&changes),
                 format => reading::print_items(format, changes),

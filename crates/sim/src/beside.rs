@@ -3,7 +3,7 @@
 //! Instants and ids of runs and nodes are given by the caller. What stores number by themselves (agents, schedules, sessions,
 //! versions) is translated on the way to the other store, and left out where answers are compared.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::path::PathBuf;
 
@@ -295,6 +295,7 @@ impl Store for Beside {
 
     both! { ids;
         source_digest(source: &str) -> Option<String>;
+        spent(source: &str) -> BTreeMap<String, ScheduleDefinition>;
         definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>, schedules = &ids.schedules(schedules);
         unreadable() -> Vec<UnreadableSchedule>;
         unreadable_rows() -> Vec<String>;
@@ -398,6 +399,7 @@ as_it_is!(
     Timestamp,
     RunId,
     SkipRange,
+    BTreeMap<String, ScheduleDefinition>,
     Applied,
     Committed,
     Enqueued,

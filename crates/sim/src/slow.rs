@@ -1,5 +1,6 @@
 //! The store as a node reaches it: each call takes its time, may fail, and may be done although its answer is lost.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -106,6 +107,7 @@ impl Store for Slow {
     forward! {
         Write apply(now: Timestamp, source: &str, digest: &str, agents: &[AgentSpec]) -> Applied;
         Read source_digest(source: &str) -> Option<String>;
+        Read spent(source: &str) -> BTreeMap<String, ScheduleDefinition>;
         Write put_schedule(now: Timestamp, agent: &str, name: &str, definition: &ScheduleDefinition, expect: &Expect) -> Put;
         Write remove_schedule(now: Timestamp, schedule: ScheduleId, expect: &Expect) -> Removed;
         Write put_agent(now: Timestamp, agent: &AgentSpec, whole: bool, expect: &Expect<AgentDefinition>) -> PutAgent;

@@ -1,5 +1,6 @@
 //! Any of the three rooms behind one type, chosen by an address at run time.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -175,6 +176,10 @@ impl Store for AnyStore {
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
         each!(self, store => store.source_digest(source).await)
+    }
+
+    async fn spent(&self, source: &str) -> Answer<BTreeMap<String, ScheduleDefinition>> {
+        each!(self, store => store.spent(source).await)
     }
 
     async fn put_schedule(

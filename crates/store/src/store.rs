@@ -1,5 +1,6 @@
 //! The verbs of a store.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 
 use belfry_core::edit::Resume;
@@ -41,6 +42,13 @@ pub trait Store: Send + Sync + 'static {
 
     /// The digest that was applied last for a source.
     fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
+
+    /// Schedules of a source that went with their run, as `delete_after_run` asks, by `agent/schedule`. `apply` leaves them
+    /// out while their definition is the same. Reads only.
+    fn spent(
+        &self,
+        source: &str,
+    ) -> impl Future<Output = Answer<BTreeMap<String, ScheduleDefinition>>> + Send;
 
     /// Makes a schedule of the API what it is here, or makes it new, where it is what is expected: of several who edit what
     /// they have read, one changes it. Timing that changed starts a new revision, as for `apply`. What a file owns is not

@@ -262,3 +262,23 @@ fn what_left_the_file_is_retired_and_its_waiting_runs_end() {
         up.stop();
     }
 }
+
+#[test]
+fn diff_leaves_out_a_one_shot_that_went_with_its_run() {
+    let site = Site::sqlite();
+    let once = "agents: {a: {run: [\"true\"], schedules: {once: {after: 100ms, delete_after_run: true}}}}\n";
+    site.config(once);
+    let mut up = site.up();
+    up.event_of("run_finished", "once");
+    up.stop();
+    let same = site.belfry(&["diff"]);
+    assert!(String::from_utf8_lossy(&same.stderr).contains("no differences"), "{same:?}");
+    assert!(same.stdout.is_empty(), "{same:?}");
+    site.config(&once.replace("100ms", "200ms"));
+    let other = site.belfry(&["diff"]);
+    assert_eq!(
+        String::from_utf8_lossy(&other.stdout),
+        "+ a/once\n",
+        "another definition is another schedule"
+    );
+}

@@ -199,6 +199,12 @@ impl Store for Memory {
         Ok(self.state.lock().sources.get(source).cloned())
     }
 
+    async fn spent(&self, source: &str) -> Answer<BTreeMap<String, ScheduleDefinition>> {
+        let state = self.state.lock();
+        let own = state.spent.iter().filter(|((from, _), _)| from == source);
+        Ok(own.map(|((_, name), definition)| (name.clone(), definition.clone())).collect())
+    }
+
     async fn put_schedule(
         &self,
         now: Timestamp,

@@ -86,7 +86,7 @@ mod unread;
 mod watch;
 mod why;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -327,6 +327,10 @@ impl Store for Postgres {
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
         look!(self, |tx| source::digest(&mut tx, source).await)
+    }
+
+    async fn spent(&self, source: &str) -> Answer<BTreeMap<String, ScheduleDefinition>> {
+        look!(self, |tx| source::spent(&mut tx, source).await)
     }
 
     async fn put_schedule(

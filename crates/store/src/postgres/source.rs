@@ -397,8 +397,11 @@ pub(super) async fn put_schedules(
 }
 
 /// Schedules of a source of files that went with their run, as their definitions ask.
-async fn spent(tx: &mut Tx<'_>, source: &str) -> Result<HashMap<String, ScheduleDefinition>, Fault> {
-    let mut spent = HashMap::new();
+pub(super) async fn spent(
+    tx: &mut Tx<'_>,
+    source: &str,
+) -> Result<BTreeMap<String, ScheduleDefinition>, Fault> {
+    let mut spent = BTreeMap::new();
     let sql = "select name, definition, format from spent where source = $1";
     for row in tx.query(sql, &[&source]).await? {
         if let Ok(definition) = read_stored(get(&row, "format")?, get(&row, "definition")?) {

@@ -32,7 +32,7 @@ mod why;
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -603,6 +603,11 @@ impl Store for Sqlite {
             verb.row("select digest from sources where name = ?", [&source], |row| row.get(0))
         })
         .await
+    }
+
+    async fn spent(&self, source: &str) -> Answer<BTreeMap<String, ScheduleDefinition>> {
+        let source = source.to_owned();
+        self.read(move |verb| verb.spent(&source)).await
     }
 
     async fn put_schedule(

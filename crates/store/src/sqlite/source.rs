@@ -1,6 +1,6 @@
 //! Agents and schedules, as sources have them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use belfry_core::check::Status;
 use belfry_core::definition::{Budget, FORMAT, ScheduleDefinition, When, read_stored};
@@ -302,6 +302,17 @@ impl Verb<'_> {
         }
         self.execute("delete from spent where source = ? and name = ?", place)?;
         Ok(false)
+    }
+
+    /// Schedules of a source that went with their run.
+    pub(super) fn spent(&self, source: &str) -> Done<BTreeMap<String, ScheduleDefinition>> {
+        let sql = "select name, definition, format from spent where source = ?";
+        let spent = self.rows(sql, [source], |row| {
+            Ok((super::text(row, "name")?, json(row, 1)?, number::<i32>(row, 2)?))
+        })?;
+        let read =
+            |(name, text, format): (String, String, i32)| Some((name, read_stored(format, &text).ok()?));
+        Ok(spent.into_iter().filter_map(read).collect())
     }
 
     fn is_expired(&self, id: ScheduleId) -> Done<bool> {

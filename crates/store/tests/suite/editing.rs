@@ -190,7 +190,8 @@ async fn a_one_shot_goes_with_the_run_of_its_tick(store: &impl Store) {
         Options { delete_after_run: true, if_running: IfRunning::Allow, ..Options::default() },
     );
     let stays = ScheduleDefinition::new(When::After("1m".into()));
-    world.apply(&[agent("a", unlimited(), &[("goes", once), ("stays", stays)])]).await;
+    let fleet = [agent("a", unlimited(), &[("goes", once.clone()), ("stays", stays)])];
+    world.apply(&fleet).await;
     world.plan_all().await;
     world.enqueue("a/goes", None).await;
     let by_hand = world.claim(node, 5).await.remove(0);
@@ -204,6 +205,9 @@ async fn a_one_shot_goes_with_the_run_of_its_tick(store: &impl Store) {
         world.complete(claimed).await;
     }
     assert!(store.schedule("a/goes").await.unwrap().is_none());
+    assert_eq!(store.spent("files").await.unwrap(), [("a/goes".to_owned(), once)].into());
+    assert!(store.spent("others").await.unwrap().is_empty());
+    assert_eq!(world.apply(&fleet).await, Applied::default());
     assert_eq!(store.ended_runs(id, 10).await.unwrap().len(), 2, "never its runs");
     assert_eq!(world.schedule("a/stays").await.status, belfry_core::check::Status::Exhausted);
     world.assert_whole().await;

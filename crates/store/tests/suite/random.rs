@@ -611,6 +611,7 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
             words.extend([Some(listed), whole].into_iter().flatten().map(|run| self.run_words(run)));
         }
         words.extend(store.nodes().await.unwrap().iter().map(|node| format!("{node:?}")));
+        words.push(format!("{:?}", store.spent("files").await.unwrap()));
         for name in NAMES {
             let Some(record) = store.schedule(name).await.unwrap() else { continue };
             let (id, agent) = (record.id, record.agent);
