@@ -47,6 +47,7 @@ mod sessions;
 mod set;
 mod sheet;
 mod show;
+mod skew;
 mod snapshots;
 mod stop;
 mod tame;

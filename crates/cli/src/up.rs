@@ -26,6 +26,7 @@ use crate::place::{self, Place, SOURCE};
 use crate::reach;
 use crate::server_file::ServerFile;
 use crate::serving::{Scene, Serving};
+use crate::skew::{self, Skew};
 use crate::terminal;
 use crate::words;
 
@@ -148,13 +149,15 @@ impl Up {
                 lines.say(&format!("  {}", serving.login_link()))?;
             }
         }
+        let skew = Skew::new(&engine);
         if content == Content::Skew {
-            tell_skew(&engine);
+            skew.tell();
         }
         engine.start().await?;
+        let watching_skew = tokio::spawn(skew.clone().watch_loop(last.clone()));
         serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
-        let home = Home { engine: &engine, file, last: &last, started: &loaded.settings };
+        let home = Home { engine: &engine, file, last: &last, skew: &skew, started: &loaded.settings };
         let mut look = tokio::time::interval(Duration::from_secs(1));
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
         loop {
@@ -184,6 +187,7 @@ impl Up {
                 }
             }
         }
+        watching_skew.abort();
         let stopped = stop(&engine, timeout, &mut asked, &mut events, &mut lines).await;
         serving.stop().await;
         stopped
@@ -223,15 +227,6 @@ pub async fn apply(
         Content::Same | Content::Skew => Applied::default(),
     };
     Ok((content, applied))
-}
-
-/// What is said of files that differ from what the other nodes run from.
-const SKEW: &str = "config skew: the files of this node differ from what the store holds, and have not changed since this \
-                    node loaded them; `belfry diff` shows how, `belfry apply` applies them";
-
-fn tell_skew(engine: &Engine) {
-    let event = Event::new(engine.now(), Level::Warn, Name::ConfigSkew);
-    engine.tell(Event { detail: Some(SKEW.into()), ..event });
 }
 
 async fn greet(lines: &mut Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
@@ -303,6 +298,7 @@ struct Home<'a> {
     /// The main file.
     file: &'a Path,
     last: &'a LastLoaded,
+    skew: &'a Skew,
     /// What the node was started with.
     started: &'a Settings,
 }
@@ -331,8 +327,8 @@ async fn reload(
                 Ok((content, applied)) => {
                     let mut came = applied.words();
                     if content == Content::Skew {
-                        tell_skew(engine);
-                        came = SKEW.into();
+                        home.skew.tell();
+                        came = skew::WORDS.into();
                     }
                     // Only now: until then the files count as changed.
                     if let Err(error) = home.last.write(&loaded.digest) {

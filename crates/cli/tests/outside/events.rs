@@ -15,7 +15,7 @@ const KEYS: [(&str, &str); 39] = [
     ("clock_stepped", "state detail"),
     ("config_loaded", "detail"),
     ("config_rejected", "detail"),
-    ("config_skew", "detail"),
+    ("config_skew", "state detail"),
     ("tick_planned", "agent schedule tick_at run_id trace_id"),
     ("tick_deferred", "agent schedule tick_at reason detail"),
     ("tick_skipped", "agent schedule tick_at reason count detail"),

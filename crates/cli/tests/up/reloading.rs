@@ -96,6 +96,8 @@ fn a_touched_file_of_one_node_does_not_take_back_what_another_node_applied() {
     nodes[1].event("config_loaded");
     let name = "a/new";
     eventually("the schedule", || one.belfry(&["show", name]).status.success().then_some(()));
+    // The first node finds by itself that its files are not what the store holds any more.
+    assert_eq!(nodes[0].event("config_skew")["state"], "began");
     // Neither a touch nor a signal nor a command applies the old file of the first node.
     one.config(&old);
     let skew = nodes[0].event("config_skew");
@@ -121,6 +123,9 @@ fn a_touched_file_of_one_node_does_not_take_back_what_another_node_applied() {
     // And `apply` always does.
     assert!(two.belfry(&["apply"]).status.success());
     eventually("its return", || one.belfry(&["show", name]).status.success().then_some(()));
+    assert_eq!(nodes[0].event("config_skew")["state"], "began");
+    assert!(one.belfry(&["apply"]).status.success());
+    assert_eq!(nodes[0].event("config_skew")["state"], "ended");
     nodes.iter_mut().for_each(Up::stop);
 }
 
