@@ -27,7 +27,7 @@ struct Answer {
     added: u32,
     changed: u32,
     retired: u32,
-    /// Those whose own keys changed.
+    /// Agents with different keys of their own.
     agents: u32,
     cancelled: u32,
     foreign: u32,

@@ -12,10 +12,10 @@ use crate::content::LastLoaded;
 use crate::place::SOURCE;
 
 /// What is said of files that differ from what the other nodes run from.
-pub const WORDS: &str = "config skew: the files of this node differ from what the store holds, and have not changed since this \
-                         node loaded them; `belfry diff` shows how, `belfry apply` applies them";
-/// How often a node compares. A difference counts when it is seen twice: a node that applies its files changes the store
-/// first, and notes then what it has loaded.
+pub const WORDS: &str = "config skew: the files of this node differ from what the store holds, and have not changed \
+                         since this node loaded them; `belfry diff` shows how, `belfry apply` applies them";
+/// How often a node compares. A difference counts when it is seen twice: a node that applies its files changes the
+/// store first, and notes then what it has loaded.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Tells that a skew begins, and that it ends, each once.

@@ -204,8 +204,8 @@ impl<O: Copy + Ord> Standing<O> {
     }
 }
 
-/// The gate that holds a run which could start but for that, and the run that stands in its way: one that is running there,
-/// or the first that waits. `cap` is how many may run at a gate. A limit is named if nothing else holds the run.
+/// The gate that holds a run which could start but for that, and the run that stands in its way: one that is running
+/// there, or the first that waits. `cap` is how many may run at a gate. A limit is named if nothing else holds the run.
 pub fn holds<'a, O: Copy + Ord>(
     run: &Live<'a, O>,
     live: &[Live<'a, O>],

@@ -371,8 +371,8 @@ impl Engine {
         Ok(Sent { engine: self.clone(), reply })
     }
 
-    /// Stops, resets or measures a session, `agent/schedule:key`. To stop or to reset one that nobody has spoken to is an
-    /// error; what marks later messages as stale, and what is measured, holds also for a session that is yet to come.
+    /// Stops, resets or measures a session, `agent/schedule:key`. To stop or to reset one that nobody has spoken to is
+    /// an error; a mark that makes later messages stale, and a measure, hold also for a session that is yet to come.
     pub async fn change_session(&self, session: &str, verb: SessionVerb) -> Result<SessionDone, Error> {
         let (target, key) = parts(session)?;
         if matches!(verb, SessionVerb::Stop | SessionVerb::Reset) {

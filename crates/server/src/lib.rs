@@ -158,8 +158,8 @@ pub fn openapi() -> String {
 }
 
 impl Server {
-    /// Listens, and answers from now on. Those who listen hear what comes through `events`: subscribed to before files are
-    /// applied, they hear of that.
+    /// Listens, and answers from now on. Readers of events get what comes through `events`. Subscribe before files are
+    /// applied, so that they hear of that.
     pub async fn start(told: Told, events: broadcast::Receiver<Arc<Event>>) -> Result<Server, Error> {
         let address = told.settings.listen;
         if !address.ip().is_loopback() {

@@ -34,7 +34,7 @@ pub struct Applied {
     pub changed: u32,
     /// Schedules that left the source.
     pub retired: u32,
-    /// Agents that were there and whose own keys changed.
+    /// Agents that were there and have different keys of their own now.
     pub agents: u32,
     /// Pending runs that ended because their agent or schedule left, sorted.
     pub ended: Vec<RunId>,

@@ -43,8 +43,8 @@ pub trait Store: Send + Sync + 'static {
     /// The digest that was applied last for a source.
     fn source_digest(&self, source: &str) -> impl Future<Output = Answer<Option<String>>> + Send;
 
-    /// Schedules of a source that went with their run, as `delete_after_run` asks, by `agent/schedule`. `apply` leaves them
-    /// out while their definition is the same. Reads only.
+    /// Schedules of a source that went with their run, as `delete_after_run` asks, by `agent/schedule`. `apply` leaves
+    /// them out while their definition is the same. Reads only.
     fn spent(
         &self,
         source: &str,

@@ -9,7 +9,7 @@ use belfry_time::Timestamp;
 
 use super::{CLOCK_BACK, Known, NO_NODE, length, line};
 
-/// The reason for a run whose agent, or whose node, runs as many as it may.
+/// The reason for a run if its agent, or each node that could run it, runs as many as it may.
 const AT_CAPACITY: &str = "at_capacity";
 
 impl Known {
@@ -93,7 +93,7 @@ impl Known {
         (None, format!("is ready and waits for a free slot in the lane {}", run.lane))
     }
 
-    /// A run whose next attempt is not due, and what put that off.
+    /// A run that waits for the instant of its next attempt, and what put that off.
     fn waits_until(&self, run: &RunRecord) -> (Option<&'static str>, String) {
         let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
         if run.created_at > self.now.saturating_add(CLOCK_BACK_MIN).unwrap_or(self.now) {
@@ -151,8 +151,8 @@ impl Known {
         })
     }
 
-    /// The live runs of its agent as gates see them, by their places among all that live, and the scopes that these want
-    /// for themselves.
+    /// The live runs of its agent as gates see them, by their places among all that live, and the scopes that these
+    /// want for themselves.
     fn at_gates(&self) -> (Vec<gate::Live<'_, usize>>, Scopes) {
         let (mut scopes, removed) = (Scopes::default(), Options::default());
         let own = self.live.iter().enumerate().filter(|(_, run)| run.agent == self.record.agent);
