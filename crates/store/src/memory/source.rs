@@ -238,6 +238,16 @@ impl State {
         };
         let row =
             ScheduleRow { record, compiled, version: 0, fired_at: None, ended: [0, 0], retired_at: None };
+        // What an earlier schedule of this name has taken is not taken again.
+        let is_of_name = |(of, _): &(ScheduleId, String)| {
+            self.schedules.get(of).is_some_and(|old| *old.record.name == *name)
+        };
+        let taken: Vec<_> = self.keys.keys().filter(|place| is_of_name(place)).cloned().collect();
+        for place in taken {
+            if let Some(kept) = self.keys.remove(&place) {
+                self.keys.insert((id, place.1), kept);
+            }
+        }
         self.schedules.insert(id, row);
         self.write(now, id, change);
         if turn(&definition.options).is_some() {

@@ -476,6 +476,10 @@ async fn insert_schedules(
                select $1::text, 1, u.* \
                from unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::integer[]) as u";
     tx.execute(sql, &[&source, &ids, &agents, &names, &texts, &formats]).await?;
+    // What an earlier schedule of the same name has taken is not taken again.
+    let sql = "update idempotency i set schedule_id = u.id from unnest($1::bigint[], $2::text[]) as u (id, name) \
+               join schedules old on old.name = u.name and old.id <> u.id where i.schedule_id = old.id";
+    tx.execute(sql, &[&ids, &names]).await?;
     let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition, format) \
                select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[], $4::integer[]) as u";
     tx.execute(sql, &[&now, &ids, &texts, &formats]).await?;

@@ -180,6 +180,12 @@ impl Verb<'_> {
                 params![agent, name, source, text, format],
             )?;
             let id = self.connection.last_insert_rowid();
+            // What an earlier schedule of this name has taken is not taken again.
+            self.execute(
+                "update idempotency set schedule_id = ?1 \
+                 where schedule_id in (select id from schedules where name = ?2 and id <> ?1)",
+                params![id, name],
+            )?;
             self.add_revision(now, id, 1, &text, format)?;
             let compiled = self.compile(id, name, &text);
             let change = edit::add(definition, memory::compiled(&compiled), now);

@@ -176,6 +176,12 @@ async fn the_same_request_makes_one_run<S: Store + Hooks>(store: &S) {
     let claimed = world.claim(node, 1).await.remove(0);
     world.complete(&claimed).await;
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, Knocked::Repeat(first), "and after");
+    for _ in 0..2 {
+        world.apply(&[]).await;
+        world.apply(&[agent("a", unlimited(), &[("h", hook(IfRunning::Skip, Scope::Schedule))])]).await;
+        let again = knock(&mut world, "a/h", Some("k")).await.1;
+        assert_eq!(again, Knocked::Repeat(first), "also after it was removed and put back");
+    }
     world.advance(2 * 3_600_000);
     assert_eq!(knock(&mut world, "a/h", Some("k")).await.1, made(), "until the key has expired");
 }
