@@ -143,7 +143,7 @@ impl Client {
             all.extend(page.items);
             all.truncate(most);
             match pages.next(count, bytes.len(), page.next)? {
-                Some(cursor) if all.len() < most => more = format!("&cursor={}", encoded(cursor)),
+                Some(cursor) if all.len() < most => more = format!("&cursor={}", encoded(&cursor)),
                 _ => return Ok(all),
             }
         }

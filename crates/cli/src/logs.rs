@@ -92,7 +92,7 @@ async fn read(client: &Client, run: RunId, writer: &mut Writer) -> Result<(), Fa
         page.items.iter().try_for_each(|piece| writer.write(piece))?;
         // Nothing is kept of what was written.
         match pages.next(page.items.len(), 0, page.next)? {
-            Some(next) => after = format!("?after={}", encoded(next)),
+            Some(next) => after = format!("?after={}", encoded(&next)),
             None => return Ok(()),
         }
     }
