@@ -34,6 +34,12 @@ fn a_schedule_is_made_changed_and_removed() {
         let stale = api.send("PATCH", place, &[json_type, &with(&first)], br#"{"priority": 5}"#);
         stale.refused(412, "changed");
         let tag = changed.header("etag").unwrap();
+        let (write, text) = (format!("{place}/write"), br#"{"text": "priority: 4"}"#);
+        api.send("POST", &write, &[json_type, &with(&first)], text).refused(412, "changed");
+        api.send("POST", &write, &[json_type, "if-none-match: *"], text).refused(412, "changed");
+        let written = api.send("POST", &write, &[json_type, &with(tag)], text);
+        assert_eq!(written.is(200)["definition"]["priority"], 4);
+        let tag = written.header("etag").unwrap();
         api.send("PATCH", place, &[json_type, &with(tag)], br#"{"priority": 5}"#).is(200);
         assert_eq!(api.get(place).is(200)["definition"]["priority"], 5);
 

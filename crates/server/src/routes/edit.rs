@@ -423,7 +423,7 @@ pub async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Prob
     }
 }
 
-fn tag_of(record: &ScheduleRecord) -> String {
+pub fn tag_of(record: &ScheduleRecord) -> String {
     tag(record.revision, &record.definition)
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use belfry_config::Input;
 use belfry_store::{Expect, Store};
@@ -73,15 +73,18 @@ struct WrittenAnswer {
 ///
 /// What is wrong is told with its place, in `report`.
 #[utoipa::path(post, path = "/api/v1/schedules/{agent}/{name}/write", operation_id = "write_schedule", tag = "schedules",
-    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which")),
+    params(("agent" = String, Path, description = "Whose"), ("name" = String, Path, description = "Which"),
+        ("If-Match" = Option<String>, Header, description = "Only where its ETag is this", nullable = false)),
     request_body = WrittenBody, security(("token" = ["manage"])),
     responses(
         (status = 200, description = "It is so now", body = WrittenAnswer, headers(("ETag" = String))),
         (status = 409, description = "A file owns it, or there is one already", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 412, description = "It has changed meanwhile", body = ProblemBody, content_type = "application/problem+json"),
     ))]
 async fn write(
     State(shared): State<Arc<Shared>>,
     named: Named,
+    headers: HeaderMap,
     Object(body): Object,
 ) -> Result<Response, Problem> {
     let body: WrittenBody = extract::read(body)?;
@@ -112,6 +115,7 @@ async fn write(
         let written = Written { input, origin, timezone: body.timezone.as_deref() };
         let base = before.as_ref().map(|record| &record.definition);
         let parsed = edit::read_written(&shared, &named, written, base, |_| None).await?;
+        edit::preconditions(&headers, before.as_ref().map(edit::tag_of), "schedule")?;
         if before.is_none() {
             edit::refuse_lookalike(&shared, &named).await?;
         }
@@ -119,7 +123,10 @@ async fn write(
         if let Some(result) = edit::store(&shared, &named, &parsed.definition, &expect).await? {
             break (parsed, result);
         }
-        // Another was faster: it is made to what the schedule is now.
+        // Another was faster: it is made to what the schedule is now, unless it was to be what it was.
+        if edit::is_conditional(&headers) {
+            return Err(edit::changed(&headers, "schedule"));
+        }
         tries.next().ok_or_else(edit::restless)?;
     };
     let record = shared.schedule(&named.full()).await?;
