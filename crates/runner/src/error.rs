@@ -1,9 +1,12 @@
 //! The one error of this crate.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use belfry_core::Reason;
+use belfry_core::text::on_node;
+
+use crate::plan::show;
 
 /// Why an attempt could not be started, or something around it failed.
 #[derive(Debug, thiserror::Error)]
@@ -42,12 +45,12 @@ pub enum Error {
         source: io::Error,
     },
     /// A file of the attempt could not be written.
-    #[error("cannot write {path}")]
+    #[error("cannot write {}: {cause}{}", name(path), on_node(&show(&path.to_string_lossy())))]
     File {
         /// Which.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The keeper does not answer, so nothing may be started.
     #[error("the keeper {0}")]
@@ -71,7 +74,7 @@ impl Error {
     pub(crate) fn is_shortage(&self) -> bool {
         match self {
             Error::Shortage { .. } => true,
-            Error::File { source, .. } => crate::spawn::is_shortage(source),
+            Error::File { cause, .. } => crate::spawn::is_shortage(cause),
             _ => false,
         }
     }
@@ -97,6 +100,11 @@ impl Error {
     }
 }
 
+/// A file's name without its directory, which is not for everybody.
+fn name(path: &Path) -> String {
+    show(&path.file_name().unwrap_or_default().to_string_lossy())
+}
+
 #[cfg(test)]
 mod tests {
     use nix::errno::Errno;
@@ -105,12 +113,21 @@ mod tests {
 
     #[test]
     fn a_disk_that_takes_nothing_for_now_is_a_shortage() {
-        let cannot = |errno: Errno| Error::File { path: "payload.json".into(), source: errno.into() };
+        let cannot = |errno: Errno| Error::File { path: "payload.json".into(), cause: errno.into() };
         for errno in [Errno::ENOSPC, Errno::EDQUOT, Errno::EROFS, Errno::EMFILE] {
             assert!(cannot(errno).is_shortage(), "{errno}");
         }
         for errno in [Errno::EACCES, Errno::ENOTDIR, Errno::EIO] {
             assert!(!cannot(errno).is_shortage(), "{errno}");
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_shows_its_directory_to_few() {
+        let path = "/srv/secret/payload.json".into();
+        let said = Error::File { path, cause: Errno::EACCES.into() }.chain();
+        assert!(said.ends_with(" (on this node: /srv/secret/payload.json)"), "{said}");
+        let reduced = belfry_core::text::without_node(&said);
+        assert_eq!(reduced, "cannot write payload.json: Permission denied (os error 13)");
     }
 }

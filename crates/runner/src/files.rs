@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use belfry_core::model::NodeId;
-use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded};
+use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded, on_node};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::attempt::{Attempt, Usage};
 use crate::error::Error;
+use crate::plan::show;
 use crate::processes::ChildRecord;
 use crate::removal::{self, REMOVAL_MAX};
 use crate::spawn::is_shortage;
@@ -68,12 +69,12 @@ impl Files {
                 // A try of this attempt that could not go on left it behind, because it could not open it to remove it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     clear(&directory, Instant::now() + REMOVAL_MAX)
-                        .map_err(|source| Error::File { path: directory.clone(), source })?;
+                        .map_err(|cause| Error::File { path: directory.clone(), cause })?;
                 }
-                Err(source) => return Err(Error::File { path: directory, source }),
+                Err(cause) => return Err(Error::File { path: directory, cause }),
             }
         }
-        Err(Error::File { path: directory, source: io::ErrorKind::NotFound.into() })
+        Err(Error::File { path: directory, cause: io::ErrorKind::NotFound.into() })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -90,7 +91,7 @@ impl Files {
             .and_then(|mut file| file.write_all(bytes));
         match written {
             Ok(()) => Ok(path),
-            Err(source) => Err(Error::File { path, source }),
+            Err(cause) => Err(Error::File { path, cause }),
         }
     }
 
@@ -101,13 +102,11 @@ impl Files {
 
     /// Reads the result and removes the directory. The summary says so if something is left of it.
     pub(crate) fn collect(mut self) -> Found {
-        let mut found = self.result();
-        if let Err(problem) = self.remove() {
-            let left = format!("{} is left behind: {problem}", self.directory.display());
-            let summary = found.summary.map_or_else(|| left.clone(), |summary| format!("{left}\n{summary}"));
-            found.summary = Some(bounded(&summary, SUMMARY_CHARS).into_owned());
+        let found = self.result();
+        match self.remove() {
+            Ok(()) => found,
+            Err(problem) => told_of_left(found, &self.directory, &problem),
         }
-        found
     }
 
     fn remove(&mut self) -> io::Result<()> {
@@ -136,6 +135,21 @@ impl Drop for Files {
     fn drop(&mut self) {
         let _ = self.remove();
     }
+}
+
+/// Says at the end of the summary that the directory could not be removed. Without its place, which is not for everybody,
+/// the program's own words stay whole.
+fn told_of_left(mut found: Found, directory: &Path, problem: &io::Error) -> Found {
+    let place = on_node(&show(&directory.to_string_lossy()));
+    let left = format!("the directory of this attempt is left behind: {problem}{place}");
+    found.summary = Some(match found.summary {
+        Some(summary) => {
+            let room = SUMMARY_CHARS.saturating_sub(left.chars().count() + 1);
+            format!("{}\n{left}", bounded(&summary, room))
+        }
+        None => left,
+    });
+    found
 }
 
 /// Makes room at the path of an attempt's directory: what cannot be removed there is moved aside.
@@ -228,6 +242,22 @@ mod tests {
         let files = Files { directory: path.clone(), is_removed: false };
         let summary = files.collect().summary.unwrap();
         assert_eq!(summary.matches(" is left behind: ").count(), 1, "{summary}");
-        assert!(summary.starts_with(path.to_str().unwrap()), "{summary}");
+        assert!(summary.ends_with(&format!(" (on this node: {})", path.display())), "{summary}");
+    }
+
+    #[test]
+    fn the_summary_of_a_program_stays_whole_without_the_directory_that_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let summary = |said: &str| {
+            let found = Found { summary: Some(said.into()), usage: None };
+            let problem = io::Error::from(io::ErrorKind::PermissionDenied);
+            told_of_left(found, dir.path(), &problem).summary.unwrap()
+        };
+        let short = summary("all (well)");
+        assert!(short.contains(dir.path().to_str().unwrap()), "{short}");
+        let reduced = belfry_core::text::without_node(&short);
+        assert_eq!(reduced, "all (well)\nthe directory of this attempt is left behind: permission denied");
+        let long = summary(&"x".repeat(SUMMARY_CHARS));
+        assert!(long.chars().count() == SUMMARY_CHARS && long.ends_with(')'), "{long}");
     }
 }

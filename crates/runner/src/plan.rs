@@ -226,23 +226,29 @@ fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>) -> Result<PathBuf,
     if name.contains('/') {
         let program = base.join(name);
         let checked = check_program(&program, &show(name));
-        let place =
-            if name.starts_with('/') { String::new() } else { on_node(&show(&program.to_string_lossy())) };
+        let place = place_of(name, &program);
         return checked.map(|()| program).map_err(|problem| refused(name, format!("{problem}{place}")));
     }
     let mut best = None;
     // An empty entry would mean the current directory; nobody wants that.
     for entry in path.as_bytes().split(|byte| *byte == b':').filter(|entry| !entry.is_empty()) {
         let program = base.join(OsStr::from_bytes(entry)).join(name);
-        match check_program(&program, &show(&program.to_string_lossy())) {
+        match check_program(&program, &show(name)) {
             Ok(()) => return Ok(program),
-            Err(problem) if program.exists() => best = best.or(Some(problem)),
+            Err(problem) if program.exists() => {
+                best = best.or_else(|| Some(format!("{problem}{}", place_of(name, &program))));
+            }
             Err(_) => {}
         }
     }
     let problem =
         best.unwrap_or_else(|| format!("not found in PATH{}", on_node(&show(&path.to_string_lossy()))));
     Err(refused(name, problem))
+}
+
+/// Names the place of a program at the end of an error, unless its configured name is that place.
+pub(crate) fn place_of(name: &str, program: &Path) -> String {
+    if name.starts_with('/') { String::new() } else { on_node(&show(&program.to_string_lossy())) }
 }
 
 /// Whether a program, which an error calls by the name `shown`, can be executed.

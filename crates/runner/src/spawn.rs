@@ -21,7 +21,7 @@ use crate::cgroup;
 use crate::error::Error;
 use crate::keeper::KeeperHandle;
 use crate::node_process;
-use crate::plan::{Plan, show};
+use crate::plan::{Plan, place_of, show};
 use crate::processes::{CHILD_ID, ChildRecord};
 use crate::trampoline;
 
@@ -50,7 +50,7 @@ pub(crate) fn start(
 
 fn start_directly(plan: &Plan) -> Result<Started, Error> {
     let stdin = match &plan.stdin {
-        Some(path) => File::open(path).map_err(|source| Error::File { path: path.clone(), source })?.into(),
+        Some(path) => File::open(path).map_err(|cause| Error::File { path: path.clone(), cause })?.into(),
         None => Stdio::null(),
     };
     let mut command = Command::new(&plan.program);
@@ -171,11 +171,7 @@ fn directory(plan: &Plan) -> String {
 /// Says why a program could not be executed, as exactly as can be found out.
 fn explain(plan: &Plan, error: &io::Error) -> Error {
     let errno = error.raw_os_error().map(Errno::from_raw);
-    // A name with a slash counts from the directory, which is not for everybody.
-    let program = match plan.name.contains('/') {
-        true => show(&plan.name),
-        false => show(&plan.program.to_string_lossy()),
-    };
+    let program = show(&plan.name);
     let message = match errno {
         Some(Errno::E2BIG) => {
             let arguments: usize = plan.arguments.iter().map(|argument| argument.len() + 1).sum();
@@ -187,15 +183,16 @@ fn explain(plan: &Plan, error: &io::Error) -> Error {
             )
         }
         Some(Errno::ENOENT) if plan.program.exists() => match interpreter(&plan.program) {
-            Some(interpreter) => format!("the interpreter {interpreter} of {program} does not exist"),
-            None => format!("the loader that {program} needs does not exist"),
+            Some(interpreter) => format!("the interpreter of {program} does not exist{interpreter}"),
+            None => format!("the loader that {program} needs does not exist{}", place(plan)),
         },
         Some(Errno::EACCES) => match interpreter(&plan.program) {
-            Some(interpreter) => format!("{program} or its interpreter {interpreter} may not be executed"),
-            None => format!("{program} may not be executed"),
+            Some(interpreter) => format!("{program} or its interpreter may not be executed{interpreter}"),
+            None => format!("{program} may not be executed{}", place(plan)),
         },
         Some(Errno::ENOEXEC) => {
-            format!("{program} is neither a program for this machine nor a script with a `#!` line")
+            let place = place(plan);
+            format!("{program} is neither a program for this machine nor a script with a `#!` line{place}")
         }
         _ if plan.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir()) => {
             format!("its directory (cwd) is gone{}", directory(plan))
@@ -214,10 +211,15 @@ fn explain(plan: &Plan, error: &io::Error) -> Error {
                 | Errno::EIO
         )
     );
-    Error::Spawn { program: show(&plan.name), message, retryable }
+    Error::Spawn { program, message, retryable }
 }
 
-/// The program of a script's `#!` line.
+/// Names the program that was found, at the end of an error.
+fn place(plan: &Plan) -> String {
+    place_of(&plan.name, &plan.program)
+}
+
+/// Names the program of a script's `#!` line, at the end of an error.
 fn interpreter(program: &Path) -> Option<String> {
     let metadata = fs::metadata(program).ok()?;
     if !metadata.is_file() {
@@ -227,5 +229,5 @@ fn interpreter(program: &Path) -> Option<String> {
     BufReader::new(File::open(program).ok()?.take(256)).read_until(b'\n', &mut line).ok()?;
     let line = line.strip_prefix(b"#!")?;
     let line = String::from_utf8_lossy(line);
-    line.split_ascii_whitespace().next().map(show)
+    line.split_ascii_whitespace().next().map(|interpreter| on_node(&show(interpreter)))
 }

@@ -72,7 +72,7 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
         (vec!["/no/such/program"], "/no/such/program does not exist"),
         (vec![dir.as_str()], "is a directory"),
         (vec![plain.as_str()], "is not executable"),
-        (vec![orphan.as_str()], "the interpreter /no/such/interpreter of "),
+        (vec![orphan.as_str()], " does not exist (on this node: /no/such/interpreter)"),
         (vec!["a\0b"], "the program's name has a NUL byte in it"),
         (vec!["./\nfake log line"], "fake log line"),
     ] {
@@ -82,6 +82,12 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
     }
     let report = rig.run(argv(&[&garbage])).await.report;
     assert!(matches!(report.outcome, Outcome::Failed { retryable: _, .. }), "{report:?}");
+
+    // A directory of the `PATH` is not for everybody.
+    let mut work = Work { cwd: Some(dir.clone()), ..argv(&["plain"]) };
+    work.env.insert("PATH".into(), dir.clone());
+    let error = format!("plain is not executable; chmod +x would make it so (on this node: {plain})");
+    refused(&rig.run(work).await.report, &format!("cannot start plain: {error}"));
 
     // `PATH=` finds nothing, not even in the directory of the agent.
     let mut work = Work { cwd: Some(dir), ..argv(&["plain"]) };

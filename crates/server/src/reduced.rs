@@ -7,8 +7,8 @@ use belfry_core::text::{names_node, without_node};
 use belfry_store::Scope;
 use serde_json::Value;
 
-/// The keys whose texts may quote the error of a run.
-const KEYS: [&str; 4] = ["error", "last_error", "detail", "words"];
+/// The keys whose texts may quote the error or the summary of a run.
+const KEYS: [&str; 5] = ["error", "last_error", "detail", "words", "summary"];
 
 /// The body of a response for those who may not read everything; an extension of the response.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ mod tests {
         let secret = format!("it does not exist{}", on_node("/srv/secret"));
         let shown = |error: &str| {
             let checks = json!([{"detail": error}]);
-            json!({"items": [{"error": error, "text": secret, "n": 1}], "why": {"checks": checks}})
+            json!({"items": [{"error": error, "summary": error, "text": secret, "n": 1}], "why": {"checks": checks}})
         };
         let all = shown(&secret);
         let some: Value = serde_json::from_str(&reduced(&all.to_string()).unwrap()).unwrap();
