@@ -163,7 +163,8 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
                 let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;
                 while_good(shared, &id, reduce(response, scope))
             }
-            Err(problem) => problem.into_response(),
+            // Nobody knows who asks, or too little is allowed.
+            Err(problem) => reduce(problem.into_response(), Scope::Read),
         };
     drop(share);
     let status = response.status();
@@ -230,10 +231,15 @@ async fn admit(
     // Those of a probe are not counted: that would end a server that is only busy.
     let is_probe = operation.is_some_and(|operation| PROBES.contains(&operation.id.as_str()));
     let is_open = operation.is_some_and(|operation| operation.scope.is_none());
-    // A route that is open to everybody needs no store to know who asks, unless the request brings a token.
-    let actor = match is_probe || (is_open && bearer(&request.headers).is_none()) {
-        true => Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read }),
-        false => identify(shared, request).await,
+    // A route that is open to everybody needs no store to know who asks, unless the request brings a token. A probe
+    // never waits for the store: of tokens only the local one counts there.
+    let is_asked = match (is_probe, bearer(&request.headers)) {
+        (true, token) => token.is_some_and(|token| shared.is_local(token)),
+        (false, token) => !is_open || token.is_some(),
+    };
+    let actor = match is_asked {
+        true => identify(shared, request).await,
+        false => Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read }),
     };
     match &actor {
         _ if is_probe => {}
@@ -251,7 +257,8 @@ async fn admit(
     }
     let is_open_metrics = |operation: &Operation| operation.id == "metrics" && api.open_metrics;
     if is_open || operation.is_some_and(is_open_metrics) {
-        return Ok(Actor { id: ANONYMOUS.into(), scope: Scope::Read });
+        // The scope of a token decides how much of an error is shown.
+        return Ok(Actor { id: ANONYMOUS.into(), scope: actor.map_or(Scope::Read, |actor| actor.scope) });
     }
     let actor = actor?;
     let needed = match (operation, matched) {

@@ -5,6 +5,8 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::reduced::Reduced;
+
 /// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
@@ -149,7 +151,11 @@ impl IntoResponse for Problem {
             report: self.report.as_deref(),
         };
         let text = serde_json::to_string(&body).unwrap_or_default();
+        let reduced = Reduced::of(&text);
         let mut response = (self.status, text).into_response();
+        if let Some(reduced) = reduced {
+            response.extensions_mut().insert(reduced);
+        }
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         if self.status == StatusCode::UNAUTHORIZED {
@@ -164,7 +170,7 @@ impl IntoResponse for Problem {
 
 impl From<belfry_store::Error> for Problem {
     fn from(error: belfry_store::Error) -> Problem {
-        let (code, detail) = (error.code(), error.to_string());
+        let (code, detail) = (error.code(), error.marked());
         if error.is_ambiguous() {
             return Problem::unavailable(code, format!("{detail}. The change may have been made"))
                 .way_out("look, or repeat it with the same Idempotency-Key");

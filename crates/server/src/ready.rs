@@ -44,7 +44,7 @@ impl Shared {
             }
             (Ok(Ok(due)), Ok(())) => (false, "it answers, but takes no writes".to_owned(), due),
             (Ok(Ok(due)), Err(error)) => (false, format!("it answers, but takes no writes: {error}"), due),
-            (Ok(Err(error)), _) => (false, error.to_string(), None),
+            (Ok(Err(error)), _) => (false, error.marked(), None),
             (Err(_), _) => (false, no_answer(), None),
         };
         checks.push(ReadyCheck { check: "store", ok, detail });
@@ -70,8 +70,7 @@ impl Shared {
             return outcome.clone();
         }
         let outcome = tokio::time::timeout(ANSWER_WITHIN, self.store().probe()).await;
-        let outcome =
-            outcome.map_or_else(|_| Err(no_answer()), |done| done.map_err(|error| error.to_string()));
+        let outcome = outcome.map_or_else(|_| Err(no_answer()), |done| done.map_err(|error| error.marked()));
         *probed = Some((tokio::time::Instant::now(), outcome.clone()));
         outcome
     }

@@ -1,5 +1,5 @@
 //! What only those may read who may change schedules: the part of an error that names a directory or a variable of a
-//! node's host. A route answers with everything; `guard.rs` replaces the body for others.
+//! node's host, or tells what its store said. A route answers with everything; `guard.rs` replaces the body for others.
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;

@@ -1,5 +1,7 @@
 //! Why a store could not do what it was asked.
 
+use belfry_core::text::on_node;
+
 /// Why a store could not do what it was asked. Nothing was changed, unless [`Error::is_ambiguous`].
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -139,6 +141,30 @@ impl Error {
         }
     }
 
+    /// The error in words for many readers: what it tells of the place and of the database stands in the part that
+    /// [`on_node`] marks and that is left out for most of them.
+    pub fn marked(&self) -> String {
+        let (words, detail) = match self {
+            Error::Replaced { .. } => {
+                ("the store was removed or replaced while it was in use", self.to_string())
+            }
+            Error::Full { .. } => ("no space left for the store", self.to_string()),
+            Error::Unavailable { detail, .. } => ("the store is unavailable", detail.clone()),
+            Error::Locked { .. } => ("another transaction holds a row of the store", self.to_string()),
+            Error::Refused { detail } => ("the store refused what it was to keep", detail.clone()),
+            Error::Unexpected { detail } => ("the store holds something unexpected", detail.clone()),
+            Error::Foreign { .. }
+            | Error::Corrupt { .. }
+            | Error::Newer { .. }
+            | Error::Address { .. }
+            | Error::InUse { .. }
+            | Error::Held { .. }
+            | Error::OtherUser { .. }
+            | Error::Unsafe { .. } => ("the store cannot be used", self.to_string()),
+        };
+        format!("{words}{}", on_node(&detail))
+    }
+
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(
@@ -180,5 +206,30 @@ impl Error {
 
     pub(crate) fn unexpected(detail: impl Into<String>) -> Error {
         Error::Unexpected { detail: detail.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry_core::text::without_node;
+
+    use super::*;
+
+    #[test]
+    fn place_and_detail_can_be_left_out() {
+        let (place, detail) = (|| "/srv/SECRET (1)".to_owned(), || "SECRET (2): relation".to_owned());
+        for (error, words) in [
+            (Error::Replaced { place: place() }, "the store was removed or replaced while it was in use"),
+            (Error::Full { place: place() }, "no space left for the store"),
+            (Error::Unavailable { detail: detail(), ambiguous: true }, "the store is unavailable"),
+            (Error::Locked { detail: detail() }, "another transaction holds a row of the store"),
+            (Error::Refused { detail: detail() }, "the store refused what it was to keep"),
+            (Error::Unexpected { detail: detail() }, "the store holds something unexpected"),
+            (Error::Corrupt { place: place(), detail: detail() }, "the store cannot be used"),
+        ] {
+            let marked = error.marked();
+            assert!(marked.contains("SECRET"), "{marked}");
+            assert_eq!(without_node(&marked), words);
+        }
     }
 }

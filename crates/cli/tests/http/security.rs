@@ -1,6 +1,7 @@
 //! Who may, from where, and how often.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::json;
 
@@ -53,6 +54,55 @@ fn nothing_goes_without_a_token() {
         let kept = std::fs::read(site.state_file("server.json")).unwrap();
         assert!(String::from_utf8(kept).unwrap().contains(&api.local));
     }
+}
+
+#[test]
+fn an_error_of_the_store_shows_its_place_to_few() {
+    let site = Site::sqlite();
+    site.config(CONFIG);
+    let api = Api::start_with(&site, |command| {
+        command.env("HOOK_SECRET", "a secret of sixteen").env("HOOK_OLD", "an old one of sixteen");
+    });
+    let (reader, _) = token(&site, &["--scope", "read"]);
+    let reader = format!("authorization: Bearer {reader}");
+    eventually("it is known", || {
+        (api.bare("GET", "/api/v1/runs", &[&reader], b"").status == 200).then_some(())
+    });
+    let mut events = api.listen_as(&reader, "/api/v1/events", &[]);
+    let store = Path::new(site.store.strip_prefix("sqlite:").unwrap());
+    let away = store.with_extension("away");
+    std::fs::rename(store, &away).unwrap();
+    let told = api.up.lock().unwrap().event("store_unavailable");
+    let place = store.to_str().unwrap();
+    assert!(told["detail"].as_str().unwrap().contains(place), "the log has it: {told}");
+    let words = "the store was removed or replaced while it was in use";
+    assert_eq!(events.wait_for("store_unavailable").data["detail"], words);
+
+    let wrong = format!("authorization: Bearer bf_00000000_{}", "0".repeat(61));
+    let (stamp, signature) =
+        ("x-belfry-timestamp: 1", format!("x-belfry-signature: sha256={}", "0".repeat(64)));
+    for (method, path, headers) in [
+        ("GET", "/readyz", vec![]),
+        ("GET", "/readyz", vec![reader.as_str()]),
+        ("POST", "/hooks/hello/pushed", vec![]),
+        ("POST", "/hooks/hello/pushed", vec![stamp, signature.as_str()]),
+        ("GET", "/api/v1/me", vec![wrong.as_str()]),
+        ("GET", "/api/v1/runs", vec![reader.as_str()]),
+        ("GET", "/metrics", vec![reader.as_str()]),
+    ] {
+        // The tokens that were read last count for a second.
+        let answer = eventually("the store to be asked", || {
+            Some(api.bare(method, path, &headers, b"")).filter(|answer| answer.status == 503)
+        });
+        let said = String::from_utf8_lossy(&answer.body);
+        assert!(said.contains(words), "{method} {path}: {said}");
+        assert!(!said.contains(place) && !said.contains("on this node"), "{method} {path}: {said}");
+    }
+    for path in ["/readyz", "/api/v1/runs"] {
+        let said = api.get(path).is(503).to_string();
+        assert!(said.contains(place), "{path}: {said}");
+    }
+    std::fs::rename(&away, store).unwrap();
 }
 
 #[test]

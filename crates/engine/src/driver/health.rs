@@ -74,7 +74,7 @@ impl Driver {
 
     /// Tells once what the store refuses to keep.
     pub(super) fn note_refused(&mut self, event: Event, error: &Error) {
-        let detail = error.to_string();
+        let detail = error.marked();
         let about = format!("{:?} {:?} {:?} {detail}", event.agent, event.schedule, event.run_id);
         if self.health.told.len() < TOLD_MAX && self.health.told.insert(about) {
             self.note(Event { node: Some(self.node), detail: Some(detail), ..event });
@@ -92,7 +92,7 @@ impl Driver {
     fn store_failed(&mut self, now: Now, kind: Write, error: &Error) {
         if self.health.is_well() {
             let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
-            self.note(Event { detail: Some(error.to_string()), ..event });
+            self.note(Event { detail: Some(error.marked()), ..event });
         }
         if error.is_replaced() {
             // Another node may be at work in its place: nothing may run on here, as after the end of the lease.
