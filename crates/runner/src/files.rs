@@ -137,8 +137,8 @@ impl Drop for Files {
     }
 }
 
-/// Says at the end of the summary that the directory could not be removed. Without its place, which is not for everybody,
-/// the program's own words stay whole.
+/// Says at the end of the summary that the directory could not be removed. Without its place, which is not for
+/// everybody, the program's own words stay whole.
 fn told_of_left(mut found: Found, directory: &Path, problem: &io::Error) -> Found {
     let place = on_node(&show(&directory.to_string_lossy()));
     let left = format!("the directory of this attempt is left behind: {problem}{place}");
