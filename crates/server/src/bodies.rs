@@ -8,12 +8,10 @@
 //! Bodies that must be read before anybody knows who sent them, such as those of signed webhooks, share the third. A body
 //! takes room there as its bytes arrive, whatever length it announced.
 //!
-//! The bodies of one sender, a token or an address, together take at most half of a pool, or one of them all of it. A body
-//! that takes longer than its pool allows is ended when another needs its room. A large body with a token that waits for room
-//! does not keep smaller ones from what is free.
+//! A body that takes longer than its pool allows is ended when another needs its room. A large body with a token that waits
+//! for room does not keep smaller ones from what is free.
 
-use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -22,7 +20,7 @@ use axum::http::StatusCode;
 use belfry_store::Scope;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use crate::problem::Problem;
 
@@ -31,7 +29,7 @@ use crate::problem::Problem;
 const FREE_BYTES: usize = 16 << 10;
 /// Permits count units of this size.
 const UNIT_BYTES: usize = 1 << 10;
-/// How long a body waits for others to be done, in all. It is longer than a sender keeps its room: a body that finds only young
+/// How long a body waits for others to be done. It is longer than a sender keeps its room: a body that finds only young
 /// ones waits until one of them may be ended.
 const WAIT: Duration = Duration::from_secs(3);
 /// A sender who is still unknown keeps its room for so long, and then until another needs it.
@@ -58,27 +56,6 @@ struct Pool {
     is_queue: bool,
     /// The bodies that hold a part of the pool, the oldest first.
     unread: Mutex<VecDeque<Weak<Held>>>,
-    /// The units that the bodies of each sender hold.
-    by_sender: Arc<Mutex<HashMap<String, usize>>>,
-}
-
-/// The part of a pool that a body holds.
-struct Room {
-    permit: OwnedSemaphorePermit,
-    sender: String,
-    by_sender: Arc<Mutex<HashMap<String, usize>>>,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        let mut by_sender = self.by_sender.lock();
-        if let Some(units) = by_sender.get_mut(&self.sender) {
-            *units -= self.permit.num_permits();
-            if *units == 0 {
-                by_sender.remove(&self.sender);
-            }
-        }
-    }
 }
 
 /// The share of one request. Clones are the same share; it is given back when the last of them is dropped.
@@ -87,9 +64,7 @@ pub struct Share(Arc<Held>);
 
 #[derive(Default)]
 struct Held {
-    room: Mutex<Option<Room>>,
-    /// The address of the sender, or the id of its token.
-    sender: Mutex<String>,
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// What the sender's token may do; unset while the sender is unknown.
     scope: OnceLock<Scope>,
     /// The body is read or ended: another cannot end it.
@@ -97,34 +72,19 @@ struct Held {
     /// Since when the sender keeps its room, without the time in which it waited for more. None while it waits: then it
     /// is not the sender that is slow.
     since: Mutex<Option<Instant>>,
-    /// How long it has waited for room.
-    waited: Mutex<Duration>,
     /// Told when the body must give its room to another.
     ended: Notify,
 }
 
 impl Share {
-    /// Of a request from this address.
-    pub fn from_address(address: IpAddr) -> Share {
-        let share = Share::default();
-        *share.0.sender.lock() = address.to_string();
-        share
-    }
-
-    /// The sender is known before the body is read, by a token with this id and scope.
-    pub fn prove(&self, token: &str, scope: Scope) {
-        if self.0.scope.set(scope).is_ok() {
-            *self.0.sender.lock() = token.to_owned();
-        }
+    /// The sender is known before the body is read, by a token with this scope.
+    pub fn prove(&self, scope: Scope) {
+        let _ = self.0.scope.set(scope);
     }
 
     /// Waits until the body must give its room to another.
     pub async fn ended(&self) -> Problem {
         self.0.ended.notified().await;
-        // One that waits is not slow.
-        if self.0.since.lock().is_none() {
-            return too_many();
-        }
         let detail = "the body came slowly, and another needed its room";
         Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", detail)
     }
@@ -142,7 +102,7 @@ impl Held {
     }
 
     fn units(&self) -> usize {
-        self.room.lock().as_ref().map_or(0, |room| room.permit.num_permits())
+        self.permit.lock().as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 }
 
@@ -172,14 +132,7 @@ impl Bodies {
 impl Pool {
     fn new(bytes_max: usize, done_within: Duration, is_queue: bool) -> Pool {
         let units = bytes_max.div_ceil(UNIT_BYTES);
-        let free = Arc::new(Semaphore::new(units));
-        Pool { units, free, done_within, is_queue, unread: Mutex::default(), by_sender: Arc::default() }
-    }
-
-    /// Whether a sender may have so many more units for a body that holds `held`.
-    fn may_have(&self, sender: &str, held: usize, more: usize) -> bool {
-        let all = self.by_sender.lock().get(sender).copied().unwrap_or(0);
-        all <= held || all + more <= self.units / 2
+        Pool { units, free: Arc::new(Semaphore::new(units)), done_within, is_queue, unread: Mutex::default() }
     }
 
     async fn grow(&self, share: &Share, bytes: usize) -> Result<(), Problem> {
@@ -187,45 +140,33 @@ impl Pool {
         let held = share.0.units();
         let Some(more) = units.checked_sub(held).filter(|more| *more > 0) else { return Ok(()) };
         let permits = u32::try_from(more).unwrap_or(u32::MAX);
-        // Its place in the queue.
-        let mut queued = None;
+        // It has a place in the queue only once it is polled.
+        let mut queued = std::pin::pin!(self.free.clone().acquire_many_owned(permits));
         let began = Instant::now();
-        let (since, waited) = (share.0.since.lock().take(), *share.0.waited.lock());
-        let sender = share.0.sender.lock().clone();
+        let since = share.0.since.lock().take();
         let permit = loop {
-            match self.may_have(&sender, held, more) {
-                // What the sender may not have stands in nobody's way.
-                false => queued = None,
-                true if self.is_queue => {
-                    let acquire = || Box::pin(self.free.clone().acquire_many_owned(permits));
-                    let queued = queued.get_or_insert_with(acquire);
-                    if let Ok(taken) = timeout(LOOK_AGAIN, queued).await {
-                        // The semaphore is never closed.
-                        break taken.map_err(|_| too_many())?;
-                    }
-                }
-                true => {
-                    if let Ok(permit) = self.free.clone().try_acquire_many_owned(permits) {
-                        break permit;
-                    }
-                }
+            if !self.is_queue
+                && let Ok(permit) = self.free.clone().try_acquire_many_owned(permits)
+            {
+                break permit;
             }
-            if queued.is_none() {
-                sleep(LOOK_AGAIN).await;
+            tokio::select! {
+                biased;
+                // The semaphore is never closed.
+                taken = queued.as_mut(), if self.is_queue => break taken.map_err(|_| too_many())?,
+                () = sleep(LOOK_AGAIN) => {}
             }
-            if waited + began.elapsed() >= WAIT {
+            if began.elapsed() >= WAIT {
                 return Err(too_many());
             }
             self.make_room(more);
         };
         *share.0.since.lock() = Some(since.map_or_else(Instant::now, |since| since + began.elapsed()));
-        *share.0.waited.lock() = waited + began.elapsed();
-        *self.by_sender.lock().entry(sender.clone()).or_default() += more;
-        let mut room = share.0.room.lock();
-        match room.as_mut() {
-            Some(room) => room.permit.merge(permit),
+        let mut held = share.0.permit.lock();
+        match held.as_mut() {
+            Some(held) => held.merge(permit),
             None => {
-                *room = Some(Room { permit, sender, by_sender: self.by_sender.clone() });
+                *held = Some(permit);
                 let mut unread = self.unread.lock();
                 unread.retain(|held| held.strong_count() > 0);
                 unread.push_back(Arc::downgrade(&share.0));
@@ -235,32 +176,32 @@ impl Pool {
     }
 
     /// Ends the oldest bodies with a slow sender, until so many units will be free. Where all bodies wait for each other's
-    /// room, ends the youngest of the sender that has most of it.
+    /// room, ends the one that has most of it.
     fn make_room(&self, units: usize) {
         let mut unread = self.unread.lock();
         let mut ended = 0;
-        let (mut all_wait, mut waiting) = (true, Vec::new());
+        let (mut all_wait, mut largest) = (true, None::<Arc<Held>>);
         unread.retain(|held| {
             let Some(held) = held.upgrade() else { return false };
             let since = *held.since.lock();
             // What is done gives its room back in a moment.
             let is_done = held.is_done.load(Ordering::Relaxed);
             all_wait &= since.is_none() && !is_done;
-            if !is_done && ended < units && since.is_some_and(|since| since.elapsed() > self.done_within) {
+            if is_done {
+                return true;
+            }
+            if ended < units && since.is_some_and(|since| since.elapsed() > self.done_within) {
                 ended += held.units();
                 held.end();
-            } else if all_wait {
-                waiting.push(held);
+                return true;
+            }
+            if largest.as_ref().is_none_or(|largest| largest.units() < held.units()) {
+                largest = Some(held);
             }
             true
         });
-        if all_wait {
-            let by_sender = self.by_sender.lock();
-            let of_sender = |held: &Arc<Held>| by_sender.get(&*held.sender.lock()).copied();
-            // Of several with most the last, which is the youngest.
-            if let Some(youngest) = waiting.iter().max_by_key(|held| of_sender(held)) {
-                youngest.end();
-            }
+        if let (true, Some(largest)) = (all_wait, largest) {
+            largest.end();
         }
     }
 }
@@ -275,8 +216,6 @@ fn too_many() -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use axum::response::IntoResponse;
-
     use super::*;
 
     #[tokio::test]
@@ -317,7 +256,7 @@ mod tests {
         let bodies = Bodies::new(64 << 10);
         let read = async || {
             let share = Share::default();
-            share.prove("token", Scope::Trigger);
+            share.prove(Scope::Trigger);
             for bytes in [20 << 10, 40 << 10, 60 << 10] {
                 bodies.grow(&share, bytes, 60 << 10).await?;
                 tokio::task::yield_now().await;
@@ -334,7 +273,7 @@ mod tests {
         let bodies = Bodies::new(64 << 10);
         let (slow, other, proven) = (Share::default(), Share::default(), Share::default());
         bodies.grow(&slow, 80 << 10, 80 << 10).await.unwrap();
-        proven.prove("token", Scope::Trigger);
+        proven.prove(Scope::Trigger);
         bodies.grow(&proven, 80 << 10, 80 << 10).await.unwrap();
         let end = async {
             slow.ended().await;
@@ -354,7 +293,7 @@ mod tests {
         let bodies = Bodies::new(64 << 10);
         let share = |scope| {
             let share = Share::default();
-            share.prove(&format!("token {scope:?}"), scope);
+            share.prove(scope);
             share
         };
         let stalled = share(Scope::Trigger);
@@ -374,12 +313,12 @@ mod tests {
     #[tokio::test]
     async fn a_large_body_that_waits_does_not_block_a_small_one() {
         let bodies = Bodies::new(64 << 10);
-        let share = |token| {
+        let share = || {
             let share = Share::default();
-            share.prove(token, Scope::Trigger);
+            share.prove(Scope::Trigger);
             share
         };
-        let (holder, large, small) = (share("a"), share("b"), share("c"));
+        let (holder, large, small) = (share(), share(), share());
         bodies.grow(&holder, 40 << 10, 40 << 10).await.unwrap();
         holder.read();
         let later = async {
@@ -391,48 +330,6 @@ mod tests {
         };
         let (grown, ()) = tokio::join!(bodies.grow(&large, 76 << 10, 76 << 10), later);
         grown.unwrap();
-    }
-
-    #[tokio::test]
-    async fn one_sender_leaves_half_of_the_room_to_others() {
-        let bodies = Bodies::new(128 << 10);
-        let from = |last| Share::from_address([10, 0, 0, last].into());
-        let (one, two, other) = (from(1), from(1), from(2));
-        bodies.grow(&one, 60 << 10, 60 << 10).await.unwrap();
-        let (refused, ()) = tokio::join!(bodies.grow(&two, 60 << 10, 60 << 10), async {
-            tokio::task::yield_now().await;
-            let began = Instant::now();
-            bodies.grow(&other, 80 << 10, 80 << 10).await.unwrap();
-            assert!(began.elapsed() < UNKNOWN_DONE_WITHIN, "it does not wait behind the first");
-            other.read();
-            one.read();
-        });
-        assert_eq!(refused.unwrap_err().into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
-        drop(one);
-        bodies.grow(&two, 60 << 10, 60 << 10).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn where_all_wait_the_youngest_of_the_largest_sender_gives_way() {
-        let bodies = Bodies::new(64 << 10);
-        let from = |last| Share::from_address([10, 0, 0, last].into());
-        let shares = [from(1), from(2), from(2), from(3)];
-        for share in &shares {
-            bodies.grow(share, 32 << 10, 32 << 10).await.unwrap();
-        }
-        let [one, two, three, four] = shares;
-        let grow = async |share: Share| {
-            tokio::select! {
-                grown = bodies.grow(&share, 36 << 10, 36 << 10) => {
-                    share.read();
-                    grown.map_err(|problem| problem.into_response().status())
-                }
-                problem = share.ended() => Err(problem.into_response().status()),
-            }
-        };
-        let (one, two, three, four) = tokio::join!(grow(one), grow(two), grow(three), grow(four));
-        assert_eq!([one, two, four], [Ok(()); 3]);
-        assert_eq!(three, Err(StatusCode::SERVICE_UNAVAILABLE), "it was not slow");
     }
 
     #[tokio::test]
