@@ -68,7 +68,7 @@ fn a_cookie_of_the_same_name_from_another_server_locks_nobody_out() {
     let [cookie, _] = logged_in(&site);
     let other = format!("belfry_{}=other", site.address.port());
     let pair = cookie.trim_start_matches("cookie: ").trim_end();
-    let many = vec![other.as_str(); 1000].join("; ");
+    let many = vec![other.as_str(); 700].join("; ");
     let forty = vec![other.as_str(); 40].join("; ");
     for (headers, status) in [
         (format!("cookie: {forty}; {pair}\r\n"), 200),
