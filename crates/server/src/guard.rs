@@ -145,7 +145,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     // Kept here until the request is answered, whatever becomes of its body.
-    let share = Share::default();
+    let share = Share::from_address(client.address);
     request.extensions_mut().insert(share.clone());
     let began = std::time::Instant::now();
     let (mut parts, body) = request.into_parts();
@@ -157,7 +157,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
                 parts.extensions.insert(actor);
                 // A route that is open to everybody has not asked who sends the body.
                 if operation.as_ref().is_some_and(|operation| operation.scope.is_some()) {
-                    share.prove(scope);
+                    share.prove(&id, scope);
                 }
                 let request = Request::from_parts(parts, body);
                 let response = answer(shared, operation.as_ref(), (id.clone(), peer), request, next).await;

@@ -77,7 +77,7 @@ fn take<K: Eq + Hash>(
 }
 
 /// One household has many addresses of version 6.
-fn network(peer: IpAddr) -> IpAddr {
+pub fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
             let bits = address.to_bits() >> 64 << 64;

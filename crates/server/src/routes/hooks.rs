@@ -25,7 +25,7 @@ use crate::audit;
 use crate::bodies::Share;
 use crate::client::Client;
 use crate::extract::{self, Named};
-use crate::guard::{identify, is_signed_stranger};
+use crate::guard::{Actor, identify, is_signed_stranger};
 use crate::json as strict;
 use crate::problem::{Problem, ProblemBody};
 use crate::reduced::may_read;
@@ -126,8 +126,8 @@ async fn proven(
     let When::Webhook(settings) = &record.definition.when else { return Err(no_hook()) };
     let asked = asked(shared, &record.name, settings, parts, now).await?;
     shared.refuse_draining()?;
-    if let (Asked::Token(scope), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
-        share.prove(*scope);
+    if let (Asked::Token(actor), Some(share)) = (&asked, parts.extensions.get::<Share>()) {
+        share.prove(&actor.id, actor.scope);
     }
     // No more is read, and hashed, than is allowed.
     let body = extract::body(shared, parts, stream).await?;
@@ -154,12 +154,8 @@ fn count(shared: &Shared, named: &Named, parts: &Parts, refusal: Option<&Problem
 
 /// What a request needs, and brings.
 enum Asked {
-    Signature {
-        claim: Claim,
-        secrets: Vec<Secret>,
-    },
-    /// With this scope.
-    Token(Scope),
+    Signature { claim: Claim, secrets: Vec<Secret> },
+    Token(Actor),
 }
 
 /// Judges the headers of a request. A webhook whose secrets cannot be read takes no request at all.
@@ -173,8 +169,8 @@ async fn asked(
     let references = match hook::proof(settings) {
         Ok(Proof::Secrets(references)) => references,
         Ok(Proof::Token) => {
-            return match identify(shared, parts).await?.scope {
-                scope if scope >= Scope::Trigger => Ok(Asked::Token(scope)),
+            return match identify(shared, parts).await? {
+                actor if actor.scope >= Scope::Trigger => Ok(Asked::Token(actor)),
                 _ => Err(Problem::forbidden(
                     "scope_too_small",
                     "a webhook without a secret takes a token with scope trigger",
