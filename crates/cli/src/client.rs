@@ -7,6 +7,7 @@ use std::time::Duration;
 use belfry::api::{Agent, List, Node, NodeStatus, Run};
 use belfry::{GUEST, RunId};
 use belfry_server::Inside;
+use belfry_store::Holder;
 use belfry_time::Timestamp;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -105,7 +106,9 @@ impl Client {
     pub async fn server(&self) -> Result<Option<Server>, Failure> {
         match &self.way {
             Way::Here(here) => Ok(here.0.server),
-            Way::Over(Link { process: Some(pid), .. }) => Ok(Some(Server::Process(*pid))),
+            Way::Over(Link { process: Some(pid), .. }) => {
+                Ok(Some(Server::Process(Holder { pid: Some(*pid) })))
+            }
             Way::Over(_) => {
                 let nodes = self.get::<List<Node>>("/api/v1/nodes").await?.items;
                 let serves = |node: &&Node| {

@@ -349,11 +349,11 @@ async fn server(place: &Place, address: &str, findings: &mut Findings) {
     let holder = address.strip_prefix("sqlite:").and_then(|path| Sqlite::server(Path::new(path)));
     let Some(link) = ServerFile::find(address, &place.file()).await else {
         match holder {
-            Some(pid) => findings.add(
+            Some(holder) => findings.add(
                 "server",
                 Grade::Fail,
                 format!(
-                    "process {pid} holds the store, and no server of this user answers for it; `kill {pid}` ends it, and \
+                    "{holder} holds the store, and no server of this user answers for it; end it with `kill`, and \
                      `belfry up` starts another"
                 ),
             ),

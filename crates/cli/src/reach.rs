@@ -7,7 +7,7 @@ use std::sync::Arc;
 use belfry::{AnyStore, Engine, GUEST, RunId, Timestamp};
 use belfry_config::Loaded;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Node, Store};
+use belfry_store::{Holder, Node, Store};
 use serde::Serialize;
 
 use crate::content::Content;
@@ -30,7 +30,7 @@ pub struct Reach {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     /// The process that holds an SQLite file.
-    Process(u32),
+    Process(Holder),
     /// So many nodes with a lease.
     Nodes(usize),
 }

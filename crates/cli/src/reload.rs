@@ -51,8 +51,9 @@ impl Reload {
             let client = place.client(Need::Files).await?;
             if let Some(reach) = client.reach() {
                 return Err(Failure::Unreachable(match reach.server {
-                    Some(Server::Process(pid)) => format!(
-                        "process {pid} serves {} and cannot be asked: its server.json is not there, or not its own. `kill -HUP {pid}` tells it",
+                    Some(Server::Process(holder)) => format!(
+                        "{holder} serves {} and cannot be asked: its server.json is not there, or not its own. SIGHUP \
+                         tells it",
                         reach.address
                     ),
                     Some(Server::Nodes(_)) => {

@@ -110,7 +110,7 @@ impl Waiting {
         if !is_guest && !self.wait && !self.follow {
             answer(output, &only_id, &run.to_string())?;
             match client.server().await? {
-                Some(Server::Process(pid)) => say(&format!("process {pid} starts it")),
+                Some(Server::Process(holder)) => say(&format!("{holder} starts it")),
                 Some(Server::Nodes(1)) => say("one node runs, and starts it"),
                 Some(Server::Nodes(count)) => say(&format!("{count} nodes run, and one of them starts it")),
                 None => say("no server runs: it waits for the next `belfry up`"),

@@ -224,7 +224,9 @@ impl Shell {
                             here: here.clone(),
                             is_same_host,
                             process: ProcessState::of(node.pid),
-                            serves_file: is_same_host && serving == Some(node.pid),
+                            // A process that is not known may be this one.
+                            serves_file: is_same_host
+                                && serving.is_some_and(|by| by.pid.is_none_or(|pid| pid == node.pid)),
                         };
                         (node, sight)
                     };

@@ -1,6 +1,24 @@
 //! Why a store could not do what it was asked.
 
+use std::fmt;
+
 use belfry_core::text::on_node;
+
+/// The process that holds a file, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    /// Its number; none where it is in another pid namespace or the system does not say.
+    pub pid: Option<u32>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}"),
+            None => f.write_str("another process (`lslocks` shows it)"),
+        }
+    }
+}
 
 /// Why a store could not do what it was asked. Nothing was changed, unless [`Error::is_ambiguous`].
 #[derive(Debug, Clone, thiserror::Error)]
@@ -43,12 +61,12 @@ pub enum Error {
         beginning: String,
     },
     /// Another server holds it.
-    #[error("{place} is in use by process {pid}")]
+    #[error("{place} is in use by {holder}")]
     InUse {
         /// Where.
         place: String,
         /// Who holds it.
-        pid: u32,
+        holder: Holder,
     },
     /// Another server holds the file itself, and not its lock file.
     #[error(
@@ -59,7 +77,7 @@ pub enum Error {
         /// Where.
         place: String,
         /// Who holds it.
-        holder: String,
+        holder: Holder,
     },
     /// Another user owns it.
     #[error(

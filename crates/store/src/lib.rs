@@ -31,7 +31,7 @@ mod watch;
 pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 pub use any::AnyStore;
 pub use apart::{Written, commit_apart, finish_apart};
-pub use error::Error;
+pub use error::{Error, Holder};
 pub use hook::{Hooks, Knock, Knocked};
 pub use private::{STATE_FOLDER, secure, secure_folder};
 pub use sessions::*;

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use belfry_core::RunState;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Error, Finished, LaneSettings, Store};
+use belfry_store::{Error, Finished, Holder, LaneSettings, Store};
 use suite::Random;
 use suite::world::{World, agent, every, unlimited};
 
@@ -185,7 +185,7 @@ fn a_second_name_of_a_file_is_the_same_file() {
     std::os::unix::fs::symlink("real.db", path("link.db")).unwrap();
     let Err(error) = Sqlite::serve(&path("link.db")) else { panic!("two servers") };
     assert!(matches!(error, Error::InUse { .. }), "{error}");
-    assert_eq!(Sqlite::server(&path("link.db")), Some(std::process::id()));
+    assert_eq!(Sqlite::server(&path("link.db")), Some(Holder { pid: Some(std::process::id()) }));
     drop(server);
     std::fs::hard_link(path("real.db"), path("hard.db")).unwrap();
     let Err(error) = Sqlite::serve(&path("real.db")) else { panic!("a file with two names was served") };
@@ -305,7 +305,7 @@ async fn a_file_has_one_server_and_any_number_of_guests() {
     let server = Sqlite::serve(&path).unwrap();
     let Err(error) = Sqlite::serve(&path) else { panic!("two servers") };
     assert_eq!(error.to_string(), format!("{} is in use by process {}", path.display(), std::process::id()));
-    assert_eq!(Sqlite::server(&path), Some(std::process::id()));
+    assert_eq!(Sqlite::server(&path), Some(Holder { pid: Some(std::process::id()) }));
     let guest = Sqlite::open(&path).unwrap();
     let world = World::new(&guest);
     world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;

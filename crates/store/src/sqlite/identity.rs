@@ -6,12 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use crate::error::{Error, Holder};
 use crate::private;
 
 /// How long a second server waits for the first to be gone.
 const TAKE_OVER: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// No number of a process is longer.
+const PID_BYTES_MAX: u64 = 20;
 
 /// A file's own path: links are followed, whether the file exists or not. A file with a second name is refused: SQLite would
 /// keep a log beside each name, and neither would be whole. A link that another user owns is refused, too.
@@ -135,16 +137,12 @@ pub(super) struct ServerLock {
 
 impl ServerLock {
     /// The process that holds the lock.
-    pub(super) fn holder(path: &Path) -> Option<u32> {
+    pub(super) fn holder(path: &Path) -> Option<Holder> {
         let mut file = File::open(beside(&own_path(path).ok()?, ".lock")).ok()?;
         match file.try_lock_shared() {
             // Nobody has it, nor have we once the file is closed.
             Ok(()) | Err(TryLockError::Error(_)) => None,
-            Err(TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid).ok()?;
-                Some(pid.trim().parse().unwrap_or(0))
-            }
+            Err(TryLockError::WouldBlock) => Some(named(&mut file)),
         }
     }
 
@@ -157,12 +155,7 @@ impl ServerLock {
         };
         let mut file = private::open(&lock_path)?;
         if !lock(&file).map_err(unavailable)? {
-            let mut pid = String::new();
-            file.read_to_string(&mut pid).map_err(unavailable)?;
-            return Err(Error::InUse {
-                place: path.display().to_string(),
-                pid: pid.trim().parse().unwrap_or(0),
-            });
+            return Err(Error::InUse { place: path.display().to_string(), holder: named(&mut file) });
         }
         let write = |file: &mut File| -> std::io::Result<()> {
             file.set_len(0)?;
@@ -193,13 +186,17 @@ fn lock_store(path: &Path) -> Result<File, Error> {
     match lock(&file).map_err(unavailable)? {
         true => Ok(file),
         false => {
-            let holder = match holder_of(&file) {
-                Some(pid) => format!("process {pid}"),
-                None => "another process (`lslocks` shows it)".into(),
-            };
-            Err(Error::Held { place: path.display().to_string(), holder })
+            Err(Error::Held { place: path.display().to_string(), holder: Holder { pid: holder_of(&file) } })
         }
     }
+}
+
+/// The process that has locked a lock file: as it wrote there, or as the system tells where that is no process.
+fn named(file: &mut File) -> Holder {
+    let mut text = Vec::new();
+    let read = Read::by_ref(file).take(PID_BYTES_MAX).read_to_end(&mut text);
+    let pid = read.ok().and_then(|_| String::from_utf8(text).ok()?.trim().parse().ok());
+    Holder { pid: pid.filter(|pid| *pid > 0).or_else(|| holder_of(file)) }
 }
 
 /// The process that has locked a file, as the system tells: `1: FLOCK  ADVISORY  WRITE 4711 08:02:131090 0 EOF`. None
@@ -235,6 +232,24 @@ fn lock(file: &File) -> std::io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_file_with_no_process_in_it_names_none_that_does_not_exist() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one.db");
+        let _held = ServerLock::take(&path).unwrap();
+        let ours = Holder { pid: Some(std::process::id()) };
+        assert_eq!(ServerLock::holder(&path), Some(ours));
+        for text in [&b""[..], b"0", b"-1", b"x", b"\xff\xfe", &[b'1'; 1 << 20]] {
+            std::fs::write(folder.path().join("one.db.lock"), text).unwrap();
+            let error = ServerLock::take(&path).unwrap_err();
+            let Error::InUse { holder, .. } = error else { panic!("{error}") };
+            // Some file systems tell the system another device than its locks have.
+            assert!(holder == ours || holder.pid.is_none(), "{holder}");
+            assert_eq!(ServerLock::holder(&path), Some(holder));
+        }
+        assert_eq!(Holder { pid: None }.to_string(), "another process (`lslocks` shows it)");
+    }
 
     #[test]
     fn one_file_under_two_names_is_locked_once() {

@@ -54,7 +54,7 @@ use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::clock::LastClaim;
-use crate::error::Error;
+use crate::error::{Error, Holder};
 use crate::hint::{self, Hint};
 use crate::private;
 use crate::sabotage::Switch;
@@ -154,12 +154,12 @@ impl Sqlite {
     }
 
     /// The process that serves a file, if one does. Reads only.
-    pub fn server(path: &Path) -> Option<u32> {
+    pub fn server(path: &Path) -> Option<Holder> {
         ServerLock::holder(path)
     }
 
     /// The process that serves this store's file, if one does.
-    pub fn served_by(&self) -> Option<u32> {
+    pub fn served_by(&self) -> Option<Holder> {
         ServerLock::holder(&self.shared.path)
     }
 
