@@ -24,8 +24,7 @@ pub fn check_host(
         problem.field(field).way_out("add the name to `api.allowed_hosts`")
     };
     if let Some(forwarded) = forwarded {
-        let host = forwarded.parse::<Authority>().ok().filter(|host| !host.as_str().contains('@'));
-        return host
+        return authority(forwarded)
             .filter(|host| is_ours(host.host(), listen, allowed))
             .ok_or_else(|| not_ours("X-Forwarded-Host"));
     }
@@ -33,10 +32,8 @@ pub fn check_host(
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err(wrong("a request has exactly one Host header"));
     };
-    let host = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
-    let host = host
-        .filter(|host| !host.as_str().contains('@'))
-        .ok_or_else(|| wrong("the Host header names no host"))?;
+    let host = host.to_str().ok().and_then(authority);
+    let host = host.ok_or_else(|| wrong("the Host header names no host"))?;
     let meant = uri.authority().unwrap_or(&host);
     for name in [host.host(), meant.host()] {
         if !is_ours(name, listen, allowed) {
@@ -44,6 +41,14 @@ pub fn check_host(
         }
     }
     Ok(host)
+}
+
+/// A host, and a port or none. Nothing else stands beside them.
+fn authority(text: &str) -> Option<Authority> {
+    let authority = text.parse::<Authority>().ok()?;
+    let rest = text.strip_prefix(authority.host())?;
+    (rest.is_empty() || authority.port_u16().is_some_and(|port| rest == format!(":{port}")))
+        .then_some(authority)
 }
 
 fn is_ours(name: &str, listen: SocketAddr, allowed: &[String]) -> bool {
@@ -126,6 +131,10 @@ mod tests {
             "a b",
             "localhost@evil",
             "evil@localhost",
+            "[::1].evil",
+            "[::1]evil:7400",
+            "localhost:99999",
+            "localhost:+80",
         ] {
             assert!(!sent_to(host), "{host}");
         }
