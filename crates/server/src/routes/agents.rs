@@ -19,8 +19,8 @@ use utoipa::ToSchema;
 use utoipa_axum::routes;
 
 use super::edit::{
-    LEFT_ALONE, ScheduleKeys, changed, field_of, is_conditional, preconditions, refusal, refuse_past,
-    refuse_written_secrets,
+    LEFT_ALONE, ScheduleKeys, changed, definition_text, field_of, is_conditional, preconditions, refusal,
+    refuse_past, refuse_written_secrets,
 };
 use super::schedules::tag;
 use super::{Routes, json};
@@ -277,9 +277,7 @@ fn detailed(shared: &Shared, status: StatusCode, record: &AgentRecord, is_admin:
 
 /// Reads keys to an agent that works.
 fn read(shared: &Shared, name: &str, keys: &Map<String, Value>) -> Result<AgentSpec, Problem> {
-    // One key a line, so that an error's line tells the key.
-    let keys = extract::whole(keys.clone());
-    let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let text = definition_text(keys)?;
     let settings = shared.settings();
     let inherited = Shared::inherited(&settings);
     let about = About { name, origin: "request", inherited, agent: None };

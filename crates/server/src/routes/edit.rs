@@ -305,11 +305,26 @@ async fn read(
     keys: &Map<String, Value>,
     base: Option<&ScheduleDefinition>,
 ) -> Result<ScheduleDefinition, Problem> {
-    // One key a line, so that an error's line tells the key.
-    let keys = extract::whole(keys.clone());
-    let text = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let text = definition_text(keys)?;
     let written = Written { input: Input::Text(&text), origin: "request", timezone: None };
     Ok(read_written(shared, named, written, base, |errors| field_of(errors, &text)).await?.definition)
+}
+
+/// Keys as the text of a definition: one a line, so that an error's line tells the key. JSON may hold characters that
+/// definitions take as escapes only.
+pub fn definition_text(keys: &Map<String, Value>) -> Result<String, Problem> {
+    let keys = extract::whole(keys.clone());
+    let json = serde_json::to_string_pretty(&keys).map_err(|error| Problem::internal(error.to_string()))?;
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        match char {
+            '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
+                text.push_str(&format!("\\u{:04x}", u32::from(char)));
+            }
+            char => text.push(char),
+        }
+    }
+    Ok(text)
 }
 
 /// What somebody wrote, and where.
@@ -552,5 +567,27 @@ impl Shared {
                 Problem::conflict("owned", format!("{name} belongs to {other:?}, which alone changes it"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry_config::{Inherited, parse_schedule};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_character_that_json_holds_gets_into_a_definition() {
+        let text: String =
+            "a\u{7f}\u{80}\u{85}\u{9b}\u{2028}\u{2029}\u{feff}\u{fffe}\u{ffff}\u{1f600}z".into();
+        let Value::Object(keys) = json!({"every": "1h", "payload": {"t": text, &*text: 1}}) else {
+            unreachable!()
+        };
+        let lines = definition_text(&keys).unwrap();
+        let inherited = Inherited { timezone: None, host_timezone: "UTC", late_after_ms: None };
+        let about = About { name: "a/s", origin: "request", inherited, agent: None };
+        let parsed = parse_schedule(Input::Text(&lines), None, &about).unwrap();
+        assert_eq!(Value::Object(parsed.definition.options.payload), keys["payload"]);
     }
 }
