@@ -29,7 +29,7 @@ agents:
     run: ["true"]
     max_concurrent: none
     schedules:
-      grid: {every: 1s, anchor: slot}
+      grid: {every: 1s, anchor: slot, if_running: allow}
       pushed: {webhook: {secret: "a secret that the senders do not know"}}
 "#;
 
@@ -150,8 +150,10 @@ async fn flood(name: &'static str, server: &Server) -> BTreeMap<u16, usize> {
         sleep(Duration::from_secs(10)).await;
         return statuses;
     }
-    let (head, body): (Arc<str>, Arc<[u8]>) =
-        (head(name, server).into(), format!("{{\"prompt\": \"{}\"}}", "x".repeat(BODY_BYTES - 14)).into_bytes().into());
+    let (head, body): (Arc<str>, Arc<[u8]>) = (
+        head(name, server).into(),
+        format!("{{\"nothing\": \"{}\"}}", "x".repeat(BODY_BYTES - 15)).into_bytes().into(),
+    );
     let sent: Vec<_> = (0..SENDERS)
         .map(|_| tokio::spawn(send(server.address.clone(), head.clone(), body.clone())))
         .collect();
@@ -188,15 +190,24 @@ async fn main() {
     let idle = server.memory();
     let mib = |kib: u64| kib as f64 / 1024.0;
     println!("{:28} {:5.1} MiB", "before", mib(idle));
-    let names =
-        ["idle connections", "an unknown hook", "a known hook", "a route without a token", "a route with a token"];
+    let names = [
+        "idle connections",
+        "an unknown hook",
+        "a known hook",
+        "a route without a token",
+        "a route with a token",
+    ];
     for name in (0..number("BELFRY_ROUNDS", 1)).flat_map(|_| names) {
         let (most, statuses) = match is_flooded {
             true => peak(&server, flood(name, &server)).await,
             false => (server.memory(), BTreeMap::new()),
         };
         sleep(rest).await;
-        println!("{name:28} {:5.1} MiB at most, {:5.1} MiB after; answers {statuses:?}", mib(most), mib(server.memory()));
+        println!(
+            "{name:28} {:5.1} MiB at most, {:5.1} MiB after; answers {statuses:?}",
+            mib(most),
+            mib(server.memory())
+        );
     }
     sleep(4 * rest).await;
     let after = server.memory();

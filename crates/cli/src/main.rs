@@ -24,6 +24,7 @@ mod lines;
 mod link;
 mod logs;
 mod ls;
+mod memory;
 mod next;
 mod nodes;
 mod noted;

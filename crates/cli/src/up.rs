@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use crate::content::{Content, Known, LastLoaded};
 use crate::failure::Failure;
 use crate::lines::Lines;
+use crate::memory;
 use crate::output::Output;
 use crate::place::{self, Place, SOURCE};
 use crate::reach;
@@ -155,6 +156,7 @@ impl Up {
         }
         engine.start().await?;
         let watching_skew = tokio::spawn(skew.clone().watch_loop(last.clone()));
+        let giving_back = tokio::spawn(memory::give_back_loop());
         serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
         let home = Home { engine: &engine, file, last: &last, skew: &skew, started: &loaded.settings };
@@ -188,6 +190,7 @@ impl Up {
             }
         }
         watching_skew.abort();
+        giving_back.abort();
         let stopped = stop(&engine, timeout, &mut asked, &mut events, &mut lines).await;
         serving.stop().await;
         stopped
