@@ -118,8 +118,10 @@ impl Runner {
             let (inner, own) = (self.inner.clone(), attempt.clone());
             match tokio::task::spawn_blocking(move || inner.start(&own)).await {
                 Ok(Ok((plan, child, guard))) => {
-                    return see_through(plan, child, guard, &attempt.work, &mut cancel, output, started)
-                        .await;
+                    let work = attempt.work.clone();
+                    // With its prompt and payload, which the program has: they may be large, and it may run for long.
+                    drop(attempt);
+                    return see_through(plan, child, guard, &work, &mut cancel, output, started).await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
                 Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {}
@@ -150,7 +152,7 @@ impl Inner {
 }
 
 async fn see_through(
-    plan: Box<Plan>,
+    mut plan: Box<Plan>,
     mut started: Started,
     mut guard: Guard,
     work: &Work,
@@ -162,7 +164,7 @@ async fn see_through(
     let pump =
         output::start(child.stdout.take(), child.stderr.take(), &plan.secrets, work.output_bytes, output);
     let members = Members::new(Family::new(started.record.clone()));
-    let mut end = wait(&plan, &mut started, &guard, work, cancel, tell).await;
+    let mut end = wait(&mut plan, &mut started, &guard, work, cancel, tell).await;
     // However it took its end: it was not its own.
     if matches!(end, End::Exited(_)) && guard.lost_its_lease().await {
         end = End::LeaseLost;
@@ -198,7 +200,7 @@ async fn see_through(
 
 /// Waits for the first of: the end of the child, a request to end it, the end of its time.
 async fn wait(
-    plan: &Plan,
+    plan: &mut Plan,
     started: &mut Started,
     guard: &Guard,
     work: &Work,
@@ -222,6 +224,8 @@ async fn wait(
             let _ = started.child.wait().await;
             return End::NotStarted(error);
         }
+        // As for the prompt and the payload: the program has them.
+        (plan.arguments, plan.variables) = (Vec::new(), Variables::default());
         tell();
         match started.child.wait().await {
             Ok(status) => End::Exited(status),

@@ -1,6 +1,8 @@
-//! JSON from outside, read strictly: no key twice, no NUL, nothing nested deeper than anybody means. What is accepted here
-//! means the same to every reader behind it, and every store can keep it.
+//! JSON from outside, read strictly: no key twice, no NUL, nothing nested deeper than anybody means, and not so many small
+//! values that they take many times the memory of their text. What is accepted here means the same to every reader behind
+//! it, and every store can keep it.
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -10,6 +12,12 @@ use crate::problem::Problem;
 
 /// Lists and objects inside each other.
 pub const DEPTH_MAX: usize = 32;
+/// Values and keys of a document. A value takes about 50 bytes of memory, however short its text.
+const VALUES_MAX: usize = 1 << 17;
+/// A longer document may have more values: one for so many of its bytes.
+const BYTES_PER_VALUE: usize = 8;
+/// A list or an object counts as so many values, because it takes memory also while it is nearly empty.
+const CONTAINER_VALUES: usize = 10;
 
 /// Reads a document.
 pub fn read(bytes: &[u8]) -> Result<Value, Problem> {
@@ -22,16 +30,20 @@ pub fn read(bytes: &[u8]) -> Result<Value, Problem> {
         true => Problem::bad("bad_json", format!("the body is not acceptable: {error}")),
         false => Problem::bad("bad_json", format!("the body is not JSON: {error}")),
     };
-    let value = Seed { depth: 0 }.deserialize(&mut reader).map_err(wrong)?;
+    let left = Cell::new(VALUES_MAX.max(bytes.len() / BYTES_PER_VALUE));
+    let value = Seed { depth: 0, left: &left }.deserialize(&mut reader).map_err(wrong)?;
     reader.end().map_err(wrong)?;
     Ok(value)
 }
 
-struct Seed {
+#[derive(Clone, Copy)]
+struct Seed<'a> {
     depth: usize,
+    /// How many more values the document may have.
+    left: &'a Cell<usize>,
 }
 
-impl<'de> DeserializeSeed<'de> for Seed {
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -39,11 +51,24 @@ impl<'de> DeserializeSeed<'de> for Seed {
     }
 }
 
-impl Seed {
-    fn deeper<E: de::Error>(&self) -> Result<usize, E> {
+impl Seed<'_> {
+    /// Counts values.
+    fn count<E: de::Error>(&self, values: usize) -> Result<(), E> {
+        let left = self.left.get().checked_sub(values).ok_or_else(|| {
+            E::custom(format!(
+                "more than {VALUES_MAX} values and keys, of which a list or an object counts as {CONTAINER_VALUES}"
+            ))
+        })?;
+        self.left.set(left);
+        Ok(())
+    }
+
+    /// For what is inside a list or an object.
+    fn deeper<E: de::Error>(self) -> Result<Self, E> {
+        self.count(CONTAINER_VALUES)?;
         match self.depth + 1 {
             depth if depth > DEPTH_MAX => Err(E::custom(format!("nested more than {DEPTH_MAX} deep"))),
-            depth => Ok(depth),
+            depth => Ok(Seed { depth, ..self }),
         }
     }
 }
@@ -55,7 +80,7 @@ fn text<E: de::Error>(text: String) -> Result<String, E> {
     Ok(text)
 }
 
-impl<'de> Visitor<'de> for Seed {
+impl<'de> Visitor<'de> for Seed<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,20 +116,22 @@ impl<'de> Visitor<'de> for Seed {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let depth = self.deeper()?;
+        let inside = self.deeper()?;
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(Seed { depth })? {
+        while let Some(item) = items.next_element_seed(inside)? {
+            inside.count(1)?;
             list.push(item);
         }
         Ok(Value::Array(list))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let depth = self.deeper()?;
+        let inside = self.deeper()?;
         let mut map = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
             let key = text(key)?;
-            let value = entries.next_value_seed(Seed { depth })?;
+            let value = entries.next_value_seed(inside)?;
+            inside.count(2)?;
             if map.contains_key(&key) {
                 return Err(de::Error::custom(format!("the key {key:?} is written twice")));
             }
@@ -148,6 +175,23 @@ mod tests {
             let shown = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
             assert!(read(body).is_err(), "{shown}");
         }
+    }
+
+    #[test]
+    fn many_small_values_are_refused_before_they_take_memory() {
+        let wrong = |unit: &str| {
+            let text = format!("[{}1]", unit.repeat((1 << 20) / unit.len()));
+            let problem = read(text.as_bytes()).unwrap_err();
+            assert!(format!("{problem:?}").contains("more than 131072 values"), "{problem:?}");
+        };
+        ["0,", "\"\",", "[],", "{\"\":0},", "{\"a\":[]},"].map(wrong);
+        let keys: Vec<String> = (0..100_000).map(|i| format!("\"{i}\":0")).collect();
+        assert!(read(format!("{{{}}}", keys.join(",")).as_bytes()).is_err());
+        // A long document of ordinary values, and a short one of many.
+        let row = "{\"id\": 1234567, \"name\": \"somebody\", \"price\": 12.5, \"note\": \"as it was before, and no other\"},";
+        assert!(read(format!("[{}1]", row.repeat(4_000)).as_bytes()).is_ok());
+        assert!(read(format!("[{}1]", "0,".repeat(100_000)).as_bytes()).is_ok());
+        assert!(read(format!("[{}1]", "0.12345678,".repeat(500_000)).as_bytes()).is_ok());
     }
 
     #[test]
