@@ -50,7 +50,10 @@ async fn others_start<S: Store>(store: &S, sql: impl AsyncFn(String)) {
     for (first, (definition, poison)) in [
         (unlimited(), "epoch = 2147483647"),
         (unlimited(), "attempt = 9223372036854775807"),
-        (limited, "epoch = 2147483647"),
+        (limited.clone(), "epoch = 2147483647"),
+        // Those that come back wait in another state, from which the claim itself takes them.
+        (unlimited(), "epoch = 2147483647, state = 3"),
+        (limited, "attempt = 9223372036854775807, state = 3"),
     ]
     .into_iter()
     .enumerate()

@@ -60,10 +60,11 @@ fn why(row: &Row) -> Result<Option<Unreadable>, Fault> {
     Ok(read.or_else(|| read_stored::<AgentDefinition>(format, agent).err()))
 }
 
-/// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then.
+/// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then. A claim makes
+/// those ready that came back or that a gate held, and takes that back when it fails: they are among these.
 pub(super) async fn set_aside(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
     let sql = concat!(
-        "update live set state = 1, parked_on = null where state = 0 and ",
+        "update live set state = 1, parked_on = null where (state in (0, 3) or parked_on is not null) and ",
         unclaimable!(),
         " returning id::text as run"
     );

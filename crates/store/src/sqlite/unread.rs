@@ -41,11 +41,13 @@ impl Verb<'_> {
         to_json(&self.shared.unread.ids())
     }
 
-    /// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then.
+    /// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then. A claim
+    /// makes those ready that came back or that a gate held, and takes that back when it fails: they are among these.
     pub(super) fn set_aside(&self) -> Done<Vec<String>> {
         self.rows(
             format!(
-                "update live set state = 1, parked_on = null where state = 0 and {UNCLAIMABLE} returning id"
+                "update live set state = 1, parked_on = null
+                 where (state in (0, 3) or parked_on is not null) and {UNCLAIMABLE} returning id"
             ),
             [],
             |row| {
