@@ -167,6 +167,49 @@ async fn an_id_of_a_wrong_length_hides_no_other_row() {
     }
 }
 
+/// One run whose id cannot be read hinders neither the end of another nor an edit nor the removal of old runs.
+#[tokio::test]
+async fn an_id_of_a_wrong_length_hinders_no_end_and_no_edit() {
+    use belfry_core::definition::Budget;
+    let file = File::new();
+    let store = &file.store;
+    let mut world = World::new(store);
+    let budget = Some(Budget { max: 1, period_ms: 3_600_000 });
+    let definition = belfry_core::AgentDefinition { budget, max_concurrent: Some(1), ..unlimited() };
+    let spec = |retries| {
+        let mut definition = definition.clone();
+        definition.retry.max = retries;
+        [agent("a", definition, &[("s", every("1h"))])]
+    };
+    world.apply(&spec(1)).await;
+    let node = world.join(1).await;
+    world.enqueue("a/s", None).await;
+    let (bad, _) = world.enqueue("a/s", None).await;
+    let claimed = claim(&world, node).await.unwrap().remove(0);
+    assert_ne!(claimed.run, bad);
+    let long = "ff".repeat(1 << 20);
+    file.sql(&format!("update live set id = x'{long}' where id = (select max(id) from live)"));
+    assert_eq!(world.fail(&claimed).await, Finished::Pending);
+    world.apply(&spec(5)).await;
+    assert_eq!(store.run(claimed.run).await.unwrap().unwrap().max_attempts, 6);
+    let named = store.unreadable_rows().await.unwrap().join("\n");
+    assert!(named.contains(&format!("run {}: its stored id", "ff".repeat(16))), "{}", named.len());
+    assert!(named.len() < 1_000, "{}", named.len());
+}
+
+#[tokio::test]
+async fn a_schedule_without_an_agent_is_told_of() {
+    let file = File::new();
+    let mut world = World::new(&file.store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    file.sql("pragma foreign_keys = off; update schedules set agent_id = 999");
+    let named = file.store.unreadable_rows().await.unwrap();
+    assert!(
+        named.iter().any(|row| row.starts_with("schedule a/s: its agent 999 does not exist")),
+        "{named:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_name_that_is_not_utf_8_hides_no_other_schedule_and_stops_no_planning() {
     let file = File::new();

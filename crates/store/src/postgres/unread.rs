@@ -105,6 +105,8 @@ const UNREADABLE_ROWS: &[&str] = &[
     ),
     "select format('a timer of schedule %s, which does not exist: nothing is planned for it', schedule_id) from timers t \
      where not exists (select 1 from schedule_state s where s.schedule_id = t.schedule_id) limit $1",
+    "select format('schedule %s: its agent %s does not exist; nothing is planned for it, and lists leave it out', name, agent_id) \
+     from schedules s where retired_at is null and not exists (select 1 from agents a where a.id = s.agent_id) limit $1",
     concat!(
         "select format('agent %s: its stored failure budget is out of range', coalesce(a.name, b.agent_id::text)) \
          from budgets b left join agents a on a.id = b.agent_id where ",

@@ -195,7 +195,7 @@ impl Verb<'_> {
         }
         let runs = self.rows(
             "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate, alone_gate
-             from live where schedule_id in (select id from schedules where agent_id = ?) and state <> 2",
+             from live where schedule_id in (select id from schedules where agent_id = ?) and state <> 2 and length(id) = 16",
             [agent],
             |row| {
                 let trigger = Trigger::from_code(number(row, 1)?).unwrap_or(Trigger::Manual);

@@ -257,7 +257,7 @@ impl Verb<'_> {
         let runs = self.rows(
             "select l.id, l.command, l.trigger, l.own_lane, l.queue_id, q.lane, l.agent_gate, l.turn_gate, l.command_gate,
                     l.whole_gate, l.alone_gate, l.attempt, l.max_attempts, l.state = 2
-             from live l join queues q on q.id = l.queue_id where l.schedule_id = ?",
+             from live l join queues q on q.id = l.queue_id where l.schedule_id = ? and length(l.id) = 16",
             [schedule],
             |row| {
                 let command: String = row.get(1)?;

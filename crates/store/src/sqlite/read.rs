@@ -79,7 +79,7 @@ impl Verb<'_> {
         let bound = Retention::first_id(newest).into_bytes();
         let old = self.rows(
             "select id, schedule_id, tick_at from history
-             where id < ?1 and finished_at < case state when ?2 then ?3 else ?4 end order by id limit ?5",
+             where id < ?1 and length(id) = 16 and finished_at < case state when ?2 then ?3 else ?4 end order by id limit ?5",
             params![
                 bound,
                 RunState::Failed.code(),
@@ -179,7 +179,7 @@ impl Verb<'_> {
         let Some(keep) = retention.runs_per_schedule else { return Ok((0, None)) };
         let walked = self.rows(
             "select h.id, h.ordinal <= case h.state when ?3 then st.ended_failed else st.ended - st.ended_failed end - ?4
-             from (select id, schedule_id, state, ordinal from history where id > ?1 order by id limit ?2) h
+             from (select id, schedule_id, state, ordinal from history where id > ?1 and length(id) = 16 order by id limit ?2) h
                left join schedule_state st on st.schedule_id = h.schedule_id order by h.id",
             params![retention.after.map_or([0; 16], bytes), retention.batch, RunState::Failed.code(), keep],
             |row| Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, Option<bool>>(1)?)),

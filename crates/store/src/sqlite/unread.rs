@@ -52,7 +52,7 @@ impl Verb<'_> {
             [],
             |row| {
                 let id = row.get_ref(0)?.as_blob()?;
-                let hex = || id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let hex = || id.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
                 Ok(uuid::Uuid::from_slice(id).map_or_else(|_| hex(), |id| id.to_string()))
             },
         )
@@ -142,7 +142,7 @@ impl Verb<'_> {
 
 /// The id of a row as text.
 const UUID_TEXT: &str = "case length(id) when 16 then lower(substr(hex(id), 1, 8) || '-' || substr(hex(id), 9, 4) || '-'
-    || substr(hex(id), 13, 4) || '-' || substr(hex(id), 17, 4) || '-' || substr(hex(id), 21)) else lower(hex(id)) end";
+    || substr(hex(id), 13, 4) || '-' || substr(hex(id), 17, 4) || '-' || substr(hex(id), 21)) else lower(hex(substr(id, 1, 16))) end";
 
 /// Names that are not plain ASCII, by kind.
 const NAMES: [(&str, &str); 2] = [
@@ -167,6 +167,8 @@ const UNREADABLE_ROWS: &[&str] = &[
             or length(coalesce(st.last_failed, zeroblob(16))) <> 16 or length(coalesce(st.last_other, zeroblob(16))) <> 16)",
     "select 'a timer of schedule ' || schedule_id || ', which does not exist: nothing is planned for it' from timers
      where schedule_id not in (select id from schedules) or schedule_id not in (select schedule_id from schedule_state)",
+    "select 'schedule ' || name || ': its agent ' || agent_id || ' does not exist; nothing is planned for it, and lists leave it out'
+     from schedules where retired_at is null and agent_id not in (select id from agents)",
     "select 'node ' || RUN_ID || ': its id has a wrong length; lists leave it out' from nodes
      where not fenced and length(id) <> 16",
     "select 'agent ' || name || ': its stored breaker or budget policy cannot be read; it has none' from agents
