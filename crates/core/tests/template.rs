@@ -4,9 +4,7 @@
 
 use std::time::Instant;
 
-use belfry_core::template::{
-    Budget, LINE_MAX, Part, RESULT_MAX, SOURCE_MAX, Template, Values, WORK_MAX, check_line,
-};
+use belfry_core::template::{Budget, LINE_MAX, Part, RESULT_MAX, Template, Values, WORK_MAX, check_line};
 use belfry_time::Zone;
 use serde_json::{Value, json};
 

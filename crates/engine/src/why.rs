@@ -6,6 +6,7 @@ mod lane;
 mod waiting;
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use belfry_core::breaker::Admits;
 use belfry_core::budget;
@@ -161,7 +162,7 @@ struct Known {
     record: ScheduleRecord,
     schedule: Result<Schedule, String>,
     /// Why this version cannot read it or its agent.
-    unreadable: Option<std::sync::Arc<str>>,
+    unreadable: Option<Arc<str>>,
     agent: AgentDefinition,
     facts: Facts,
     /// Until when its agent's failure budget is used up.
@@ -184,6 +185,8 @@ impl Known {
         let schedule = record.definition.compile(name);
         let definitions = store.definitions(&[record.id]).await?.into_iter().next().flatten();
         let unreadable = definitions.as_ref().and_then(|found| found.unreadable.clone());
+        // What nobody has found yet to be unreadable may be so all the same.
+        let unreadable = unreadable.or_else(|| record.unreadable.as_deref().map(Arc::from));
         let agent = definitions.map(|found| (*found.agent_definition).clone()).unwrap_or_default();
         let breaker = match &agent.breaker {
             Some(policy) => {

@@ -184,7 +184,7 @@ mod tests {
             let problem = read(text.as_bytes()).unwrap_err();
             assert!(format!("{problem:?}").contains("more than 131072 values"), "{problem:?}");
         };
-        ["0,", "\"\",", "[],", "{\"\":0},", "{\"a\":[]},"].map(wrong);
+        ["0,", "\"\",", "[],", "{\"\":0},", "{\"a\":[]},"].into_iter().for_each(wrong);
         let keys: Vec<String> = (0..100_000).map(|i| format!("\"{i}\":0")).collect();
         assert!(read(format!("{{{}}}", keys.join(",")).as_bytes()).is_err());
         // A long document of ordinary values, and a short one of many.

@@ -200,7 +200,7 @@ async fn an_id_of_a_wrong_length_hinders_no_end_and_no_edit() {
 #[tokio::test]
 async fn a_schedule_without_an_agent_is_told_of() {
     let file = File::new();
-    let mut world = World::new(&file.store);
+    let world = World::new(&file.store);
     world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
     file.sql("pragma foreign_keys = off; update schedules set agent_id = 999");
     let named = file.store.unreadable_rows().await.unwrap();
