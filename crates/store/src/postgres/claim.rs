@@ -137,7 +137,7 @@ impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
-        let clock = self.last_claim.clock_at(now);
+        let clock = self.last_claim.clock_at(claim.node, now);
         if let Some(later) = clock.may_be_back(now) {
             let sql = "update live set due_at = due_at - (created_at - $1), not_before = not_before - (created_at - $1) \
                        where state + 0 <> 2 and attempt = 0 and created_at > $2 and not_before >= created_at \

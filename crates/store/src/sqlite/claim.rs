@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
+use belfry_core::{NodeId, RunId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -54,7 +54,7 @@ struct Ready {
 impl Verb<'_> {
     pub(super) fn claim(&self, now: Timestamp, claim: &Claim) -> Done<Vec<Claimed>> {
         if claim.only.is_none() {
-            self.look_at_clock(now)?;
+            self.look_at_clock(claim.node, now)?;
         }
         // A node whose claims do not hold gets none.
         if self
@@ -100,8 +100,8 @@ impl Verb<'_> {
     }
 
     /// Lets nothing wait for a clock that was set back.
-    fn look_at_clock(&self, now: Timestamp) -> Done<()> {
-        let clock = self.shared.last_claim.clock_at(now);
+    fn look_at_clock(&self, node: NodeId, now: Timestamp) -> Done<()> {
+        let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
             self.execute(
                 "update live set due_at = due_at - (created_at - ?1), not_before = not_before - (created_at - ?1)
