@@ -307,6 +307,19 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
     admissions
 }
 
+/// Parked runs that a claim has to look at before it starts anybody at a limit with this room: of all that wait there and are
+/// due by its clock, ready or parked, the first as many as there is room for.
+///
+/// Who makes room releases as many as may start then. Such a run is ready, and yet not due for a claim whose instant was read
+/// before: without this a ready run behind it would start before those that are still parked.
+pub fn passed_over<O: Copy + Ord>(room: i64, ready: &[O], parked: &[O]) -> Vec<O> {
+    let ready = ready.iter().map(|order| (*order, false));
+    let mut waiting: Vec<(O, bool)> = ready.chain(parked.iter().map(|order| (*order, true))).collect();
+    waiting.sort_unstable();
+    waiting.truncate(usize::try_from(room).unwrap_or(0));
+    waiting.into_iter().filter(|(_, is_parked)| *is_parked).map(|(order, _)| order).collect()
+}
+
 /// Deals free slots out to lanes in turn, one each, while the total lasts. A lane that starts fewer runs than it was asked
 /// for leaves the rest to the others. Whole shares are asked for at once, which comes to the same.
 #[derive(Debug)]
@@ -397,6 +410,22 @@ mod tests {
 
     fn one<const N: usize>(gates: [(u8, i64, Option<u8>); N]) -> HashMap<u8, Standing<u8>> {
         gates.into_iter().map(|(gate, room, first)| (gate, Standing { room, first })).collect()
+    }
+
+    #[test]
+    fn parked_runs_are_passed_over_only_by_ready_ones_that_would_take_their_places() {
+        let cases: [(i64, &[u8], &[u8], &[u8]); 7] = [
+            (0, &[9], &[1], &[]),
+            (-1, &[9], &[1], &[]),
+            (1, &[1, 9], &[2], &[]),
+            (1, &[9], &[2, 3], &[2]),
+            (2, &[1, 9], &[2, 3], &[2]),
+            (2, &[9], &[2, 3], &[2, 3]),
+            (3, &[9], &[2], &[2]),
+        ];
+        for (room, ready, parked, expected) in cases {
+            assert_eq!(passed_over(room, ready, parked), expected, "{room} {ready:?} {parked:?}");
+        }
     }
 
     #[test]

@@ -1,18 +1,38 @@
 //! Notices when the clock of this process was set back.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
+use belfry_core::NodeId;
 use belfry_core::edit::CLOCK_BACK_MIN;
 use belfry_time::Timestamp;
+use parking_lot::Mutex;
 
-/// Callers on several threads bring their instants out of order by less than this.
-const OUT_OF_ORDER_MICROS: i64 = 50_000;
+/// Clocks are read in steps and adjusted by less than this.
+const OUT_OF_ORDER_MAX: Duration = Duration::from_millis(50);
+/// A claim is made no later than this after its instant was read, however busy the machine is.
+const LATE_MAX: Duration = Duration::from_secs(5);
+/// Maximum number of nodes that are remembered. A process has one; only tests have more.
+const NODES_MAX: usize = 1_000;
 
-/// The instant of the last claim. A run that waits at a gate is not looked at again before somebody leaves that gate; what
+/// The instants of the last claims. A run that waits at a gate is not looked at again before somebody leaves that gate; what
 /// held it there may no longer be due by a clock that was set back. A run that was made before that, and has not started, is to
 /// wait no longer than it would have: see [`Clock::may_be_back`].
+///
+/// A claim of one thread may come after one of another whose instant was read later. The claims of one node follow each other:
+/// the instant of a claim was read after the node's last claim. If an instant is earlier than that allows, by the time
+/// that has really passed, then the clock was set back.
 #[derive(Debug)]
-pub(crate) struct LastClaim(AtomicI64);
+pub(crate) struct LastClaim(Mutex<Claims>);
+
+#[derive(Debug)]
+struct Claims {
+    opened_at: Instant,
+    /// The latest instant in microseconds, and when it came.
+    latest: Option<(i64, Instant)>,
+    /// When each node last claimed.
+    nodes: HashMap<NodeId, Instant>,
+}
 
 /// How the clock of a claim stands to that of the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,18 +56,77 @@ impl Clock {
 
 impl Default for LastClaim {
     fn default() -> LastClaim {
-        LastClaim(AtomicI64::new(i64::MIN))
+        LastClaim(Mutex::new(Claims::new(Instant::now())))
     }
 }
 
 impl LastClaim {
-    /// How the clock stands at a claim.
-    pub(crate) fn clock_at(&self, now: Timestamp) -> Clock {
-        let now = now.as_microsecond();
-        match self.0.swap(now, Ordering::Relaxed) {
-            i64::MIN => Clock::Unknown,
-            last if last > now.saturating_add(OUT_OF_ORDER_MICROS) => Clock::Back,
-            _ => Clock::On,
+    /// How the clock stands at a claim of a node.
+    pub(crate) fn clock_at(&self, node: NodeId, now: Timestamp) -> Clock {
+        let mut claims = self.0.lock();
+        claims.clock_at(node, now.as_microsecond(), Instant::now())
+    }
+}
+
+impl Claims {
+    fn new(opened_at: Instant) -> Claims {
+        Claims { opened_at, latest: None, nodes: HashMap::new() }
+    }
+
+    /// `now` in microseconds by the clock of the claim, which came `at`.
+    fn clock_at(&mut self, node: NodeId, now: i64, at: Instant) -> Clock {
+        if self.nodes.len() >= NODES_MAX {
+            self.nodes.clear();
         }
+        let last_at = self.nodes.insert(node, at).unwrap_or(self.opened_at);
+        let Some((latest, latest_at)) = self.latest else {
+            self.latest = Some((now, at));
+            return Clock::Unknown;
+        };
+        let late = latest_at.saturating_duration_since(last_at).min(LATE_MAX) + OUT_OF_ORDER_MAX;
+        let is_back = latest.saturating_sub(now) > i64::try_from(late.as_micros()).unwrap_or(i64::MAX);
+        if is_back || now >= latest {
+            self.latest = Some((now, at));
+        }
+        if is_back { Clock::Back } else { Clock::On }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry_core::NodeId;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// The clock at claims, each by its node, its instant and when it came, in milliseconds after the store was opened.
+    fn clocks<const N: usize>(claims: [(u128, i64, u64); N]) -> [Clock; N] {
+        let opened_at = Instant::now();
+        let mut known = Claims::new(opened_at);
+        claims.map(|(node, now, at)| {
+            known.clock_at(NodeId(Uuid::from_u128(node)), now * 1000, opened_at + Duration::from_millis(at))
+        })
+    }
+
+    #[test]
+    fn a_claim_of_another_node_that_comes_late_is_no_clock_that_was_set_back() {
+        use Clock::{Back, On, Unknown};
+        // The second node read its clock at 1010, and comes 900 ms later.
+        assert_eq!(clocks([(2, 1000, 0), (1, 1900, 900), (2, 1010, 910)]), [Unknown, On, On]);
+        // It has read it after its last claim.
+        assert_eq!(clocks([(2, 1000, 0), (1, 1900, 900), (2, 900, 910)]), [Unknown, On, Back]);
+        assert_eq!(clocks([(1, 1900, 900), (2, 1010, 910)]), [Unknown, On], "after the store was opened");
+    }
+
+    #[test]
+    fn a_node_whose_instants_go_back_has_a_clock_that_was_set_back() {
+        use Clock::{Back, On, Unknown};
+        assert_eq!(clocks([(1, 1000, 0), (1, 960, 1), (1, 900, 2)]), [Unknown, On, Back]);
+        assert_eq!(clocks([(1, 1000, 0), (1, 900, 1), (1, 901, 2)]), [Unknown, Back, On], "once");
+        // Whatever the time since, nobody is late by hours.
+        assert_eq!(clocks([(1, 9_000_000, 9_000_000), (2, 0, 9_000_001)]), [Unknown, Back]);
+        // What may be a late claim is none if the next one is not later.
+        let small = [(2, 0, 0), (1, 1000, 1000), (2, 500, 1100), (2, 600, 1200)];
+        assert_eq!(clocks(small), [Unknown, On, On, Back]);
     }
 }

@@ -45,7 +45,7 @@ impl Live {
 impl State {
     pub(super) fn claim(&mut self, now: Timestamp, claim: &Claim) -> Vec<Claimed> {
         if claim.only.is_none()
-            && let Some(later) = self.last_claim.clock_at(now).may_be_back(now)
+            && let Some(later) = self.last_claim.clock_at(claim.node, now).may_be_back(now)
         {
             self.shift_waiting(now, later);
         }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
 use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -70,6 +70,24 @@ struct Counted {
     waiting: Vec<Waiting>,
     /// How the gates stand that we hold.
     standings: HashMap<i64, Standing<Order>>,
+    /// The first that are parked at limits with room, by gate.
+    parked: HashMap<i64, Vec<Order>>,
+}
+
+impl Counted {
+    /// Parked runs that are to be looked at before anybody starts. Beyond a full window nobody starts.
+    fn passed_over(&self, is_full_window: bool) -> Vec<Uuid> {
+        let end = self.waiting.iter().map(|run| run.order).max().filter(|_| is_full_window);
+        let mut found = Vec::new();
+        for (gate, parked) in &self.parked {
+            let room = self.standings.get(gate).map_or(0, |standing| standing.room);
+            let at_gate = self.waiting.iter().filter(|run| run.limit() == Some(*gate));
+            let ready: Vec<Order> = at_gate.map(|run| run.order).collect();
+            let before = |order: &Order| end.is_none_or(|end| *order < end);
+            found.extend(passed_over(room, &ready, parked).into_iter().filter(before).map(|(.., run)| run));
+        }
+        found
+    }
 }
 
 /// What one transaction claimed.
@@ -94,8 +112,8 @@ const START_FREE: &str = "select id, rank, due_at, epoch, attempt, max_attempts,
     from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
-const CANDIDATES: &str = "select id, rank, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, room, rescued \
-    from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+const CANDIDATES: &str = "select id, rank, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, room, rescued, \
+    parked from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 /// The room of gates: cap less running; and who is the first there.
 const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cross join lateral first_at(g, $1) f where kind < 4";
@@ -103,6 +121,9 @@ const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cr
 /// Un-parks what limits among the gates in `$1` have room for. Who asks holds their locks.
 const UNPARK_LIMITS: &str =
     "select unpark(array(select g.id from gates g where g.id = any($1) and g.kind = 0))";
+
+/// Un-parks the runs in `$1`.
+const RELEASE: &str = "update live set state = 0, parked_on = null where id = any($1) and state + 0 = 1";
 
 /// Un-parks, for each queue, as many runs as each gate in `$1` has room for by `$2`.
 const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
@@ -116,7 +137,7 @@ impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
-        let clock = self.last_claim.clock_at(now);
+        let clock = self.last_claim.clock_at(claim.node, now);
         if let Some(later) = clock.may_be_back(now) {
             let sql = "update live set due_at = due_at - (created_at - $1), not_before = not_before - (created_at - $1) \
                        where state + 0 <> 2 and attempt = 0 and created_at > $2 and not_before >= created_at \
@@ -205,20 +226,25 @@ impl Postgres {
         let mut parked_any = false;
         let (mut starts, mut busy) = (Vec::new(), false);
         for round in 0..ROUNDS_MAX {
-            let Some(Counted { free, waiting, mut standings }) =
-                self.lock_and_count(tx, lane, window, plain.is_none()).await?
-            else {
+            let Some(counted) = self.lock_and_count(tx, lane, window, plain.is_none()).await? else {
                 taken.busy = true;
                 return Ok(());
             };
+            let full_window = counted.waiting.len() as i64 >= window;
+            let passed_over = counted.passed_over(full_window);
+            let Counted { free, waiting, mut standings, .. } = counted;
             let free = plain.get_or_insert(free);
+            if !passed_over.is_empty() {
+                tx.execute(RELEASE, &[&passed_over]).await?;
+                (starts, busy) = (Vec::new(), false);
+                continue;
+            }
             let slots = lane.slots as usize;
             if waiting.first().is_some_and(|first| {
                 free.len() < slots || free.last().is_none_or(|last| first.order < last.order)
             }) {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
-            let full_window = waiting.len() as i64 >= window;
             let decided = decide(free, &waiting, &mut standings, lane.slots, lane.may_rescue);
             if let Some(gate) = decided.alone {
                 // Those that waited behind it in its scope may go on, unless another run waits there to be alone.
@@ -301,6 +327,10 @@ impl Postgres {
                 continue;
             }
             let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
+            if let (true, Some(gate)) = (get(row, "parked")?, agent) {
+                counted.parked.entry(gate).or_default().push(order(row)?);
+                continue;
+            }
             let gates = passes(row)?;
             let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
             list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued: get(row, "rescued")? });

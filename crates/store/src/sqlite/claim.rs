@@ -1,9 +1,9 @@
 //! Claiming: who may start, in order, within slots and gates.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use belfry_core::RunId;
-use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
+use belfry_core::{NodeId, RunId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -54,7 +54,7 @@ struct Ready {
 impl Verb<'_> {
     pub(super) fn claim(&self, now: Timestamp, claim: &Claim) -> Done<Vec<Claimed>> {
         if claim.only.is_none() {
-            self.look_at_clock(now)?;
+            self.look_at_clock(claim.node, now)?;
         }
         // A node whose claims do not hold gets none.
         if self
@@ -80,6 +80,9 @@ impl Verb<'_> {
             while claimed.len() < most {
                 let free = most - claimed.len();
                 let ready = self.ready(now, &queues, lane, free)?;
+                if self.release_passed_over(now, &queues, &ready, free)? > 0 {
+                    continue;
+                }
                 let next = self.admit(now, claim, ready, free, &mut rescues, &mut claimed)?;
                 is_changed |= next == Next::AllLanes;
                 if next == Next::Nothing {
@@ -97,8 +100,8 @@ impl Verb<'_> {
     }
 
     /// Lets nothing wait for a clock that was set back.
-    fn look_at_clock(&self, now: Timestamp) -> Done<()> {
-        let clock = self.shared.last_claim.clock_at(now);
+    fn look_at_clock(&self, node: NodeId, now: Timestamp) -> Done<()> {
+        let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
             self.execute(
                 "update live set due_at = due_at - (created_at - ?1), not_before = not_before - (created_at - ?1)
@@ -239,6 +242,45 @@ impl Verb<'_> {
             ready.sort_by_key(|run| run.place);
         }
         Ok(ready)
+    }
+
+    /// Lets parked runs through that are to be looked at before any of these starts at their limits, and gives their number.
+    /// Behind the last of these nobody starts if there may be more.
+    fn release_passed_over(
+        &self,
+        now: Timestamp,
+        queues: &[i64],
+        ready: &[Ready],
+        limit: usize,
+    ) -> Done<usize> {
+        let end = ready.last().map(|run| run.place).filter(|_| ready.len() >= limit);
+        let gates: BTreeSet<i64> = ready.iter().filter_map(|run| run.gates.agent).collect();
+        let mut released = 0;
+        for gate in gates {
+            if !self.has_parked(gate)? {
+                continue;
+            }
+            let room = self.room(gate)?;
+            let mut parked = Vec::new();
+            for queue in queues.iter().filter(|_| room > 0) {
+                parked.extend(self.rows(
+                    "select rank, due_at, id from live where state = 1 and parked_on = ?1 and queue_id = ?2
+                       and due_at <= ?3 and not_before <= ?3 and schedule_id not in (select value from json_each(?4))
+                     order by rank, due_at, id limit ?5",
+                    params![gate, queue, micros(now), self.unread_ids()?, room],
+                    |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+                )?);
+            }
+            let at_gate = ready.iter().filter(|run| run.gates.agent == Some(gate));
+            let places: Vec<Order> = at_gate.map(|run| run.place).collect();
+            for place in passed_over(room, &places, &parked) {
+                if end.is_none_or(|end| place < end) {
+                    let sql = "update live set state = 0, parked_on = null where id = ?";
+                    released += self.execute(sql, [place.2])?;
+                }
+            }
+        }
+        Ok(released)
     }
 
     /// Starts and parks ready runs in order, and says where there may be more to look at.

@@ -145,10 +145,7 @@ impl Verb<'_> {
     /// scope all of them, for what holds them is looked at by the next claim: only the first of each schedule waits to be alone,
     /// and others wait there only while such a run does.
     pub(super) fn release(&self, gate: i64) -> Done<usize> {
-        if self
-            .row("select 1 from live where state = 1 and parked_on = ? limit 1", [gate], |_| Ok(()))?
-            .is_none()
-        {
+        if !self.has_parked(gate)? {
             return Ok(0);
         }
         let kind = self.row("select kind from gates where id = ?", [gate], |row| row.get::<_, i64>(0))?;
@@ -174,6 +171,12 @@ impl Verb<'_> {
                                 from live where state = 1 and parked_on = ?) where place <= ?)",
             params![gate, room],
         )
+    }
+
+    /// Whether a run is parked at a gate.
+    pub(super) fn has_parked(&self, gate: i64) -> Done<bool> {
+        let sql = "select 1 from live where state = 1 and parked_on = ? limit 1";
+        Ok(self.row(sql, [gate], |_| Ok(()))?.is_some())
     }
 
     /// Lets runs through at all gates that this verb has made room at.

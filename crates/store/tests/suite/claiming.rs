@@ -2,7 +2,7 @@
 
 use belfry_core::definition::{IfRunning, Options, Scope, When};
 use belfry_core::retry::Outcome;
-use belfry_core::{AgentDefinition, RunId, ScheduleDefinition};
+use belfry_core::{AgentDefinition, NodeId, RunId, ScheduleDefinition};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 
@@ -24,6 +24,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_number_of_retries_holds_for_runs_that_exist(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
     a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
+    a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(&fresh().await).await;
+    a_late_claim_lets_nobody_overtake_behind_a_higher_priority_that_is_not_due_by_it(&fresh().await).await;
     a_run_waits_by_its_own_command_whatever_its_schedule_has_now(&fresh().await).await;
 }
 
@@ -381,6 +383,74 @@ async fn a_run_that_was_ready_by_a_later_clock_is_ready(store: &impl Store) {
     assert!(world.claim(node, 9).await.is_empty());
     world.advance(3_600_000);
     assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.assert_whole().await;
+}
+
+/// An agent with one place, which is taken; and the run that has it.
+async fn at_its_limit<S: Store>(world: &mut World<'_, S>, node: NodeId, schedule: &str) -> Claimed {
+    let running = world.next(schedule).await;
+    let mut claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [running]);
+    claimed.remove(0)
+}
+
+/// The place at a limit is given to the first that waits there. A claim whose instant was read a moment before, by which that
+/// run is not due yet, gives the place to the next, and not to one that has just come.
+async fn a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let nodes = [world.join(1).await, world.join(2).await];
+    let one = AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let by_hand = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    world.apply(&[agent("a", one, &[("s", by_hand)])]).await;
+    let failing = at_its_limit(&mut world, nodes[0], "a/s").await;
+    world.fail(&failing).await;
+    let running = at_its_limit(&mut world, nodes[0], "a/s").await;
+    let waiting = [world.next("a/s").await, world.next("a/s").await];
+    let retried = store.run(failing.run).await.unwrap().unwrap();
+    world.now = retried.not_before;
+    assert!(
+        world.claim(nodes[0], 9).await.is_empty(),
+        "all three wait at the limit, the retry before the others"
+    );
+    world.advance(-20);
+    let young = world.next("a/s").await;
+    world.complete(&running).await;
+    let mut claimed = world.claim(nodes[1], 9).await;
+    assert_eq!(ids(&claimed), [waiting[0]], "the retry is not due by this clock, and the next is");
+    world.advance(20);
+    for next in [failing.run, waiting[1], young] {
+        world.complete(&claimed[0]).await;
+        claimed = world.claim(nodes[0], 9).await;
+        assert_eq!(ids(&claimed), [next]);
+    }
+    world.assert_whole().await;
+}
+
+async fn a_late_claim_lets_nobody_overtake_behind_a_higher_priority_that_is_not_due_by_it(
+    store: &impl Store,
+) {
+    let mut world = World::new(store);
+    let nodes = [world.join(1).await, world.join(2).await];
+    let one = AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let by_hand =
+        |priority| schedule(When::Webhook(serde_json::json!({})), Options { priority, ..Options::default() });
+    world.apply(&[agent("a", one, &[("low", by_hand(0)), ("high", by_hand(5))])]).await;
+    let running = at_its_limit(&mut world, nodes[0], "a/low").await;
+    let waiting = world.next("a/low").await;
+    world.advance(20);
+    let high = world.next("a/high").await;
+    assert!(world.claim(nodes[0], 9).await.is_empty(), "both wait at the limit");
+    world.advance(-10);
+    let young = world.next("a/low").await;
+    world.complete(&running).await;
+    let mut claimed = world.claim(nodes[1], 9).await;
+    assert_eq!(ids(&claimed), [waiting], "the higher priority is not due by this clock, and the next is");
+    world.advance(20);
+    for next in [high, young] {
+        world.complete(&claimed[0]).await;
+        claimed = world.claim(nodes[0], 9).await;
+        assert_eq!(ids(&claimed), [next]);
+    }
     world.assert_whole().await;
 }
 

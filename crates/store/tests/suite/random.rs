@@ -139,7 +139,8 @@ fn operation(random: &mut Random) -> Operation {
         20..=29 => {
             let ms =
                 [100, 1_000, 10_000, 60_000, 120_000, 600_000, 60_000, 120_000, 600_000][random.below(9)];
-            Operation::Advance(if random.chance(8) { -ms } else { ms })
+            // A step back by less may count as a claim that comes late.
+            Operation::Advance(if random.chance(8) { -ms.max(10_000) } else { ms })
         }
         30..=47 => {
             let total = if random.chance(30) { random.below(5) as u32 } else { u32::MAX };

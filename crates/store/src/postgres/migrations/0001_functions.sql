@@ -267,14 +267,14 @@ end $$;
 
 -- Nothing but an empty row where all that could be locked is somebody else's; else
 -- who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
--- holds; the room of all gates that are held then; and once also who waits without gates, locked. The locks come first,
--- and what is counted and read afterwards is as it is under them.
+-- holds; the room of all gates that are held then, and the first that are parked at limits with room; and once also who
+-- waits without gates, locked. The locks come first, and what is counted and read afterwards is as it is under them.
 create function candidates(
     claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
     may_rescue boolean, unread bigint[]
 ) returns table (
     id uuid, rank integer, due_at timestamptz, agent_gate bigint, turn_gate bigint, command_gate bigint, whole_gate bigint,
-    alone_gate bigint, room bigint, rescued boolean
+    alone_gate bigint, room bigint, rescued boolean, parked boolean
 ) language plpgsql as $$
 declare
     -- First, so that what is read below has them.
@@ -314,26 +314,38 @@ begin
     end if;
     if busy then
         return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
-            null::bigint, false;
+            null::bigint, false, false;
         return;
     end if;
-    -- Of each gate its room, and the first that waits there.
-    return query select f.id, f.rank, f.due_at, g.id, null::bigint, null::bigint, null::bigint, null::bigint, room_at(g), false
-        from gates g cross join lateral first_at(g, claimed_at) f where g.id = any(held || ours);
+    -- Of each gate its room, and the first that waits there; of limits with room also who is parked there, as many as there is
+    -- room for: a ready run to which that was given may not be due yet by this clock.
+    return query with standing as materialized (
+            select g.id, g.kind, room_at(g) as room, f.rank, f.due_at, f.id as first
+            from gates g cross join lateral first_at(g, claimed_at) f where g.id = any(held || ours)
+        )
+        select s.first, s.rank, s.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, s.room, false, false
+        from standing s
+        union all
+        select p.id, p.rank, p.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, false, true
+        from standing s cross join unnest(behind) as q (id) cross join lateral (
+            select l.id, l.rank, l.due_at from live l
+            where l.state = 1 and l.parked_on = s.id and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+            order by l.rank, l.due_at, l.id limit greatest(s.room, 0)
+        ) p where s.kind = 0 and s.room > 0;
     return query select c.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false from live l
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false from live l
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.due_at, l.id limit most
         ) c order by c.rank, c.due_at, c.id limit most;
     -- Read again: a run that came back before the gates were locked keeps its place, too.
     return query select l.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true from live l
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true, false from live l
             where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l;
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
                 select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
-                    null::bigint, null::bigint, false from live l
+                    null::bigint, null::bigint, false, false from live l
                 where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                 order by l.rank, l.due_at, l.id limit slots for update skip locked
             ) c where q.lane = served and not q.gated and q.needs <@ labels
@@ -341,7 +353,7 @@ begin
         if may_rescue then
             return query select c.* from queues q cross join lateral (
                     select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
-                    null::bigint, null::bigint, true from live l
+                    null::bigint, null::bigint, true, false from live l
                     where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                     order by l.rank, l.due_at, l.id limit 1 for update skip locked
                 ) c where q.lane = served and not q.gated and q.needs <@ labels
