@@ -1,5 +1,7 @@
 //! Hints that there may be work: each verb that could make some gives one. Correctness never depends on them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use tokio::sync::Notify;
 
 use crate::sessions::Sent;
@@ -8,7 +10,10 @@ use crate::store::Answer;
 
 /// Wakes whoever waits in this process. A hint that nobody waits for is kept for who comes next; many are one.
 #[derive(Debug, Default)]
-pub(crate) struct Hint(Notify);
+pub(crate) struct Hint {
+    notify: Notify,
+    count: AtomicU64,
+}
 
 impl Hint {
     /// Gives a hint if an answer is news.
@@ -20,11 +25,17 @@ impl Hint {
     }
 
     pub(crate) fn give(&self) {
-        self.0.notify_one();
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.notify.notify_one();
+    }
+
+    /// How many were given.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     pub(crate) async fn given(&self) {
-        self.0.notified().await;
+        self.notify.notified().await;
     }
 }
 

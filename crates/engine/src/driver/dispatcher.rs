@@ -55,14 +55,14 @@ impl Driver {
     /// Free slots by lane, and how many runs may start in all of them together. The lane in which nothing has started for
     /// longest goes first, so that a limit over all lanes starves none.
     fn free_slots(&self) -> (Vec<(String, u32)>, u32) {
-        let mut used: HashMap<&str, u32> = HashMap::new();
+        let mut used: BTreeMap<&str, u32> = BTreeMap::new();
         for task in self.tasks.values().filter(|task| !task.ended) {
             *used.entry(&task.lane).or_default() += 1;
         }
         let total: u32 = used.values().sum();
         let left = self.options.max_concurrent.map_or(u32::MAX, |max| max.saturating_sub(total));
         let mut lanes: Vec<_> = self.slots.iter().collect();
-        lanes.sort_by_cached_key(|(lane, _)| self.last_claims.get(*lane).copied());
+        lanes.sort_by_key(|(lane, _)| self.last_claims.get(*lane).copied());
         let free = lanes.into_iter().map(|(lane, slots)| {
             let taken = used.get(lane.as_str()).copied().unwrap_or(0);
             (lane.clone(), slots.saturating_sub(taken).min(CLAIM_MAX))

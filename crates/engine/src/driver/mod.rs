@@ -442,7 +442,7 @@ pub struct Driver {
     is_full: bool,
     /// How many claims were answered, and which of them was the last with a run of a lane.
     claims: u64,
-    last_claims: HashMap<String, u64>,
+    last_claims: BTreeMap<String, u64>,
     lanes: Loop,
     /// Slots by lane: what the options say, and what was said since. Those of a lane that was removed stay for the runs that
     /// wait there.
@@ -542,7 +542,7 @@ impl Driver {
             claim_wanted: true,
             is_full: false,
             claims: 0,
-            last_claims: HashMap::new(),
+            last_claims: BTreeMap::new(),
             lanes: Loop::from(now.mono),
             slots: options
                 .lanes

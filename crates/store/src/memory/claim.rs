@@ -1,6 +1,6 @@
 //! Claiming: who may start, in order, within slots and gates.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use belfry_core::broken::{self, Broken};
 use belfry_core::definition::Options;
@@ -8,7 +8,7 @@ use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, St
 use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
 
-use super::{Live, State};
+use super::{Live, ScheduleRow, State};
 use crate::sessions::given;
 use crate::shapes::*;
 
@@ -104,7 +104,7 @@ impl State {
 
     fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {
         let live = self.live.get(&run)?;
-        let scopes = self.scopes();
+        let scopes = self.scopes(&BTreeSet::from([live.new.agent]));
         let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
         let ready = live.waits() && live.not_before <= now && self.has_turn(run, live);
         let all = self.all_at_gates(now);
@@ -139,7 +139,8 @@ impl State {
             return (Vec::new(), false);
         }
         waiting.sort_by_key(|(_, live)| live.order());
-        let (scopes, all) = (self.scopes(), self.all_at_gates(now));
+        let agents: BTreeSet<AgentId> = waiting.iter().map(|(_, live)| live.new.agent).collect();
+        let (scopes, all) = (self.scopes(&agents), self.all_at_gates(now));
         let mut candidates = Vec::with_capacity(waiting.len());
         let mut standings: HashMap<Gate<'_>, Standing<Order>> = HashMap::new();
         for (_, live) in &waiting {
@@ -158,10 +159,11 @@ impl State {
         (started.map(|(candidate, _)| candidate.order.2).collect(), is_changed)
     }
 
-    /// The scopes of agents, as their schedules are now, and by the commands of their runs.
-    fn scopes(&self) -> BTreeMap<AgentId, Scopes> {
+    /// The scopes of some agents, as their schedules are now, and by the commands of their runs.
+    fn scopes(&self, agents: &BTreeSet<AgentId>) -> BTreeMap<AgentId, Scopes> {
         let mut options: BTreeMap<AgentId, Vec<&Options>> = BTreeMap::new();
-        for row in self.schedules.values().filter(|row| row.retired_at.is_none()) {
+        let is_asked = |row: &&ScheduleRow| row.retired_at.is_none() && agents.contains(&row.record.agent);
+        for row in self.schedules.values().filter(is_asked) {
             options.entry(row.record.agent).or_default().push(&row.record.definition.options);
         }
         let mut scopes: BTreeMap<AgentId, Scopes> =

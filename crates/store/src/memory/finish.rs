@@ -140,7 +140,7 @@ impl State {
             ..self.record(run, &live)
         };
         self.end_of_schedule(now, &record, arm);
-        self.ended_order.push(run);
+        self.ended_order.push((record.schedule, run));
         self.ended.insert(run, record);
     }
 

@@ -68,8 +68,8 @@ struct State {
     ended: BTreeMap<RunId, RunRecord>,
     /// Their places among those of their schedule that failed, or did not.
     places: BTreeMap<RunId, i64>,
-    /// Runs in the order in which they ended.
-    ended_order: Vec<RunId>,
+    /// Runs in the order in which they ended, each with its schedule.
+    ended_order: Vec<(ScheduleId, RunId)>,
     skips: BTreeMap<ScheduleId, Vec<SkipRange>>,
     /// What schedules were, by the instants of their edits.
     revisions: BTreeMap<ScheduleId, Vec<(i64, Timestamp, ScheduleDefinition)>>,
@@ -137,6 +137,11 @@ impl Memory {
     /// An empty store.
     pub fn new() -> Memory {
         Memory::default()
+    }
+
+    /// How many hints it has given, for a simulator that passes them on in its own time.
+    pub fn hints(&self) -> u64 {
+        self.hint.count()
     }
 }
 

@@ -21,8 +21,8 @@ impl State {
     }
 
     pub(super) fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Vec<RunRecord> {
-        let ended = self.ended_order.iter().rev().filter_map(|run| self.ended.get(run));
-        ended.filter(|run| run.schedule == schedule).take(limit as usize).cloned().collect()
+        let own = self.ended_order.iter().rev().filter(|(of, _)| *of == schedule);
+        own.filter_map(|(_, run)| self.ended.get(run)).take(limit as usize).cloned().collect()
     }
 
     pub(super) fn prune(&mut self, now: Timestamp, retention: &Retention, sabotage: &Switch) -> Pruned {
@@ -35,9 +35,9 @@ impl State {
         let runs: Vec<RunId> = self
             .ended_order
             .iter()
+            .map(|(_, run)| *run)
             .filter(|run| self.ended.get(run).is_some_and(old))
             .take(batch)
-            .copied()
             .collect();
         for run in &runs {
             if let Some(record) = self.ended.remove(run)
@@ -51,7 +51,9 @@ impl State {
             }
         }
         let (over, next) = self.prune_by_number(retention);
-        self.ended_order.retain(|run| self.ended.contains_key(run));
+        if !runs.is_empty() || over > 0 {
+            self.ended_order.retain(|(_, run)| self.ended.contains_key(run));
+        }
         let mut skips = 0;
         for ranges in self.skips.values_mut() {
             ranges.retain(|range| {

@@ -96,7 +96,6 @@ impl State {
         name: &str,
         definition: &ScheduleDefinition,
     ) -> Put {
-        let compiled = compile(definition, name);
         let known = self
             .schedules
             .iter()
@@ -109,8 +108,8 @@ impl State {
         self.spent.remove(&place);
         let Some(id) = known else {
             return match self.retired_with_runs(name) {
-                Some(id) => self.restore(now, source, id, definition, compiled),
-                None => self.add_schedule(now, source, agent, name, definition, compiled),
+                Some(id) => self.restore(now, source, id, definition, compile(definition, name)),
+                None => self.add_schedule(now, source, agent, name, definition),
             };
         };
         let Some(row) = self.schedules.get_mut(&id) else { return Put::Unchanged(id) };
@@ -122,6 +121,7 @@ impl State {
         if old == *definition {
             return Put::Unchanged(id);
         }
+        let compiled = compile(definition, name);
         if let Some(row) = self.schedules.get_mut(&id) {
             row.record.definition = definition.clone();
             row.compiled = compiled.clone();
@@ -205,8 +205,8 @@ impl State {
         agent: AgentId,
         name: &str,
         definition: &ScheduleDefinition,
-        compiled: Compiled,
     ) -> Put {
+        let compiled = compile(definition, name);
         let id = self.number();
         let change = edit::add(definition, super::compiled(&compiled), now);
         let record = ScheduleRecord {

@@ -18,6 +18,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_comes_back_keeps_its_place(&fresh().await).await;
     waiting_runs_follow_labels_and_lanes_of_the_newest_definition(&fresh().await).await;
     a_new_limit_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
+    runs_that_an_edit_brings_under_a_limit_were_not_let_in_by_it(&fresh().await).await;
     a_new_overlap_holds_for_runs_that_wait_and_counts_those_that_run(&fresh().await).await;
     a_plan_that_was_made_before_an_edit_does_not_hold(&fresh().await).await;
     a_total_is_dealt_out_to_the_lanes_in_turn(&fresh().await).await;
@@ -266,6 +267,24 @@ async fn a_new_limit_holds_for_runs_that_wait_and_counts_those_that_run(store: &
     assert!(world.claim(node, 9).await.is_empty());
     world.apply(&with(None)).await;
     assert_eq!(ids(&world.claim(node, 9).await), runs[2..]);
+    world.assert_whole().await;
+}
+
+/// The integrity check compares the start of a run with the change of the limit: a clock that was set back in between makes
+/// the runs that were there before look as if the limit had let them in.
+async fn runs_that_an_edit_brings_under_a_limit_were_not_let_in_by_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let with = |max_concurrent| {
+        let definition = AgentDefinition { max_concurrent, ..AgentDefinition::default() };
+        [agent("a", definition, &[("allow", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])]
+    };
+    world.apply(&with(None)).await;
+    world.next("a/allow").await;
+    world.next("a/allow").await;
+    assert_eq!(world.claim(node, 9).await.len(), 2);
+    world.now -= SignedDuration::from_hours(1);
+    world.apply(&with(Some(1))).await;
     world.assert_whole().await;
 }
 
