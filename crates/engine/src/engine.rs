@@ -447,6 +447,10 @@ impl Engine {
 
     /// Takes a node out that has nothing running any more. Where that fails, others find it by its lease.
     async fn leave(&self, node: NodeId) {
+        let folder = self.inner.state_dir.clone();
+        // What a child has moved or left behind of its private directory, and what could not be removed in time.
+        let removing = move || belfry_runner::end_leftovers(&folder, node, Duration::ZERO);
+        let _ = tokio::task::spawn_blocking(removing).await;
         let now = self.now();
         let store = &self.inner.store;
         if let Ok(nodes) = store.nodes().await

@@ -54,6 +54,25 @@ fn it_lets_what_runs_end_and_claims_no_more() {
 }
 
 #[test]
+fn a_private_directory_that_its_program_has_moved_is_gone_after_the_stop() {
+    let site = Site::sqlite();
+    site.config(
+        r#"
+agents:
+  mover:
+    shell: 'mv "$(dirname "$BELFRY_RESULT_FILE")" "$(dirname "$BELFRY_RESULT_FILE")-moved"; echo moved >> side.log'
+    schedules: {s: {every: 1h}}
+"#,
+    );
+    let mut up = site.up();
+    site.wait_for_line("moved");
+    up.signal(Signal::SIGTERM);
+    assert_eq!(up.ends().code(), Some(0), "{}", up.errors());
+    let left = std::fs::read_dir(site.state_file("run/attempts")).map_or(0, Iterator::count);
+    assert_eq!(left, 0);
+}
+
+#[test]
 fn what_does_not_end_in_time_goes_back_and_is_not_counted() {
     for (signal, site) in [(Signal::SIGTERM, Site::sqlite()), (Signal::SIGINT, Site::other())] {
         site.config(&config("shutdown_timeout: 1s", "retry: {max: 1, base: 100ms}"));

@@ -61,10 +61,22 @@ pub(super) async fn list(tx: &mut Tx<'_>) -> Result<Vec<Refusal>, Fault> {
 }
 
 /// Tables that planning, starting and ending write to.
-const WRITTEN: [&str; 9] =
-    ["live", "history", "timers", "schedule_state", "nodes", "output", "skips", "gates", "queues"];
+const WRITTEN: [&str; 12] = [
+    "live",
+    "history",
+    "timers",
+    "schedule_state",
+    "nodes",
+    "output",
+    "skips",
+    "gates",
+    "queues",
+    "scopes",
+    "sessions",
+    "deferred",
+];
 
-/// Writes a row, and looks whether the tables are there and may be written to.
+/// Writes a row, and looks whether the tables are there, may be written to, and are held by nobody as a whole.
 pub(super) async fn probe(tx: &mut Tx<'_>) -> Result<(), Fault> {
     let sql = "select name from unnest($1::text[]) as t (name) where to_regclass(name) is null \
                or not has_table_privilege(name, 'insert') or not has_table_privilege(name, 'update') \
@@ -73,6 +85,8 @@ pub(super) async fn probe(tx: &mut Tx<'_>) -> Result<(), Fault> {
         let detail = format!("the table {} is gone, or must not be written to", get::<&str>(row, "name")?);
         return Err(Error::Unavailable { detail, ambiguous: false }.into());
     }
+    // Taken for a moment only, and by any number at once.
+    tx.execute(&format!("lock table {} in row exclusive mode", WRITTEN.join(", ")), &[]).await?;
     let sql = "insert into probes (id, at) values (1, now()) on conflict (id) do update set at = excluded.at";
     tx.execute(sql, &[]).await?;
     Ok(())

@@ -119,3 +119,17 @@ async fn a_table_that_is_held_is_a_store_that_is_away() {
     assert!(written.answers.iter().all(Option::is_none) && store.live_runs().await.unwrap().is_empty());
     held.batch_execute("rollback").await.unwrap();
 }
+
+/// Nothing is planned, started or ended meanwhile, so nothing is ready either.
+#[tokio::test]
+async fn a_store_with_a_table_that_is_held_as_a_whole_takes_no_writes() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    for table in ["sessions", "scopes", "history"] {
+        store.probe().await.unwrap();
+        let held = hold(&url, &format!("lock table {table} in access exclusive mode")).await;
+        let error = store.probe().await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        held.batch_execute("rollback").await.unwrap();
+    }
+}
