@@ -26,7 +26,9 @@ pub enum Ended {
 pub const PARTS: [Part; 8] = [
     Part {
         name: "more simulated lives",
-        run: |prepare| tests(prepare, &[("BELFRY_SEEDS", "500")], "-p belfry-sim --test seeds"),
+        run: |prepare| {
+            tests(prepare, &[("BELFRY_FROM", "501"), ("BELFRY_SEEDS", "2000")], "-p belfry-sim --test seeds")
+        },
     },
     Part {
         name: "what is broken on purpose",

@@ -229,7 +229,6 @@ impl Sim {
             }
             spans.extend(definition.map(|definition| Span { from: at, until: None, definition }));
         }
-        self.hint();
     }
 
     /// Applies the files that people leave alone.

@@ -5,7 +5,7 @@ use belfry_core::Trigger;
 use belfry_core::breaker::State;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
-use belfry_store::{RunRecord, Store};
+use belfry_store::{RunRecord, ScheduleRecord, Store};
 
 use crate::node::Process;
 use crate::sim::Sim;
@@ -20,8 +20,10 @@ impl Sim {
             );
             return self.breaks(words);
         }
-        self.check_turn(process);
-        self.check_order(process);
+        if let Some(record) = self.record(&process.name) {
+            self.check_turn(process, &record);
+            self.check_order(process, &record);
+        }
         self.check_limit(process);
         self.check_node(process);
         self.check_lane(process);
@@ -29,8 +31,7 @@ impl Sim {
     }
 
     /// A run of a schedule that queues or cancels starts only if nothing else of its scope runs.
-    fn check_turn(&mut self, process: &Process) {
-        let Some(record) = self.record(&process.name) else { return };
+    fn check_turn(&mut self, process: &Process, record: &ScheduleRecord) {
         let options = &record.definition.options;
         // A run by hand may have another command than its schedule has by now.
         let is_other = process.is_session() || process.command != options.command;
@@ -63,11 +64,14 @@ impl Sim {
         }
     }
 
-    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule.
-    fn check_order(&mut self, process: &Process) {
-        let Some(record) = self.record(&process.name) else { return };
+    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule. Messages have the order of
+    /// their sessions.
+    fn check_order(&mut self, process: &Process, record: &ScheduleRecord) {
         let queues = matches!(record.definition.options.if_running, IfRunning::Queue | IfRunning::Cancel);
         if process.is_session() || !queues || self.ledger.edited_at(&process.agent).is_some() {
+            return;
+        }
+        if record.pending == 0 {
             return;
         }
         let live = self.now(self.store.memory.live_runs());
@@ -75,6 +79,7 @@ impl Sim {
         let is_earlier = |run: &&RunRecord| {
             run.schedule == own.schedule
                 && run.state == RunState::Pending
+                && run.trigger != Trigger::Message
                 && (run.due_at, run.id) < (own.due_at, own.id)
         };
         if let Some(earlier) = live.iter().find(is_earlier) {

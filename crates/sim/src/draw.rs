@@ -157,7 +157,7 @@ pub fn foreign(random: &mut Random) -> Vec<AgentSpec> {
     let slot = ScheduleOptions { anchor: AnchorName::Slot, ..ScheduleOptions::default() };
     let schedules = vec![
         ("cron".into(), ScheduleDefinition::new(When::Cron(format!("{} * * * *", random.below(60))))),
-        ("slot".into(), ScheduleDefinition { when: When::Every("45m".into()), options: slot }),
+        ("slot".into(), ScheduleDefinition { when: When::Every("33m".into()), options: slot }),
     ];
     vec![AgentSpec { name: "foreign".into(), definition: agent(random), schedules }]
 }

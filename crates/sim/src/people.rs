@@ -9,7 +9,8 @@ use belfry_core::check::Status;
 use belfry_core::session::{Message, Policy};
 use belfry_core::{Reason, Trigger};
 use belfry_store::{
-    BreakerEntry, Cancelled, Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord, Store,
+    BreakerEntry, Cancelled, Drained, Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord,
+    Store,
 };
 
 use serde_json::json;
@@ -174,7 +175,6 @@ impl Sim {
             ("drain", _) => self.drain_one(),
             _ => {}
         }
-        self.hint();
     }
 
     fn draw_verb(&mut self) -> &'static str {
@@ -645,10 +645,8 @@ impl Sim {
                 Life::Up => {}
             }
         }
+        self.undrain();
         let now = self.world.wall();
-        for node in self.now(self.store.nodes()) {
-            self.now(self.store.drain(now, node.id, false));
-        }
         let pids: Vec<u64> = self.processes.keys().copied().collect();
         for pid in pids {
             let outcome = self.processes[&pid].outcome;
@@ -671,7 +669,19 @@ impl Sim {
             let store = self.store.clone();
             self.done(belfry::resume(&*store, now, &record, Resume::Skip));
         }
-        self.hint();
+    }
+
+    /// Lets all nodes take work again. One that did not renew its lease in time takes no mark: it is asked again later.
+    pub(crate) fn undrain(&mut self) {
+        let now = self.world.wall();
+        let mut is_left = false;
+        for node in self.now(self.store.nodes()) {
+            is_left |= self.now(self.store.drain(now, node.id, false)) == Drained::Dead;
+        }
+        if is_left {
+            let at = self.world.now() + self.params.lease();
+            self.at(at, What::Undrain);
+        }
     }
 
     /// Every tick has its result by now. From now on nothing ticks, so that everything can end.

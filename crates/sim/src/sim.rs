@@ -48,6 +48,8 @@ pub(crate) enum What {
     VerbTo(String),
     /// Something goes wrong.
     Fault,
+    /// Somebody lets all nodes take work again.
+    Undrain,
 }
 
 /// What happens at an instant. Of several at the same instant the one that was asked for first happens first.
@@ -132,7 +134,11 @@ pub struct Sim {
     pub(crate) random: Random,
     queue: BinaryHeap<Event>,
     number: u64,
-    tasks: HashMap<u64, Task>,
+    tasks: BTreeMap<u64, Task>,
+    /// Answers that took no time, for nodes in their lives.
+    answers: VecDeque<(usize, u64, Input)>,
+    /// Hints of the store that were passed on.
+    hints: u64,
     pub(crate) nodes: Vec<SimNode>,
     alive: Arc<Mutex<Alive>>,
     pub(crate) processes: BTreeMap<u64, Process>,
@@ -208,7 +214,9 @@ impl Sim {
             store,
             queue: BinaryHeap::new(),
             number: 0,
-            tasks: HashMap::new(),
+            tasks: BTreeMap::new(),
+            answers: VecDeque::new(),
+            hints: 0,
             nodes,
             alive: Arc::default(),
             processes: BTreeMap::new(),
@@ -312,6 +320,16 @@ impl Sim {
                 self.breaks(format!("more than {EVENTS_MAX} events: something asks again and again"));
             }
             self.happen(what);
+            while let Some((place, lives, input)) = self.answers.pop_front() {
+                if self.is_life(place, lives) {
+                    self.give(place, input);
+                }
+            }
+            let hints = self.store.memory.hints();
+            if hints != self.hints {
+                self.hints = hints;
+                self.hint();
+            }
             if let Some(what) = self.store.differs().or_else(|| self.world.take_breach()) {
                 self.breaks(what);
             }
@@ -366,6 +384,7 @@ impl Sim {
                 self.next_verb();
             }
             What::VerbTo(name) => self.do_something_to(name),
+            What::Undrain => self.undrain(),
             What::Fault => {
                 self.go_wrong();
                 self.next_fault();
@@ -514,8 +533,16 @@ impl Sim {
         self.number += 1;
         let task = self.number;
         let lives = self.nodes[place].lives;
-        self.tasks.insert(task, Task { place, lives, call: Box::pin(call) });
-        self.poll(task);
+        let mut call: Call = Box::pin(call);
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(input) => self.answers.push_back((place, lives, input)),
+            Poll::Pending => {
+                for at in self.world.take_wakes() {
+                    self.at(at, What::Poll(task));
+                }
+                self.tasks.insert(task, Task { place, lives, call });
+            }
+        }
     }
 
     fn poll(&mut self, number: u64) {
@@ -535,9 +562,6 @@ impl Sim {
         match polled {
             Poll::Ready(input) => {
                 self.tasks.remove(&number);
-                if is_news(&input) {
-                    self.hint();
-                }
                 self.give(place, input);
             }
             Poll::Pending => {
@@ -674,7 +698,6 @@ impl Sim {
         if let Some(lease) = nodes.iter().find(|node| node.id == id).map(|node| node.lease_until) {
             let now = self.world.wall();
             self.now(self.store.clone().fence(now, id, lease));
-            self.hint();
         }
         let down = self.random.between(SECOND, HOUR);
         self.soon(down, What::Start(place));
@@ -888,17 +911,6 @@ impl Sim {
 
 pub(crate) fn signed(time: Micros) -> SignedDuration {
     SignedDuration::from_micros(time as i64)
-}
-
-/// Whether an answer means that others may have something to do.
-fn is_news(input: &Input) -> bool {
-    match input {
-        Input::Committed { written, .. } => written.answers.iter().any(Option::is_some),
-        Input::Finished(written) => written.answers.iter().any(Option::is_some),
-        Input::Fenced { rescued, .. } => matches!(rescued, Ok(Some(_))),
-        Input::GivenBack { given_back, .. } => given_back.as_ref().is_ok_and(|given| !given.is_empty()),
-        _ => false,
-    }
 }
 
 fn brief(ask: &belfry::driver::Ask) -> String {

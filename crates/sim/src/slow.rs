@@ -5,7 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition};
-use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange};
+use belfry_core::definition::Scope;
+use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange, Trigger};
 use belfry_store::*;
 use belfry_time::Timestamp;
 
@@ -30,6 +31,11 @@ enum Kind {
     Write,
 }
 
+/// Reads in a thousand that are answered at once, and answers to writes that arrive at once. Every call that takes time is an
+/// event; what a node does next after a read, a write, takes its time on the way to the store anyway.
+const READS_AT_ONCE: u64 = 800;
+const ANSWERS_AT_ONCE: u64 = 500;
+
 fn unavailable<T>(ambiguous: bool) -> Result<T, Error> {
     Err(Error::Unavailable { detail: "simulated".into(), ambiguous })
 }
@@ -40,21 +46,60 @@ impl Slow {
         kind: Kind,
         call: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<T, Error> {
-        self.world.sleep(self.world.latency()).await;
-        let answer = match self.world.fault(self.node, kind == Kind::Write) {
-            Fault::None => call.await,
-            Fault::Refuses => unavailable(false),
-            Fault::Full => Err(Error::Full { place: "simulated".into() }),
-            Fault::LosesAnswer => {
-                let _ = call.await;
-                unavailable(true)
-            }
+        let at_once = if kind == Kind::Read { READS_AT_ONCE } else { 0 };
+        self.world.sleep(self.world.latency(at_once)).await;
+        let fault = self.world.fault(self.node, kind == Kind::Write);
+        // One place that awaits the call: two would make each future twice as large.
+        let done = match fault {
+            Fault::None | Fault::LosesAnswer => Some(call.await),
+            Fault::Refuses | Fault::Full => None,
+        };
+        let answer = match (fault, done) {
+            (Fault::None, Some(answer)) => answer,
+            (Fault::Full, _) => Err(Error::Full { place: "simulated".into() }),
+            _ => unavailable(fault == Fault::LosesAnswer),
         };
         // What was read takes no time back: the node may be killed between two calls anyway.
         if kind == Kind::Write {
-            self.world.sleep(self.world.latency()).await;
+            self.world.sleep(self.world.latency(ANSWERS_AT_ONCE)).await;
         }
         answer
+    }
+
+    /// A scope beyond the schedule has the runs of its agent, or of a command of it, but for those of sessions.
+    async fn check_scope(&self, due: &Due) -> Result<(), Error> {
+        let Some(options) = due.compiled.as_ref().ok().map(|compiled| compiled.options()) else {
+            return Ok(());
+        };
+        if options.overlap == Scope::Schedule || due.live == 0 {
+            return Ok(());
+        }
+        let counts = |run: &&RunRecord| {
+            run.agent == due.agent
+                && run.trigger != Trigger::Message
+                && (options.overlap == Scope::Agent || run.command == options.command)
+        };
+        let live = self.store.memory.live_runs().await?;
+        let expected = live.iter().filter(counts).count();
+        if expected != due.live as usize {
+            self.world
+                .breach(format!("{}: {} runs count for its overlap, not {expected}", due.name, due.live));
+        }
+        Ok(())
+    }
+
+    /// A failed attempt that is repeated has used a part of the failure budget.
+    async fn check_budget(&self, finish: &Finish) -> Result<(), Error> {
+        let Some(run) = self.store.memory.run(finish.run).await?.filter(|_| finish.failed) else {
+            return Ok(());
+        };
+        let agents = self.store.memory.agents().await?;
+        let Some(agent) = agents.iter().find(|agent| agent.id == run.agent) else { return Ok(()) };
+        if agent.definition.budget.is_some() && agent.budget.is_none() {
+            self.world
+                .breach(format!("{} {}: a failed attempt used nothing of the budget", run.name, run.id));
+        }
+        Ok(())
     }
 }
 
@@ -80,6 +125,9 @@ impl Store for Slow {
             if due.as_ref().is_ok_and(|due| !due.is_empty()) {
                 self.world.due_read();
             }
+            for due in due.iter().flatten() {
+                self.check_scope(due).await?;
+            }
             due
         };
         self.call(Kind::Read, read).await
@@ -90,12 +138,24 @@ impl Store for Slow {
             let claimed = self.store.claim(now, claim).await;
             self.world.claimed(claimed.as_deref().unwrap_or_default());
             if claimed.as_ref().is_ok_and(|claimed| !claimed.is_empty()) {
+                // Those that are fenced are left out.
                 let nodes = self.store.memory.nodes().await?;
-                if nodes.iter().any(|node| node.id == claim.node && node.fenced) {
+                if nodes.iter().all(|node| node.id != claim.node) {
                     self.world.breach(format!("node {} is fenced, and claims runs", self.node));
                 }
             }
             claimed
+        };
+        self.call(Kind::Write, write).await
+    }
+
+    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Result<Vec<Finished>, Error> {
+        let write = async {
+            let finished = self.store.finish(now, finishes).await;
+            if let ([finish], Ok([Finished::Pending])) = (finishes, finished.as_deref()) {
+                self.check_budget(finish).await?;
+            }
+            finished
         };
         self.call(Kind::Write, write).await
     }
@@ -129,7 +189,6 @@ impl Store for Slow {
         Read lane_settings() -> Vec<LaneRecord>;
         Write clear_lane(now: Timestamp, lane: &str) -> Vec<RunId>;
         Read next_start(now: Timestamp) -> Option<Timestamp>;
-        Write finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
         Write cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;
         Write give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Vec<(RunId, RunState)>;
         Write append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;

@@ -1,6 +1,6 @@
 //! What all simulated nodes share: true time, the store's clock, and the faults that are active.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
@@ -74,7 +74,7 @@ struct Inner {
     wakes: Vec<Micros>,
     lease: Micros,
     /// When runs were claimed that have not started yet.
-    claims: HashMap<(RunId, Epoch), Micros>,
+    claims: BTreeMap<(RunId, Epoch), Micros>,
     /// What a call did that it must not do.
     breach: Option<String>,
 }
@@ -92,7 +92,7 @@ impl World {
             faults,
             wakes: Vec::new(),
             lease,
-            claims: HashMap::new(),
+            claims: BTreeMap::new(),
             breach: None,
         };
         World { inner: Mutex::new(inner) }
@@ -161,8 +161,8 @@ impl World {
         change(&mut self.inner.lock().faults)
     }
 
-    /// How long a call is on its way, one way.
-    pub fn latency(&self) -> Micros {
+    /// How long a call is on its way, one way. So many of a thousand take no time, unless the store is slow.
+    pub fn latency(&self, at_once_permille: u64) -> Micros {
         let mut inner = self.inner.lock();
         let (now, lease) = (inner.now, inner.lease);
         let is_slow = now < inner.faults.slow_until;
@@ -172,6 +172,7 @@ impl World {
             0 if is_slow => inner.random.between(lease / 2, 2 * lease),
             0..200 if is_slow => inner.random.between(SECOND, 20 * SECOND),
             0..5 => inner.random.between(SECOND, 3 * SECOND),
+            _ if !is_slow && draw >= 1000 - at_once_permille => 0,
             _ => inner.random.between(200, 20_000),
         }
     }

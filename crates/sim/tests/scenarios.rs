@@ -1,4 +1,8 @@
-//! Faults that seeds have found, as short scenarios.
+//! Faults that seeds have found, as short scenarios. Those of one verb of one store are in the suite of the store, which runs
+//! on all three:
+//! - `a_repeated_backfill_does_not_spoil_a_plan`: PostgreSQL changed the timer before it knew that the run was there already.
+//! - usage in `crates/store/tests/suite/sessions.rs`: PostgreSQL stored the usage of a report before it compared the epochs.
+//! - `runs_that_an_edit_brings_under_a_limit_were_not_let_in_by_it`: PostgreSQL's integrity check counted them as too many.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +15,7 @@ use belfry_core::retry::Outcome;
 use belfry_core::{Reason, RunId};
 use belfry_runner::Report;
 use belfry_store::memory::Memory;
-use belfry_store::{Enqueue, Error, Finished, NewRun, Node, NodeProcess, Store, Written};
+use belfry_store::{Drained, Enqueue, Error, Finished, NewRun, Node, NodeProcess, Renewed, Store, Written};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -63,6 +67,66 @@ impl World {
     }
 }
 
+fn node(started_at: Timestamp, lease_until: Timestamp) -> Node {
+    Node {
+        id: NodeId(Uuid::from_u128(2)),
+        host: "here".into(),
+        pid: 1,
+        labels: Vec::new(),
+        started_at,
+        lease_until,
+        fenced: false,
+        draining: false,
+        last_seen_at: started_at,
+        max_concurrent: None,
+        process: NodeProcess::default(),
+    }
+}
+
+/// Seeds 429 and 463. A single node was draining when its lease lapsed, in an outage or frozen. Whoever lets it work again in
+/// that time is told that it is dead, and the node goes on draining after its next renewal: one has to ask again. The
+/// simulator did not.
+#[tokio::test]
+async fn a_draining_node_that_is_late_with_its_renewal_has_to_be_told_again_to_take_work() {
+    let start: Timestamp = "2026-03-02T12:00:00Z".parse().unwrap();
+    let at = |minutes| start + SignedDuration::from_mins(minutes);
+    let store = Memory::new();
+    let node = node(start, at(60));
+    store.join(&node).await.unwrap();
+    assert_eq!(store.drain(start, node.id, true).await.unwrap(), Drained::Marked { is_news: true });
+    assert_eq!(store.drain(at(61), node.id, false).await.unwrap(), Drained::Dead);
+    assert!(matches!(store.renew(node.id, at(122)).await.unwrap(), Renewed::Held { .. }));
+    assert_eq!(store.marks(node.id).await.unwrap().draining, Some(true));
+    assert_eq!(store.drain(at(62), node.id, false).await.unwrap(), Drained::Marked { is_news: true });
+    assert_eq!(store.marks(node.id).await.unwrap().draining, Some(false));
+}
+
+/// Seed 200, beside PostgreSQL. A retention of `none` became the earliest instant there is, which PostgreSQL does not know: the
+/// whole call failed, and nothing was ever removed.
+#[test]
+fn what_is_kept_for_ever_is_asked_for_by_an_instant_that_every_store_knows() {
+    let start: Timestamp = "2026-03-02T12:00:00Z".parse().unwrap();
+    let mut options = Options::default();
+    let keep = &mut options.keep;
+    (keep.runs, keep.failures, keep.skips, keep.runs_per_schedule) = (None, None, None, None);
+    let prune_every = options.prune_every;
+    let lease_until = start + SignedDuration::from_hours(1);
+    let now = Now { wall: start, mono: Duration::ZERO };
+    let mut driver =
+        Driver::new(options, NodeId(Uuid::from_u128(2)), now, lease_until, Box::new(|_| Uuid::from_u128(3)));
+    let now = Now { wall: start + SignedDuration::try_from(prune_every).unwrap(), mono: prune_every };
+    let asked = driver.step(now, Input::Woken).into_iter().find_map(|effect| match effect {
+        Effect::Ask(Ask::Prune { retention, .. }) => Some(retention),
+        _ => None,
+    });
+    let asked = asked.expect("it prunes");
+    for before in [asked.runs_before, asked.failures_before, asked.skips_before] {
+        assert_eq!(before, Timestamp::UNIX_EPOCH);
+    }
+}
+
+/// An end whose answer is lost is repeated. The same node had claimed the run again in between, and took the answer to the
+/// repeated end, which is stale, for one about the new attempt: that was dropped and given back while it ran.
 #[tokio::test]
 async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
     let start: Timestamp = "2026-03-02T12:00:00Z".parse().unwrap();
@@ -80,19 +144,7 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
     let run = NewRun { id: RunId(Uuid::from_u128(1)), ..run };
     store.enqueue(start, &Enqueue { run, key: None }).await.unwrap();
     let lease_until = start + SignedDuration::try_from(options.lease).unwrap();
-    let node = Node {
-        id: NodeId(Uuid::from_u128(2)),
-        host: "here".into(),
-        pid: 1,
-        labels: Vec::new(),
-        started_at: start,
-        lease_until,
-        fenced: false,
-        draining: false,
-        last_seen_at: start,
-        max_concurrent: None,
-        process: NodeProcess::default(),
-    };
+    let node = node(start, lease_until);
     store.join(&node).await.unwrap();
     let ids = std::sync::atomic::AtomicU64::new(10);
     let new_id = move |_| Uuid::from_u128(u128::from(ids.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
