@@ -414,16 +414,16 @@ mod tests {
 
     #[test]
     fn parked_runs_are_passed_over_only_by_ready_ones_that_would_take_their_places() {
-        let cases: [(i64, &[u8], &[u8], &[u8]); 7] = [
-            (0, &[9], &[1], &[]),
-            (-1, &[9], &[1], &[]),
-            (1, &[1, 9], &[2], &[]),
-            (1, &[9], &[2, 3], &[2]),
-            (2, &[1, 9], &[2, 3], &[2]),
-            (2, &[9], &[2, 3], &[2, 3]),
-            (3, &[9], &[2], &[2]),
+        let cases: [(i64, [&[u8]; 3]); 7] = [
+            (0, [&[9], &[1], &[]]),
+            (-1, [&[9], &[1], &[]]),
+            (1, [&[1, 9], &[2], &[]]),
+            (1, [&[9], &[2, 3], &[2]]),
+            (2, [&[1, 9], &[2, 3], &[2]]),
+            (2, [&[9], &[2, 3], &[2, 3]]),
+            (3, [&[9], &[2], &[2]]),
         ];
-        for (room, ready, parked, expected) in cases {
+        for (room, [ready, parked, expected]) in cases {
             assert_eq!(passed_over(room, ready, parked), expected, "{room} {ready:?} {parked:?}");
         }
     }

@@ -61,32 +61,23 @@ pub(super) async fn list(tx: &mut Tx<'_>) -> Result<Vec<Refusal>, Fault> {
 }
 
 /// Tables that planning, starting and ending write to.
-const WRITTEN: [&str; 12] = [
-    "live",
-    "history",
-    "timers",
-    "schedule_state",
-    "nodes",
-    "output",
-    "skips",
-    "gates",
-    "queues",
-    "scopes",
-    "sessions",
-    "deferred",
-];
+macro_rules! written {
+    () => {
+        "live, history, timers, schedule_state, nodes, output, skips, gates, queues, scopes, sessions, deferred"
+    };
+}
 
 /// Writes a row, and looks whether the tables are there, may be written to, and are held by nobody as a whole.
 pub(super) async fn probe(tx: &mut Tx<'_>) -> Result<(), Fault> {
-    let sql = "select name from unnest($1::text[]) as t (name) where to_regclass(name) is null \
+    let sql = "select name from unnest(string_to_array($1, ', ')) as t (name) where to_regclass(name) is null \
                or not has_table_privilege(name, 'insert') or not has_table_privilege(name, 'update') \
                or not has_table_privilege(name, 'select') limit 1";
-    if let Some(row) = tx.query(sql, &[&WRITTEN.as_slice()]).await?.first() {
+    if let Some(row) = tx.query(sql, &[&written!()]).await?.first() {
         let detail = format!("the table {} is gone, or must not be written to", get::<&str>(row, "name")?);
         return Err(Error::Unavailable { detail, ambiguous: false }.into());
     }
     // Taken for a moment only, and by any number at once.
-    tx.execute(&format!("lock table {} in row exclusive mode", WRITTEN.join(", ")), &[]).await?;
+    tx.execute(concat!("lock table ", written!(), " in row exclusive mode"), &[]).await?;
     let sql = "insert into probes (id, at) values (1, now()) on conflict (id) do update set at = excluded.at";
     tx.execute(sql, &[]).await?;
     Ok(())
