@@ -33,6 +33,8 @@ pub struct Other {
     /// Removed in the end.
     folder: Option<PathBuf>,
     ids: Mutex<Ids>,
+    /// How often each read was asked that nodes repeat.
+    repeats: Mutex<BTreeMap<&'static str, u64>>,
     /// The first answer that was not equal.
     differs: Mutex<Option<String>>,
 }
@@ -72,7 +74,14 @@ impl Other {
     }
 
     fn new(store: AnyStore, runtime: Runtime, folder: Option<PathBuf>) -> Other {
-        Other { store, runtime, folder, ids: Mutex::default(), differs: Mutex::default() }
+        Other {
+            store,
+            runtime,
+            folder,
+            ids: Mutex::default(),
+            repeats: Mutex::default(),
+            differs: Mutex::default(),
+        }
     }
 
     fn compare<T: Words>(&self, verb: &str, ours: &Result<T, Error>, theirs: &Result<T, Error>) {
@@ -87,6 +96,14 @@ impl Other {
                 *differs = Some(format!("{verb}: the stores differ\n  memory {ours}\n  other  {theirs}"));
             }
         }
+    }
+
+    /// Whether a read that nodes repeat is compared this time: the first, and then one of so many.
+    fn is_turn(&self, verb: &'static str, of: u64) -> bool {
+        let mut repeats = self.repeats.lock();
+        let count = repeats.entry(verb).or_default();
+        *count += 1;
+        *count % of == 1
     }
 
     /// Learns the other store's numbers of all agents and schedules.
@@ -228,6 +245,20 @@ macro_rules! both {
     };
 }
 
+/// Reads that nodes repeat: the other store is asked one time of so many.
+macro_rules! seldom {
+    ($($of:literal $verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(async fn $verb(&self, $($name: $type),*) -> Result<$answer, Error> {
+            let answer = self.memory.$verb($($name),*).await;
+            if let Some(other) = self.other.as_ref().filter(|other| other.is_turn(stringify!($verb), $of)) {
+                let theirs = other.runtime.block_on(other.store.$verb($($name),*));
+                other.compare(stringify!($verb), &answer, &theirs);
+            }
+            answer
+        })*
+    };
+}
+
 /// Only the store in memory is asked.
 macro_rules! alone {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
@@ -256,7 +287,8 @@ impl Store for Beside {
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Result<Vec<Due>, Error> {
         let answer = self.memory.due(now, after, limit).await;
-        if let Some(other) = &self.other {
+        let is_empty = answer.as_ref().is_ok_and(Vec::is_empty);
+        if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("due", 8)) {
             let mut ids = other.ids.lock();
             let after = after.map(|(at, schedule)| (at, ids.schedule(schedule)));
             let theirs = other.runtime.block_on(other.store.due(now, after, limit));
@@ -297,12 +329,9 @@ impl Store for Beside {
         source_digest(source: &str) -> Option<String>;
         spent(source: &str) -> BTreeMap<String, ScheduleDefinition>;
         definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>, schedules = &ids.schedules(schedules);
-        unreadable() -> Vec<UnreadableSchedule>;
-        unreadable_rows() -> Vec<String>;
         pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool,
             schedule = ids.schedule(schedule);
         resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>, schedule = ids.schedule(schedule);
-        next_due() -> Option<Timestamp>;
         commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>, commits = &ids.commits(commits);
         enqueue(now: Timestamp, request: &Enqueue) -> Enqueued,
             request = &Enqueue { run: ids.run(&request.run), ..request.clone() };
@@ -313,7 +342,6 @@ impl Store for Beside {
         put_lanes(now: Timestamp, lanes: &[(String, LaneSettings)]) -> ();
         set_lane(now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> ();
         lanes(now: Timestamp) -> Vec<LaneRecord>;
-        lane_settings() -> Vec<LaneRecord>;
         clear_lane(now: Timestamp, lane: &str) -> Vec<RunId>;
         claim(now: Timestamp, claim: &Claim) -> Vec<Claimed>;
         finish(now: Timestamp, finishes: &[Finish]) -> Vec<Finished>;
@@ -323,7 +351,6 @@ impl Store for Beside {
         output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
         join(node: &Node) -> ();
         renew(node: NodeId, lease_until: Timestamp) -> Renewed;
-        marks(node: NodeId) -> Marks;
         drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
         nodes() -> Vec<Node>;
         reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool, agent = ids.agent(agent);
@@ -334,6 +361,14 @@ impl Store for Beside {
         schedule(name: &str) -> Option<ScheduleRecord>;
         breaker(agent: AgentId, command: &str) -> BreakerRecord, agent = ids.agent(agent);
         integrity() -> Vec<String>;
+    }
+
+    seldom! {
+        100 unreadable() -> Vec<UnreadableSchedule>;
+        100 unreadable_rows() -> Vec<String>;
+        8 next_due() -> Option<Timestamp>;
+        8 lane_settings() -> Vec<LaneRecord>;
+        8 marks(node: NodeId) -> Marks;
     }
 
     // Reads that nodes do not ask for, and verbs that the simulation does not know; `next_start` may differ, because it
