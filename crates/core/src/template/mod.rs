@@ -20,8 +20,8 @@ pub use shell::{LINE_MAX, check_line};
 pub const SOURCE_MAX: usize = 16 << 10;
 /// Maximum number of `if` inside of each other.
 pub const DEPTH_MAX: usize = 8;
-/// Maximum length of what a template gives, in bytes.
-pub const RESULT_MAX: usize = 16 << 20;
+/// Maximum length of what a template gives, in bytes. With what filters make of one value it stays below 16 MiB of memory.
+pub const RESULT_MAX: usize = 8 << 20;
 /// Maximum work of one [`Budget`], in bytes written; a byte that a filter reads or makes counts twice.
 pub const WORK_MAX: u64 = 32 << 20;
 

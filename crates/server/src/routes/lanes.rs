@@ -42,6 +42,7 @@ async fn find(shared: &Shared, name: &str) -> Result<Option<LaneRecord>, Problem
 #[serde(deny_unknown_fields)]
 struct LaneBody {
     /// Runs at once, on each node.
+    #[serde(default, deserialize_with = "said")]
     #[schema(minimum = 1, maximum = 1000000, nullable = false)]
     slots: Option<u32>,
     /// Runs at once, over all nodes; null is no limit.
@@ -58,8 +59,10 @@ struct LaneBody {
 }
 
 /// Tells null from nothing.
-fn said<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Option<u32>>, D::Error> {
-    Option::<u32>::deserialize(value).map(Some)
+fn said<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 /// Make a lane, or make it hold something else than the files say, on all nodes within a second
