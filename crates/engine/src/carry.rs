@@ -65,6 +65,10 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             Input::Claimed { claimed, next }
         }
         Ask::Lanes => {
+            // A node that drains does not read what is due, and has to follow the store's clock: it renews its lease by it.
+            if let Ok(Some(at)) = store.clock().await {
+                clock.follow(at);
+            }
             let lanes = store.lane_settings().await;
             Input::Lanes { lanes, unreadable: store.unreadable().await }
         }

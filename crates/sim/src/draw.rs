@@ -56,6 +56,8 @@ pub struct Params {
     pub loses_permille: u64,
     /// Whether the store's clock is stepped.
     pub steps_clock: bool,
+    /// Hints in a thousand that are lost; in some lives all are.
+    pub loses_hints_permille: u64,
 }
 
 impl Params {
@@ -98,6 +100,7 @@ impl Params {
             fails_permille: rate(random, &[0, 0, 2, 10]),
             loses_permille: rate(random, &[0, 0, 2, 10]),
             steps_clock: !calm && random.permille(400),
+            loses_hints_permille: if Random(!seed).permille(150) { 1000 } else { 200 },
         }
     }
 

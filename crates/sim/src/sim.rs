@@ -421,7 +421,8 @@ impl Sim {
     pub(crate) fn hint(&mut self) {
         for place in 0..self.nodes.len() {
             let node = &mut self.nodes[place];
-            if node.life == Life::Down || node.is_hinted || self.random.permille(200) {
+            let loses = self.params.loses_hints_permille;
+            if node.life == Life::Down || node.is_hinted || self.random.permille(loses) {
                 continue;
             }
             node.is_hinted = true;

@@ -226,3 +226,35 @@ impl Watch for Slow {
         Write prune_beats(snapshots_before: Option<Timestamp>, nodes_before: Option<Timestamp>, batch: u32) -> u32;
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use belfry::driver::Ask;
+    use belfry::{Time, carry_out};
+
+    use super::*;
+    use crate::random::Random;
+    use crate::world::{HOUR, NodeClock, SECOND};
+
+    /// Seed 326. A node followed the store's clock only when it read what is due, which one that drains does not. After that
+    /// clock was set forward by more than a lease, each renewal was over before it was stored: the node counted as dead, and
+    /// nobody could tell it to take work again.
+    #[test]
+    fn a_draining_node_follows_the_clock_of_the_store() {
+        let world = Arc::new(World::new("2026-03-02T12:00:00Z".parse().unwrap(), Random(1), HOUR));
+        let clock = NodeClock::new(&world, true);
+        let store = Slow { node: 0, world: world.clone(), store: Arc::default(), has_clock: true };
+        world.step(2 * HOUR as i64);
+        assert!(clock.now().wall < world.wall());
+        // A node that drains reads lanes and marks.
+        let mut call = pin!(carry_out(&store, &clock, Ask::Lanes));
+        while call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            world.set_now(world.now() + SECOND);
+        }
+        assert_eq!(clock.now().wall, world.wall());
+    }
+}

@@ -1,4 +1,5 @@
-//! Faults that seeds have found, as short scenarios. Those of one verb of one store are in the suite of the store, which runs
+//! Faults that seeds have found, as short scenarios. `a_draining_node_follows_the_clock_of_the_store` is in `src/slow.rs`, beside
+//! the store with a clock that it needs. Those of one verb of one store are in the suite of the store, which runs
 //! on all three:
 //! - `a_repeated_backfill_does_not_spoil_a_plan`: PostgreSQL changed the timer before it knew that the run was there already.
 //! - usage in `crates/store/tests/suite/sessions.rs`: PostgreSQL stored the usage of a report before it compared the epochs.
