@@ -43,8 +43,8 @@ impl Driver {
     /// A heartbeat that was not kept is tried again.
     pub(super) fn beaten(&mut self, now: Now, kept: Result<bool, Error>) {
         self.beater.rest(now, now.mono + self.options.heartbeat);
-        if self.written(now, Write::Heartbeat, kept).is_none() {
-            self.beater.at = now.mono + self.backoff(Write::Heartbeat);
+        if self.written(now, Call::Heartbeat, kept).is_none() {
+            self.beater.at = now.mono + self.backoff(Call::Heartbeat);
         }
     }
 }

@@ -77,8 +77,8 @@ impl Driver {
         next: Option<Timestamp>,
     ) {
         self.dispatcher.rest(now, now.mono + self.poll_interval());
-        let Some(claimed) = self.written(now, Write::Claims, claimed) else {
-            self.dispatcher.at = now.mono + self.backoff(Write::Claims);
+        let Some(claimed) = self.written(now, Call::Claims, claimed) else {
+            self.dispatcher.at = now.mono + self.backoff(Call::Claims);
             self.claim_wanted = true;
             return;
         };

@@ -49,8 +49,8 @@ impl Driver {
         }
         let refused = written.error.as_ref().filter(|error| error.is_of_part()).cloned();
         let answer = written.error.filter(|error| !error.is_of_part()).map_or(Ok(()), Err);
-        if self.written(now, Write::Ends, answer).is_none() {
-            self.finisher.at = now.mono + self.backoff(Write::Ends);
+        if self.written(now, Call::Ends, answer).is_none() {
+            self.finisher.at = now.mono + self.backoff(Call::Ends);
         }
         self.claim_wanted |= written.answers.iter().any(Option::is_some);
         // An end is repeated until it is answered; one that is refused in every form, or locked, only now and then.
@@ -145,7 +145,7 @@ impl Driver {
         policy: &BudgetPolicy,
         used: Result<Option<Budget>, Error>,
     ) {
-        let Some(Some(used)) = self.read(now, used) else { return };
+        let Some(Some(used)) = self.read(now, Call::Lease, used) else { return };
         let Some(until) = exhausted_until(Some(used), policy, now.wall) else { return };
         if self.exhausted.insert(agent.clone(), used.period_start) == Some(used.period_start) {
             return;
@@ -163,7 +163,7 @@ impl Driver {
 
     /// Tells how a run has changed a breaker. What other runs have done to it, the nodes tell that ended those.
     pub(super) fn breaker(&mut self, now: Now, of: &BreakerOf, history: Result<Vec<Transition>, Error>) {
-        let Some(history) = self.read(now, history) else { return };
+        let Some(history) = self.read(now, Call::Lease, history) else { return };
         let is_told = |change: &&Transition| {
             change.run == Some(of.run) && (change.reason == TransitionReason::CooldownElapsed) == of.is_probe
         };

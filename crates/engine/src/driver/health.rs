@@ -1,33 +1,46 @@
 //! The store's health, as this node sees it.
 //!
-//! The store is well until a call fails, and well again once each kind of write that has failed has succeeded, or has nothing
-//! left to write. Reads tell nothing good: a full disk still answers them. A failed read is followed by a renewal of the lease,
-//! which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop
+//! The store is well until a call fails, and well again once each kind of call that has failed has succeeded, or has nothing
+//! left to do. A read alone proves little: a full disk still answers it. So a failed read is also followed by a renewal of the
+//! lease, which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop
 //! that asked waits then.
 
 use super::*;
 
-/// Writes that are repeated until they succeed.
+/// Calls that are repeated until they succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Write {
+pub(super) enum Call {
+    /// What is due is read, and decisions are written.
     Plans,
     Claims,
     Ends,
+    /// Also stands for what is not repeated.
     Lease,
     Heartbeat,
     Pruning,
+    // Reads that no write follows.
+    Nodes,
+    Lanes,
+    Unreadable,
+    Marks,
+}
+
+impl Call {
+    fn is_only_read(self) -> bool {
+        matches!(self, Call::Nodes | Call::Lanes | Call::Unreadable | Call::Marks)
+    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Kinds of writes that failed and have not succeeded since.
-    failing: BTreeSet<Write>,
+    /// Kinds of calls that failed and have not succeeded since.
+    failing: BTreeSet<Call>,
     /// Calls that failed since the store was well.
     failures: u32,
     /// Whether one of them failed because the store was removed or replaced.
     is_replaced: bool,
     /// Kinds of writes that were refused for their content, each with how often since it was taken last.
-    refusals: BTreeMap<Write, u32>,
+    refusals: BTreeMap<Call, u32>,
     /// What was told of refusals: each is told once.
     told: BTreeSet<String>,
 }
@@ -48,12 +61,24 @@ impl Health {
 
 impl Driver {
     /// The answer to a read, or nothing where it failed.
-    pub(super) fn read<T>(&mut self, now: Now, answer: Result<T, Error>) -> Option<T> {
-        answer.map_err(|error| self.store_failed(now, Write::Lease, &error)).ok()
+    pub(super) fn read<T>(&mut self, now: Now, kind: Call, answer: Result<T, Error>) -> Option<T> {
+        match answer {
+            Ok(answer) => {
+                if kind.is_only_read() {
+                    self.store_took(now, kind);
+                }
+                Some(answer)
+            }
+            Err(error) => {
+                self.store_failed(now, kind, &error);
+                self.health.failing.insert(Call::Lease);
+                None
+            }
+        }
     }
 
     /// The answer to a write, or nothing where it failed.
-    pub(super) fn written<T>(&mut self, now: Now, kind: Write, answer: Result<T, Error>) -> Option<T> {
+    pub(super) fn written<T>(&mut self, now: Now, kind: Call, answer: Result<T, Error>) -> Option<T> {
         match answer {
             Ok(answer) => {
                 self.store_took(now, kind);
@@ -81,7 +106,7 @@ impl Driver {
         }
     }
 
-    fn store_took(&mut self, now: Now, kind: Write) {
+    fn store_took(&mut self, now: Now, kind: Call) {
         self.health.refusals.remove(&kind);
         if self.health.failing.remove(&kind) && self.health.is_well() {
             (self.health.failures, self.health.is_replaced) = (0, false);
@@ -89,7 +114,7 @@ impl Driver {
         }
     }
 
-    fn store_failed(&mut self, now: Now, kind: Write, error: &Error) {
+    fn store_failed(&mut self, now: Now, kind: Call, error: &Error) {
         if self.health.is_well() {
             let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
             self.note(Event { detail: Some(error.marked()), ..event });
@@ -102,20 +127,20 @@ impl Driver {
         self.health.failing.insert(kind);
         self.health.failures = self.health.failures.saturating_add(1);
         // The renewal is what finds out that a store can be written again.
-        self.renewer.at = self.renewer.at.min(now.mono + self.backoff(Write::Lease));
+        self.renewer.at = self.renewer.at.min(now.mono + self.backoff(Call::Lease));
     }
 
-    /// Nothing of these kinds is left to write. Where one of them has failed, the renewal finds out when the store is well.
-    pub(super) fn nothing_left(&mut self, kinds: &[Write]) {
+    /// Nothing of these kinds is left to do. Where one of them has failed, the renewal finds out when the store is well.
+    pub(super) fn nothing_left(&mut self, kinds: &[Call]) {
         let before = self.health.failing.len();
         self.health.failing.retain(|kind| !kinds.contains(kind));
         if self.health.failing.len() < before {
-            self.health.failing.insert(Write::Lease);
+            self.health.failing.insert(Call::Lease);
         }
     }
 
-    /// How long to wait before asking for such a write again.
-    pub(super) fn backoff(&self, kind: Write) -> Duration {
+    /// How long to wait before such a call is made again.
+    pub(super) fn backoff(&self, kind: Call) -> Duration {
         let refusals = self.health.refusals.get(&kind).copied().unwrap_or(0);
         let failures = self.health.failures.max(refusals);
         (self.options.backoff * (1 << failures.min(5))).min(self.options.lease / 10)

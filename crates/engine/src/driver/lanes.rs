@@ -30,8 +30,8 @@ impl Driver {
 
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {
         self.lanes.rest(now, now.mono + self.options.lanes_every);
-        let Some(lanes) = self.read(now, lanes) else {
-            self.lanes.at = now.mono + self.backoff(Write::Lease);
+        let Some(lanes) = self.read(now, Call::Lanes, lanes) else {
+            self.lanes.at = now.mono + self.backoff(Call::Lanes);
             return;
         };
         let mut slots = self.options.lanes.clone();
@@ -83,7 +83,7 @@ impl Driver {
 
     /// Tells once of each schedule that this version cannot read.
     pub(super) fn unreadable(&mut self, now: Now, found: Result<Vec<UnreadableSchedule>, Error>) {
-        let Some(found) = self.read(now, found) else { return };
+        let Some(found) = self.read(now, Call::Unreadable, found) else { return };
         self.unreadable.retain(|known| found.iter().any(|found| found.schedule == *known));
         for UnreadableSchedule { schedule, name, why } in found {
             if self.unreadable.insert(schedule) {
@@ -95,7 +95,7 @@ impl Driver {
 
     /// Tells once of each row of which a part cannot be read.
     pub(super) fn unreadable_rows(&mut self, now: Now, found: Result<Vec<String>, Error>) {
-        let Some(found) = self.read(now, found) else { return };
+        let Some(found) = self.read(now, Call::Lease, found) else { return };
         self.unreadable_rows.0.retain(|known| found.contains(known));
         for row in found {
             if self.unreadable_rows.0.insert(row.clone()) {

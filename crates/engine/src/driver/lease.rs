@@ -46,8 +46,8 @@ impl Driver {
         if is_held && renewed.is_err() && self.is_joined {
             self.hold(asked);
         }
-        let Some(renewed) = self.written(now, Write::Lease, renewed) else {
-            self.renewer.at = now.mono + self.backoff(Write::Lease);
+        let Some(renewed) = self.written(now, Call::Lease, renewed) else {
+            self.renewer.at = now.mono + self.backoff(Call::Lease);
             return;
         };
         match renewed {
@@ -63,8 +63,8 @@ impl Driver {
 
     pub(super) fn joined(&mut self, now: Now, asked: Duration, joined: Result<(), Error>) {
         self.renewer.rest(now, asked + self.options.lease / 3);
-        if self.written(now, Write::Lease, joined).is_none() {
-            self.renewer.at = now.mono + self.backoff(Write::Lease);
+        if self.written(now, Call::Lease, joined).is_none() {
+            self.renewer.at = now.mono + self.backoff(Call::Lease);
             return;
         }
         self.is_joined = true;
@@ -96,7 +96,7 @@ impl Driver {
         runs: &[RunRecord],
     ) {
         self.giving_back = self.giving_back.saturating_sub(1);
-        let Some(given_back) = self.read(now, given_back) else { return };
+        let Some(given_back) = self.read(now, Call::Lease, given_back) else { return };
         self.claim_wanted = true;
         for (run, state) in given_back {
             let name = match state {
@@ -148,7 +148,7 @@ impl Driver {
         self.tasks.clear();
         self.endings.clear();
         self.refused_ends.clear();
-        self.nothing_left(&[Write::Ends]);
+        self.nothing_left(&[Call::Ends]);
         self.strays.clear();
         self.is_joined = false;
         self.lease_good = now.mono;
@@ -178,7 +178,7 @@ impl Driver {
         // What was told meanwhile is newer than what was read.
         let is_old = std::mem::take(&mut self.drain_told);
         self.marker.rest(now, now.mono + every);
-        let Some(marks) = self.read(now, marks) else {
+        let Some(marks) = self.read(now, Call::Marks, marks) else {
             self.marker.at = now.mono + self.options.marks_every;
             return;
         };
@@ -194,7 +194,7 @@ impl Driver {
             return;
         }
         self.draining = draining;
-        self.nothing_left(&[Write::Plans, Write::Claims]);
+        self.nothing_left(&[Call::Plans, Call::Claims]);
         self.planner.wake(now);
         self.claim_wanted = true;
         let event = Event::new(now.wall, Level::Info, Name::NodeDraining);

@@ -36,7 +36,7 @@ mod planner;
 mod stopping;
 
 pub use beater::Beat;
-use health::{Health, Write};
+use health::{Call, Health};
 use lanes::Limits;
 pub use options::{GUEST, Keep, Options, default_lanes};
 pub use others::Sight;
@@ -667,7 +667,7 @@ impl Driver {
         self.draining
     }
 
-    /// Whether the store has taken every kind of write since that kind failed last.
+    /// Whether every kind of call to the store has succeeded since that kind failed last.
     pub fn store_is_well(&self) -> bool {
         self.health.is_well()
     }

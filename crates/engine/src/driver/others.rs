@@ -49,10 +49,8 @@ impl Driver {
 
     pub(super) fn nodes(&mut self, now: Now, nodes: Result<Vec<(Node, Sight)>, Error>) {
         self.reaper = Loop::from(now.mono + self.options.orphan_check.min(self.options.lease / 3));
-        let Some(nodes) = self.read(now, nodes) else {
-            if self.unfenced.is_none() {
-                self.reaper.at = now.mono + self.backoff(Write::Lease);
-            }
+        let Some(nodes) = self.read(now, Call::Nodes, nodes) else {
+            self.reaper.at = now.mono + self.backoff(Call::Nodes);
             return;
         };
         let (is_first, mut fencing) = (self.unfenced.is_none(), BTreeSet::new());
@@ -93,7 +91,7 @@ impl Driver {
         if self.unfenced.as_mut().is_some_and(|unfenced| unfenced.remove(&node)) {
             self.claim_wanted = true;
         }
-        let Some(rescued) = self.written(now, Write::Lease, rescued) else { return };
+        let Some(rescued) = self.written(now, Call::Lease, rescued) else { return };
         let Some(rescued) = rescued else { return };
         self.observed.remove(&node);
         self.claim_wanted = true;
@@ -174,8 +172,8 @@ impl Driver {
 
     pub(super) fn pruned(&mut self, now: Now, pruned: Result<Pruned, Error>) {
         self.pruner.rest(now, now.mono + self.options.prune_every);
-        let Some(pruned) = self.written(now, Write::Pruning, pruned) else {
-            self.pruner.at = now.mono + self.backoff(Write::Pruning);
+        let Some(pruned) = self.written(now, Call::Pruning, pruned) else {
+            self.pruner.at = now.mono + self.backoff(Call::Pruning);
             return;
         };
         self.prune_after = pruned.next;

@@ -21,12 +21,12 @@ impl Driver {
 
     pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
         self.planner.rest(now, now.mono + self.poll_interval());
-        let Some(due) = self.read(now, due) else {
-            self.planner.at = now.mono + self.backoff(Write::Plans);
+        let Some(due) = self.read(now, Call::Plans, due) else {
+            self.planner.at = now.mono + self.backoff(Call::Plans);
             return;
         };
         if due.is_empty() {
-            self.nothing_left(&[Write::Plans]);
+            self.nothing_left(&[Call::Plans]);
         }
         self.next_due = next;
         self.plan_batch(now, due);
@@ -92,13 +92,13 @@ impl Driver {
         // What is refused in every form, or locked, is left alone by the store for a while; all else was written.
         let refused = written.error.as_ref().filter(|error| error.is_of_part()).cloned();
         let answer = written.error.filter(|error| !error.is_of_part()).map_or(Ok(()), Err);
-        let is_whole = self.written(now, Write::Plans, answer).is_some();
+        let is_whole = self.written(now, Call::Plans, answer).is_some();
         let is_lost = written.answers.iter().all(|answer| *answer == Some(Committed::Lost));
         // Timers that somebody else holds are passed by, however many they are.
         self.ahead += u32::from(!is_lost);
         if !is_whole {
             // What was not written is read again.
-            self.planner.at = now.mono + self.backoff(Write::Plans);
+            self.planner.at = now.mono + self.backoff(Call::Plans);
         } else if let Some(Ok(due)) = ahead
             && !due.is_empty()
             && self.phase == Phase::Running

@@ -4,7 +4,14 @@ use super::*;
 
 impl Driver {
     pub(super) fn stop(&mut self, now: Now, timeout: Duration) {
-        self.nothing_left(&[Write::Plans, Write::Claims, Write::Pruning]);
+        self.nothing_left(&[
+            Call::Plans,
+            Call::Claims,
+            Call::Pruning,
+            Call::Nodes,
+            Call::Lanes,
+            Call::Unreadable,
+        ]);
         self.phase = match self.phase {
             Phase::Running => Phase::Draining { until: now.mono + timeout },
             Phase::Draining { .. } => {

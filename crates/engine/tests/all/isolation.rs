@@ -7,7 +7,7 @@ use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::{NodeId, RunState, Trigger};
-use belfry_store::{Enqueue, NewRun, Renewed, Store};
+use belfry_store::{Enqueue, Marks, NewRun, Renewed, Store};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -137,6 +137,20 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     let effects = driver.step(later, Input::Woken);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))), "{effects:?}");
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
+    // A store of which a part cannot be read is not well because its leases are.
+    let lanes = |lanes, unreadable| Input::Lanes { lanes, unreadable };
+    let reads: [(Input, Input); 4] = [
+        (Input::Nodes(full()), Input::Nodes(Ok(Vec::new()))),
+        (Input::Marks(full()), Input::Marks(Ok(Marks { cancels: Vec::new(), draining: None }))),
+        (lanes(full(), Ok(Vec::new())), lanes(Ok(Vec::new()), Ok(Vec::new()))),
+        (lanes(Ok(Vec::new()), full()), lanes(Ok(Vec::new()), Ok(Vec::new()))),
+    ];
+    for (fails, succeeds) in reads {
+        assert_eq!(told(&driver.step(later, fails)), ["store_unavailable"]);
+        let effects = driver.step(later, renewed());
+        assert!(told(&effects).is_empty() && !driver.store_is_well(), "{effects:?}");
+        assert_eq!(told(&driver.step(later, succeeds)), ["store_available"]);
+    }
 }
 
 #[test]

@@ -236,7 +236,6 @@ impl Postgres {
             let free = plain.get_or_insert(free);
             if !passed_over.is_empty() {
                 tx.execute(RELEASE, &[&passed_over]).await?;
-                (starts, busy) = (Vec::new(), false);
                 continue;
             }
             let slots = lane.slots as usize;
@@ -246,39 +245,36 @@ impl Postgres {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
             let decided = decide(free, &waiting, &mut standings, lane.slots, lane.may_rescue);
-            if let Some(gate) = decided.alone {
-                // Those that waited behind it in its scope may go on, unless another run waits there to be alone.
-                parked_any |= !decided.parks.is_empty();
+            // Whoever parks the rest hides from the others that they have counted too early.
+            if !decided.parks.is_empty() && !self.sabotage.is(Sabotage::CountBeforeLock) {
+                parked_any = true;
                 park(tx, &decided.parks).await?;
-                lane.start(tx, &decided.starts, false, taken).await?;
-                tx.query(super::finish::UNPARK, &[&[gate].as_slice()]).await?;
-                lane.slots = lane.slots.saturating_sub(decided.starts.len() as u32);
-                lane.may_rescue &= !taken.claimed.iter().any(|run| run.rescued);
-                taken.is_changed = true;
-                (plain, starts, busy) = (None, Vec::new(), false);
-                if lane.slots == 0 {
-                    break;
+                // Who was parked at one gate has made place at another: those who wait there have their say before anybody
+                // starts. Twice as many each time, for what finds no room is only parked again.
+                let (gates, places): (Vec<i64>, Vec<i64>) =
+                    decided.left_open.iter().map(|(gate, places)| (*gate, places << round)).unzip();
+                let released =
+                    if gates.is_empty() { 0 } else { tx.execute(RELEASE_ROOM, &[&gates, &places]).await? };
+                // Beyond a full window nobody comes before one that starts alone.
+                let may_others_come = released > 0 || full_window && decided.alone.is_none();
+                if may_others_come && round + 1 < ROUNDS_MAX {
+                    window = WINDOW.max(2 * i64::from(lane.slots));
+                    continue;
                 }
-                continue;
             }
             starts = decided.starts;
             busy = decided.busy && starts.len() < lane.slots as usize;
-            // Whoever parks the rest hides from the others that they have counted too early.
-            if decided.parks.is_empty() || self.sabotage.is(Sabotage::CountBeforeLock) {
+            let Some(gate) = decided.alone else { break };
+            // Those that waited behind it in its scope may go on, unless another run waits there to be alone.
+            lane.start(tx, &starts, false, taken).await?;
+            tx.query(super::finish::UNPARK, &[&[gate].as_slice()]).await?;
+            lane.slots = lane.slots.saturating_sub(starts.len() as u32);
+            lane.may_rescue &= !taken.claimed.iter().any(|run| run.rescued);
+            taken.is_changed = true;
+            (plain, starts, busy) = (None, Vec::new(), false);
+            if lane.slots == 0 {
                 break;
             }
-            parked_any = true;
-            park(tx, &decided.parks).await?;
-            // Who was parked at one gate has made place at another: those who wait there have their say before anybody
-            // starts. Twice as many each time, for what finds no room is only parked again.
-            let (gates, places): (Vec<i64>, Vec<i64>) =
-                decided.left_open.iter().map(|(gate, places)| (*gate, places << round)).unzip();
-            let released =
-                if gates.is_empty() { 0 } else { tx.execute(RELEASE_ROOM, &[&gates, &places]).await? };
-            if released == 0 && !full_window {
-                break;
-            }
-            window = WINDOW.max(2 * i64::from(lane.slots));
         }
         taken.busy |= busy;
         let commit = lane.is_last && !parked_any && !taken.is_changed && !tx.has_made_room();

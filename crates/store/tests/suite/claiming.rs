@@ -27,6 +27,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_higher_priority_that_is_not_due_by_it(&fresh().await).await;
+    a_place_that_a_queued_run_leaves_at_a_limit_is_filled_before_a_run_starts_alone(&fresh().await).await;
     a_run_waits_by_its_own_command_whatever_its_schedule_has_now(&fresh().await).await;
 }
 
@@ -470,6 +471,31 @@ async fn a_late_claim_lets_nobody_overtake_behind_a_higher_priority_that_is_not_
         claimed = world.claim(nodes[0], 9).await;
         assert_eq!(ids(&claimed), [next]);
     }
+    world.assert_whole().await;
+}
+
+async fn a_place_that_a_queued_run_leaves_at_a_limit_is_filled_before_a_run_starts_alone(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let two = AgentDefinition { max_concurrent: Some(2), ..AgentDefinition::default() };
+    let free = by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    let queued = by_hand(IfRunning::Queue, Scope::Schedule, "poll");
+    let alone = by_hand(IfRunning::Queue, Scope::Agent, "poll");
+    let limited = agent("a", two, &[("free", free), ("queued", queued)]);
+    world.apply(&[limited, agent("b", unlimited(), &[("alone", alone)])]).await;
+    let running = [world.next("a/free").await, world.next("a/free").await];
+    let running_now = world.claim(node, 9).await;
+    assert_eq!(ids(&running_now), running);
+    let (first, _second, third) =
+        (world.next("a/queued").await, world.next("a/queued").await, world.next("a/free").await);
+    assert!(world.claim(node, 9).await.is_empty(), "all three wait at the limit");
+    // The first two are released: the second has to wait for the first, and leaves its place to the third.
+    for run in &running_now {
+        world.complete(run).await;
+    }
+    let last = world.next("b/alone").await;
+    assert_eq!(ids(&world.claim(node, 2).await), [first, third]);
+    assert_eq!(ids(&world.claim(node, 9).await), [last]);
     world.assert_whole().await;
 }
 
