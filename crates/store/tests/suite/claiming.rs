@@ -486,15 +486,18 @@ async fn a_place_that_a_queued_run_leaves_at_a_limit_is_filled_before_a_run_star
     let running = [world.next("a/free").await, world.next("a/free").await];
     let running_now = world.claim(node, 9).await;
     assert_eq!(ids(&running_now), running);
-    let (first, _second, third) =
-        (world.next("a/queued").await, world.next("a/queued").await, world.next("a/free").await);
-    assert!(world.claim(node, 9).await.is_empty(), "all three wait at the limit");
-    // The first two are released: the second has to wait for the first, and leaves its place to the third.
+    let first = world.next("a/queued").await;
+    for _ in 0..2 {
+        world.next("a/queued").await;
+    }
+    let free = world.next("a/free").await;
+    assert!(world.claim(node, 9).await.is_empty(), "all four wait at the limit");
+    // The first three are released, of which two have to wait for the first and leave a place to the last.
     for run in &running_now {
         world.complete(run).await;
     }
     let last = world.next("b/alone").await;
-    assert_eq!(ids(&world.claim(node, 2).await), [first, third]);
+    assert_eq!(ids(&world.claim(node, 2).await), [first, free]);
     assert_eq!(ids(&world.claim(node, 9).await), [last]);
     world.assert_whole().await;
 }
