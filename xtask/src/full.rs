@@ -27,7 +27,7 @@ pub const PARTS: [Part; 8] = [
     Part {
         name: "more simulated lives",
         run: |prepare| {
-            tests(prepare, &[("BELFRY_FROM", "121"), ("BELFRY_SEEDS", "2000")], "-p belfry-sim --test seeds")
+            tests(prepare, &[("BELFRY_FROM", "501"), ("BELFRY_SEEDS", "2000")], "-p belfry-sim --test seeds")
         },
     },
     Part {

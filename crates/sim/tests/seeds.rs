@@ -8,7 +8,7 @@ mod pg;
 
 use belfry_sim::{Other, impossible, live_all, states, verbs};
 
-/// Seeds that are lived, from `BELFRY_FROM` on: from the environment, else as many as take less than a minute on two cores.
+/// Seeds that are lived, from `BELFRY_FROM` on: from the environment, else as many as take less than two minutes on two cores.
 fn count() -> u64 {
     number("BELFRY_SEEDS").unwrap_or(SEEDS)
 }
@@ -17,7 +17,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-const SEEDS: u64 = 120;
+const SEEDS: u64 = 500;
 
 /// Ticks that a life has at least.
 const TICKS_MIN: u64 = 2000;
