@@ -7,11 +7,13 @@
 mod pg;
 mod suite;
 
+use belfry_core::AgentDefinition;
 use belfry_core::check::Status;
+use belfry_core::definition::{IfRunning, Options, Scope, When};
 use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
 use belfry_store::*;
-use suite::world::{World, agent, every, unlimited};
+use suite::world::{World, agent, every, schedule, unlimited};
 
 const NAMES: [&str; 5] = ["broken", "junk", "newer", "plain", "shiny"];
 
@@ -101,26 +103,62 @@ async fn holds<S: Store>(open: impl AsyncFn() -> S, sql: impl AsyncFn(&'static s
     assert!(due(world.now).await.contains(&"newer/s".to_owned()), "it is planned as soon as it can be read");
 }
 
+/// A run that waits and whose schedule cannot be read lets others pass, at a limit and in a scope that it wants for itself.
+async fn others_pass<S: Store>(store: &S, sql: impl AsyncFn(&'static str) -> Vec<i64>) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let one = AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let yearly = |if_running, overlap| {
+        schedule(When::Cron("0 0 1 1 *".into()), Options { if_running, overlap, ..Options::default() })
+    };
+    let (free, alone) = (yearly(IfRunning::Allow, Scope::Schedule), yearly(IfRunning::Queue, Scope::Agent));
+    let limited = agent("limited", one, &[("good", free.clone()), ("newer", free.clone())]);
+    world.apply(&[limited, agent("scoped", unlimited(), &[("good", free), ("newer", alone)])]).await;
+    for name in ["limited/good", "scoped/good"] {
+        world.enqueue(name, None).await;
+    }
+    let running = world.claim(node, 50).await;
+    assert_eq!(running.len(), 2);
+    for name in ["limited/newer", "scoped/newer"] {
+        world.enqueue(name, None).await;
+    }
+    world.advance(1);
+    let waiting = [world.enqueue("limited/good", None).await.0, world.enqueue("scoped/good", None).await.0];
+    assert_eq!(world.claim(node, 50).await, []);
+    sql("update schedules set format = 999 where name like '%/newer'").await;
+    assert_eq!(store.unreadable().await.unwrap().len(), 2);
+    for run in &running {
+        world.complete(run).await;
+    }
+    let claimed: Vec<_> = world.claim(node, 50).await.iter().map(|run| run.run).collect();
+    assert_eq!(claimed, waiting);
+}
+
 #[tokio::test]
 async fn an_older_node_leaves_newer_definitions_alone_on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("belfry.db");
-    let sql = async |text: &'static str| -> Vec<i64> {
-        let file = rusqlite::Connection::open(&path).unwrap();
+    let sql = async |path: &std::path::Path, text: &'static str| -> Vec<i64> {
+        let file = rusqlite::Connection::open(path).unwrap();
         let mut statement = file.prepare(text).unwrap();
         statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
     };
-    holds(async || Sqlite::open(&path).unwrap(), sql).await;
+    let path = folder.path().join("belfry.db");
+    holds(async || Sqlite::open(&path).unwrap(), async |text| sql(&path, text).await).await;
+    let path = folder.path().join("other.db");
+    others_pass(&Sqlite::open(&path).unwrap(), async |text| sql(&path, text).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_node_leaves_newer_definitions_alone_on_postgres() {
     let Some(url) = pg::fresh_database() else { return };
-    let sql = async |text: &'static str| -> Vec<i64> {
-        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+    let Some(other) = pg::fresh_database() else { return };
+    let sql = async |url: &str, text: &'static str| -> Vec<i64> {
+        let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.unwrap();
         tokio::spawn(connection);
         client.batch_execute("set search_path = belfry").await.unwrap();
         client.query(text, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
     };
-    Box::pin(holds(async || Postgres::open(&url).await.unwrap(), sql)).await;
+    Box::pin(holds(async || Postgres::open(&url).await.unwrap(), async |text| sql(&url, text).await)).await;
+    let store = Postgres::open(&other).await.unwrap();
+    Box::pin(others_pass(&store, async |text| sql(&other, text).await)).await;
 }

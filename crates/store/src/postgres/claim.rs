@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
-use belfry_core::{RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -106,17 +106,18 @@ const START: &str = "update live set state = 2, node_id = $1, attempt = attempt 
     where id = any($3) and state + 0 = 0 returning id, rank, due_at, epoch, attempt, max_attempts, agent_id, \
     schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue, suspicions";
 
-/// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these.
+/// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these. For a node that can
+/// read all schedules.
 const START_FREE: &str = "select id, rank, due_at, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
     trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, 0::smallint as suspicions, place \
-    from claim_free($1, $2, $3, $4, $5, $6, $7)";
+    from claim_free($1, $2, $3, $4, $5, $6)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
 const CANDIDATES: &str = "select id, rank, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, room, rescued, \
     parked from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 /// The room of gates: cap less running; and who is the first there.
-const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cross join lateral first_at(g, $1) f where kind < 4";
+const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cross join lateral first_at(g, $1, '{}') f where kind < 4";
 
 /// Un-parks what limits among the gates in `$1` have room for. Who asks holds their locks.
 const UNPARK_LIMITS: &str =
@@ -151,9 +152,11 @@ impl Postgres {
         // Where gates were in the way the last time they will be again, and one question is enough.
         let is_limited =
             claim.total < claim.lanes.iter().fold(0, |all, (_, slots)| slots.saturating_add(all));
-        let (mut claimed, lanes) = match is_limited || self.gates_in_the_way.load(Ordering::Relaxed) {
+        let unread = self.unread.ids();
+        let asks_gates = is_limited || !unread.is_empty() || self.gates_in_the_way.load(Ordering::Relaxed);
+        let (mut claimed, lanes) = match asks_gates {
             true => (Vec::new(), claim.lanes.clone()),
-            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim, &self.unread.ids()).await)?,
+            false => transact!(self, Work, |tx| claim_free(&mut tx, now, claim).await)?,
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
@@ -288,7 +291,7 @@ impl Postgres {
     }
 
     /// Locks the gates of candidates, those that nobody else holds, and counts behind them in the next statement. `None`
-    /// where all are somebody else's.
+    /// while the node is being fenced.
     async fn lock_and_count(
         &self,
         tx: &mut Tx<'_>,
@@ -314,7 +317,7 @@ impl Postgres {
             &self.unread.ids(),
         ];
         let found = tx.query(CANDIDATES, params).await?;
-        let mut counted = Counted::default();
+        let (mut counted, mut seen) = (Counted::default(), HashSet::new());
         for row in &found {
             let agent: Option<i64> = get(row, "agent_gate")?;
             if let (Some(room), Some(gate)) = (get(row, "room")?, agent) {
@@ -325,6 +328,10 @@ impl Postgres {
             let Some(run) = get::<Option<Uuid>>(row, "id")? else { return Ok(None) };
             if let (true, Some(gate)) = (get(row, "parked")?, agent) {
                 counted.parked.entry(gate).or_default().push(order(row)?);
+                continue;
+            }
+            // Those that were asked for besides may be among the first as well.
+            if !seen.insert(run) {
                 continue;
             }
             let gates = passes(row)?;
@@ -387,7 +394,6 @@ async fn claim_free(
     tx: &mut Tx<'_>,
     now: Timestamp,
     claim: &Claim,
-    unread: &[ScheduleId],
 ) -> Result<(Vec<Claimed>, Vec<(String, u32)>), Fault> {
     let (lanes, slots): (Vec<&str>, Vec<i64>) = claim
         .lanes
@@ -396,10 +402,7 @@ async fn claim_free(
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
     let found = tx
-        .query_and_commit(
-            START_FREE,
-            &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue, &unread],
-        )
+        .query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue])
         .await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {

@@ -254,7 +254,16 @@ impl Verb<'_> {
         limit: usize,
     ) -> Done<usize> {
         let end = ready.last().map(|run| run.place).filter(|_| ready.len() >= limit);
-        let gates: BTreeSet<i64> = ready.iter().filter_map(|run| run.gates.agent).collect();
+        let mut gates: BTreeSet<i64> = ready.iter().filter_map(|run| run.gates.agent).collect();
+        // The place may have been given to a run that this version cannot read, and that keeps it.
+        if !self.shared.unread.ids().is_empty() {
+            gates.extend(self.rows(
+                "select distinct agent_gate from live where state = 0 and agent_gate is not null
+                   and schedule_id in (select value from json_each(?))",
+                [self.unread_ids()?],
+                |row| row.get::<_, i64>(0),
+            )?);
+        }
         let mut released = 0;
         for gate in gates {
             if !self.has_parked(gate)? {

@@ -55,6 +55,41 @@ async fn a_held_state_of_a_schedule_stops_no_other_plan() {
 }
 
 #[tokio::test]
+async fn a_held_gate_with_many_runs_stops_no_other_start() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    let node = world.join(1).await;
+    let one = || AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let names: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
+    let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), every("1m"))).collect();
+    let few = [("a", every("1m")), ("b", every("1m"))];
+    world.apply(&[agent("held", one(), &schedules)]).await;
+    world.plan_all().await;
+    world.advance(1);
+    let fleet =
+        [agent("held", one(), &schedules), agent("other", one(), &few), agent("free", unlimited(), &few)];
+    world.apply(&fleet).await;
+    world.plan_all().await;
+    let gate = "select 1 from gates g join agents a on a.id = g.key and g.kind = 0 where a.name = 'held' for update of g";
+    let held = hold(&url, gate).await;
+    let names = async |claimed: &[Claimed]| -> Vec<String> {
+        let mut names = Vec::new();
+        for run in claimed {
+            names.push(store.run(run.run).await.unwrap().unwrap().name);
+        }
+        names.sort();
+        names
+    };
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(names(&claimed).await, ["free/a", "free/b", "other/a"]);
+    held.batch_execute("rollback").await.unwrap();
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(names(&claimed).await, ["held/s0"]);
+    world.assert_whole().await;
+}
+
+#[tokio::test]
 async fn held_rows_of_one_agent_stop_no_other_end() {
     let Some(url) = pg::fresh_database() else { return };
     let store = Postgres::open(&url).await.unwrap();

@@ -120,8 +120,8 @@ begin
 end $$;
 
 -- The first that waits at a gate: of a turn the first of its schedule that is due, of a scope the first that waits to be
--- alone and that no earlier run of its own schedule holds back.
-create function first_at(gate gates, asked_at timestamptz, out rank integer, out due_at timestamptz, out id uuid)
+-- alone and that no earlier run of its own schedule holds back. Runs of schedules that the caller cannot read hold nobody.
+create function first_at(gate gates, asked_at timestamptz, unread bigint[], out rank integer, out due_at timestamptz, out id uuid)
 language plpgsql as $$
 begin
     if gate.kind = 1 then
@@ -130,7 +130,7 @@ begin
     elsif gate.kind in (2, 3) then
         select l.rank, l.due_at, l.id into rank, due_at, id from live l
         where l.alone_gate = gate.id and l.state <> 2 and l.due_at <= asked_at and l.not_before <= asked_at
-            and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= asked_at
+            and not l.schedule_id = any(unread) and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= asked_at
                 and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
         order by l.rank, l.due_at, l.id limit 1;
     end if;
@@ -176,8 +176,7 @@ end $$;
 -- slots left then, and somebody who waits, it tells the place and the slots, with no run. Rescued runs are not started
 -- here: if one may be and there is one, nothing is started and all slots are told.
 create function claim_free(
-    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean,
-    unread bigint[]
+    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean
 ) returns table (
     place integer, id uuid, rank integer, due_at timestamptz, epoch integer, attempt bigint, max_attempts bigint,
     agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
@@ -192,8 +191,7 @@ declare
 begin
     perform wake_waiting(claimed_at);
     if may_rescue then
-        perform 1 from live l where l.state = 0 and l.rescue is not null and l.due_at <= claimed_at and l.not_before <= claimed_at
-            and not l.schedule_id = any(unread) limit 1;
+        perform 1 from live l where l.state = 0 and l.rescue is not null and l.due_at <= claimed_at and l.not_before <= claimed_at limit 1;
         rescued := found;
     end if;
     for nth in 1 .. cardinality(lanes) loop
@@ -208,7 +206,6 @@ begin
         select w.* into before from queues q cross join lateral (
             select l.rank, l.due_at, l.id from live l
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at
-                and not l.schedule_id = any(unread)
             order by l.rank, l.due_at, l.id limit 1
         ) w where q.lane = lanes[nth] and q.gated and q.needs <@ labels order by w.rank, w.due_at, w.id limit 1;
         gated := found;
@@ -220,7 +217,7 @@ begin
             select c.place from unnest(plain) as q (id) cross join lateral (
                 select l.ctid as place, l.rank, l.due_at, l.id from live l
                 where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at
-                    and not l.schedule_id = any(unread) and (l.rank, l.due_at, l.id) <= (before.rank, before.due_at, before.id)
+                    and (l.rank, l.due_at, l.id) <= (before.rank, before.due_at, before.id)
                 order by l.rank, l.due_at, l.id limit slots[nth] for update skip locked
             ) c order by c.rank, c.due_at, c.id limit slots[nth]);
         if cardinality(first) > 0 then
@@ -265,10 +262,11 @@ begin
     return earliest;
 end $$;
 
--- Nothing but an empty row where all that could be locked is somebody else's; else
--- who waits in a lane, the first `wanted` of those behind gates, after locking those of their gates that nobody else
--- holds; the room of all gates that are held then, and the first that are parked at limits with room; and once also who
--- waits without gates, locked. The locks come first, and what is counted and read afterwards is as it is under them.
+-- Nothing but an empty row where somebody is fencing the node; else who waits in a lane, the first `wanted` of those behind
+-- gates, after locking those of their gates that nobody else holds; where somebody does, also the first `wanted` of those
+-- that need none of these; the room of all gates that are held then, and the first that are parked at limits with room;
+-- and once also who waits without gates, locked. The locks come first, and what is counted and read afterwards is as it is
+-- under them.
 create function candidates(
     claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
     may_rescue boolean, unread bigint[]
@@ -287,6 +285,7 @@ declare
             where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l);
     most bigint := wanted + case when cardinality(back) > 0 then 1000 else 0 end;
+    others uuid[] := '{}';
     needed bigint[] := array(
         select distinct w.gate from (
             select f.* from unnest(behind) as q (id) cross join lateral (
@@ -296,32 +295,45 @@ declare
             ) f
             union all
             select l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate from live l where l.id = any(back)
+            union all
+            -- The place at a limit may have been given to a run that the caller cannot read, and that keeps it.
+            select distinct l.agent_gate, null::bigint, null::bigint, null::bigint from live l
+            where l.state = 0 and l.schedule_id = any(unread) and l.agent_gate is not null
         ) c cross join lateral (values (c.agent_gate), (c.turn_gate), (c.command_gate), (c.whole_gate)) as w (gate)
         where w.gate is not null and not w.gate = any(held));
     ours bigint[] := array(select g.id from gates g where g.id = any(needed) order by g.id for no key update skip locked);
-    busy boolean := cardinality(needed) > 0 and cardinality(ours) = 0 and cardinality(held) = 0;
+    theirs bigint[] := array(select unnest(needed) except select unnest(ours));
 begin
-    if not busy then
-        -- As above; but who fences it waits for gates, and we hold some.
-        perform 1 from nodes n where n.id = node and not n.fenced for share skip locked;
-        if not found then
-            perform 1 from nodes n where n.id = node and not n.fenced;
-            if not found then
-                return;
-            end if;
-            busy := true;
+    -- As above; but who fences it waits for gates, and we hold some.
+    perform 1 from nodes n where n.id = node and not n.fenced for share skip locked;
+    if not found then
+        perform 1 from nodes n where n.id = node and not n.fenced;
+        if found then
+            return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
+                null::bigint, false, false;
         end if;
-    end if;
-    if busy then
-        return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
-            null::bigint, false, false;
         return;
+    end if;
+    -- Whoever holds a gate may hold it for long: those behind it must not fill the window.
+    if cardinality(theirs) > 0 then
+        others := array(
+            select f.id from unnest(behind) as q (id) cross join lateral (
+                select l.* from live l
+                where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                order by l.rank, l.due_at, l.id limit most + 2000
+            ) f where not array[f.agent_gate, f.turn_gate, f.command_gate, f.whole_gate] && theirs
+            order by f.rank, f.due_at, f.id limit most);
+        ours := ours || array(select g.id from gates g where g.id = any(array(
+            select distinct w.gate from live l
+            cross join lateral (values (l.agent_gate), (l.turn_gate), (l.command_gate), (l.whole_gate)) as w (gate)
+            where l.id = any(others) and not w.gate = any(held || ours)
+        )) order by g.id for no key update skip locked);
     end if;
     -- Of each gate its room, and the first that waits there; of limits with room also who is parked there, as many as there is
     -- room for: a ready run to which that was given may not be due yet by this clock.
     return query with standing as materialized (
             select g.id, g.kind, room_at(g) as room, f.rank, f.due_at, f.id as first
-            from gates g cross join lateral first_at(g, claimed_at) f where g.id = any(held || ours)
+            from gates g cross join lateral first_at(g, claimed_at, unread) f where g.id = any(held || ours)
         )
         select s.first, s.rank, s.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, s.room, false, false
         from standing s
@@ -337,6 +349,10 @@ begin
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.due_at, l.id limit most
         ) c order by c.rank, c.due_at, c.id limit most;
+    if cardinality(others) > 0 then
+        return query select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false
+            from live l where l.id = any(others) and l.state + 0 = 0;
+    end if;
     -- Read again: a run that came back before the gates were locked keeps its place, too.
     return query select l.* from unnest(behind) as q (id) cross join lateral (
             select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true, false from live l
