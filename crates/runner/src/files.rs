@@ -58,6 +58,10 @@ impl Files {
         let directory = parent.join(format!("{}.{}", attempt.run, attempt.epoch));
         // The node's directory goes with its last attempt, which may be just now.
         for _ in 0..CREATE_TRIES {
+            // A program of this user may have put a link in its place, and what is private would be written elsewhere.
+            if parent.symlink_metadata().is_ok_and(|found| !found.is_dir()) {
+                fs::remove_file(&parent).map_err(|cause| Error::File { path: parent.clone(), cause })?;
+            }
             let made = DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         a_secret_is_masked_over_two_writes,
         what_was_written_last_is_not_lost,
         a_private_directory_of_any_depth_is_removed,
+        a_link_in_the_place_of_private_directories_leads_nothing_away,
     ])
 }
 
@@ -410,6 +411,20 @@ async fn what_was_written_last_is_not_lost(rig: Rig) {
     let done = rig.run(shell(line)).await;
     assert_eq!(done.bytes.len(), 60_005);
     assert!(done.stdout.ends_with("last\n"));
+}
+
+async fn a_link_in_the_place_of_private_directories_leads_nothing_away(rig: Rig) {
+    let elsewhere = rig.path("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let line = format!(
+        r#"d=$(dirname "$(dirname "$BELFRY_RESULT_FILE")"); mv "$d" "$d.moved" && ln -s '{}' "$d""#,
+        elsewhere.display()
+    );
+    assert_eq!(rig.run(shell(&line)).await.report.outcome, Outcome::Completed);
+    let done =
+        rig.run(shell(r#"dirname "$BELFRY_RESULT_FILE"; ls "$(dirname "$BELFRY_RESULT_FILE")""#)).await;
+    assert_eq!((done.report.outcome, &done.report.summary), (Outcome::Completed, &None), "{done:?}");
+    assert_eq!(std::fs::read_dir(&elsewhere).unwrap().count(), 0);
 }
 
 async fn a_private_directory_of_any_depth_is_removed(rig: Rig) {

@@ -169,6 +169,24 @@ async fn an_id_of_a_wrong_length_hides_no_other_row() {
 
 /// One run whose id cannot be read hinders neither the end of another nor an edit nor the removal of old runs.
 #[tokio::test]
+async fn a_usage_that_is_not_utf_8_hides_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("belfry.db");
+    let store = Sqlite::open(&path).unwrap();
+    let mut world = World::new(&store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
+    world.plan_all().await;
+    for run in world.claim(node, 9).await {
+        world.complete(&run).await;
+    }
+    let file = rusqlite::Connection::open(&path).unwrap();
+    assert_eq!(file.execute("update history set usage = cast(x'fffe' as text)", []).unwrap(), 1);
+    let runs = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
+    assert_eq!((runs.len(), runs[0].usage.is_none()), (1, true));
+}
+
+#[tokio::test]
 async fn an_id_of_a_wrong_length_hinders_no_end_and_no_edit() {
     use belfry_core::definition::Budget;
     let file = File::new();

@@ -161,7 +161,7 @@ fn what_is_not_ours_is_refused_and_left_untouched() {
 
     for (name, words) in [
         ("text.db", "is not a Belfry store: it is not a SQLite file. It was left untouched"),
-        ("empty.db", "is damaged: it is empty; remove it to start anew"),
+        ("empty.db", "is damaged: it is empty, and a store never is. It was left untouched; restore it"),
         ("folder.db", "is not a Belfry store: it is not a file"),
         ("foreign.db", "is not a Belfry store: another program made it"),
         ("newer.db", "has schema version 99, and this Belfry knows versions up to 2. Use a newer Belfry"),

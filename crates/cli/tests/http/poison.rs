@@ -55,6 +55,11 @@ fn a_definition_of_a_newer_version_is_left_alone_and_can_be_removed() {
         is_left_alone(&api.post("/hooks/new/hook", &json!({})));
         let shown = api.get(schedule).is(200);
         assert_eq!(shown["definition"], json!({}), "nothing is made up: {shown}");
+        let why = api.get(&format!("{schedule}/why")).is(200).to_string();
+        assert!(why.contains("written by a newer version of Belfry"), "{why}");
+        let why = site.belfry(&["why", "new/s"]);
+        let why = String::from_utf8(why.stdout).unwrap();
+        assert!(why.contains("written by a newer version of Belfry"), "{why}");
         let exported = site.belfry(&["export"]);
         let (text, told) =
             (String::from_utf8(exported.stdout).unwrap(), String::from_utf8(exported.stderr).unwrap());

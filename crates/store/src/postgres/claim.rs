@@ -97,13 +97,16 @@ struct Taken {
     busy: bool,
     /// A run has started alone, which leaves the gates standing differently.
     is_changed: bool,
+    /// Runs whose rows somebody else holds.
+    passed: Vec<Uuid>,
 }
 
-/// Starts the runs in `$3`.
+/// Starts the runs in `$3`, but for those whose rows somebody else holds.
 /// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
 const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
     rescue = case when rescue is not null then nextval('numbers') end \
-    where id = any($3) and state + 0 = 0 returning id, rank, due_at, epoch, attempt, max_attempts, agent_id, \
+    where id = any(array(select id from live where id = any($3) and state + 0 = 0 for update skip locked)) \
+    and state + 0 = 0 returning id, rank, due_at, epoch, attempt, max_attempts, agent_id, \
     schedule_id, command, trigger, tick_at, prompt, payload, trace_id, rescue, suspicions";
 
 /// Starts who comes before all that wait behind gates, and names the lanes where slots are left for these. For a node that can
@@ -123,15 +126,16 @@ const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cr
 const UNPARK_LIMITS: &str =
     "select unpark(array(select g.id from gates g where g.id = any($1) and g.kind = 0))";
 
-/// Un-parks the runs in `$1`.
-const RELEASE: &str = "update live set state = 0, parked_on = null where id = any($1) and state + 0 = 1";
+/// Un-parks the runs in `$1`, but for those whose rows somebody else holds.
+const RELEASE: &str = "update live set state = 0, parked_on = null where state + 0 = 1 \
+    and id = any(array(select id from live where id = any($1) and state + 0 = 1 for update skip locked))";
 
 /// Un-parks, for each queue, as many runs as each gate in `$1` has room for by `$2`.
 const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where state + 0 = 1 and id = any(array( \
     select w.id from unnest($1::bigint[], $2::bigint[]) as f (gate, room) \
     cross join (select id from queues where gated) q cross join lateral ( \
         select p.id from live p where p.state = 1 and p.parked_on = f.gate and p.queue_id = q.id \
-        order by p.rank, p.due_at, p.id limit f.room \
+        order by p.rank, p.due_at, p.id limit f.room for update skip locked \
     ) w))";
 
 impl Postgres {
@@ -160,11 +164,12 @@ impl Postgres {
         };
         self.gates_in_the_way.store(false, Ordering::Relaxed);
         let mut claim = Claim { lanes, ..claim.clone() };
+        let mut passed = HashSet::new();
         for tries in 0..BUSY_MAX {
             if claim.total == 0 || claim.lanes.iter().all(|(_, slots)| *slots == 0) {
                 break;
             }
-            let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim).await) {
+            let taken = match transact!(self, Work, |tx| self.claim_in(&mut tx, now, &claim, &passed).await) {
                 Ok(taken) => taken,
                 // What was claimed before must be told.
                 Err(_) if !claimed.is_empty() => break,
@@ -180,7 +185,9 @@ impl Postgres {
             }
             claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
             claimed.extend(taken.claimed);
-            if !taken.busy {
+            let is_passed = !taken.passed.is_empty();
+            passed.extend(taken.passed);
+            if !taken.busy && !is_passed {
                 break;
             }
             match tries < BUSY_AT_ONCE {
@@ -192,14 +199,20 @@ impl Postgres {
         Ok(claimed)
     }
 
-    async fn claim_in(&self, tx: &mut Tx<'_>, now: Timestamp, claim: &Claim) -> Result<Taken, Fault> {
-        let mut taken = Taken { claimed: Vec::new(), busy: false, is_changed: false };
+    async fn claim_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        claim: &Claim,
+        passed: &HashSet<Uuid>,
+    ) -> Result<Taken, Fault> {
+        let mut taken = Taken { claimed: Vec::new(), busy: false, is_changed: false, passed: Vec::new() };
         let mut gates = HashSet::new();
         let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
         while let Some((at, slots)) = deal.next_lane() {
             let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
             let (name, is_last) = (claim.lanes[at].0.as_str(), deal.is_last());
-            let mut lane = Lane { name, now, claim, slots, may_rescue, is_last, held: &mut gates };
+            let mut lane = Lane { name, now, claim, slots, may_rescue, is_last, held: &mut gates, passed };
             let before = taken.claimed.len();
             taken.is_changed = false;
             self.claim_lane(tx, &mut lane, &mut taken).await?;
@@ -251,7 +264,7 @@ impl Postgres {
             // Whoever parks the rest hides from the others that they have counted too early.
             if !decided.parks.is_empty() && !self.sabotage.is(Sabotage::CountBeforeLock) {
                 parked_any = true;
-                park(tx, &decided.parks).await?;
+                taken.passed.extend(park(tx, &decided.parks).await?);
                 // Who was parked at one gate has made place at another: those who wait there have their say before anybody
                 // starts. Twice as many each time, for what finds no room is only parked again.
                 let (gates, places): (Vec<i64>, Vec<i64>) =
@@ -331,7 +344,7 @@ impl Postgres {
                 continue;
             }
             // Those that were asked for besides may be among the first as well.
-            if !seen.insert(run) {
+            if lane.passed.contains(&run) || !seen.insert(run) {
                 continue;
             }
             let gates = passes(row)?;
@@ -357,6 +370,8 @@ struct Lane<'a> {
     is_last: bool,
     /// Gates whose locks we hold, for whatever lane.
     held: &'a mut HashSet<i64>,
+    /// Runs that are not looked at, because somebody else holds their rows.
+    passed: &'a HashSet<Uuid>,
 }
 
 impl Lane<'_> {
@@ -375,6 +390,11 @@ impl Lane<'_> {
             true => tx.query_and_commit(START, params).await?,
             false => tx.query(START, params).await?,
         };
+        let mut missing: HashSet<Uuid> = runs.iter().copied().collect();
+        for row in &started {
+            missing.remove(&get(row, "id")?);
+        }
+        taken.passed.extend(missing);
         self.take(started, taken)
     }
 
@@ -491,12 +511,18 @@ fn decide(
     decided
 }
 
-async fn park(tx: &mut Tx<'_>, parks: &[(Uuid, i64)]) -> Result<(), Fault> {
-    let (runs, gates): (Vec<Uuid>, Vec<i64>) = parks.iter().copied().unzip();
+/// Parks runs at gates, and gives those that it could not, because somebody else holds their rows.
+async fn park(tx: &mut Tx<'_>, parks: &[(Uuid, i64)]) -> Result<Vec<Uuid>, Fault> {
+    let (mut runs, gates): (Vec<Uuid>, Vec<i64>) = parks.iter().copied().unzip();
     let sql = "update live set state = 1, parked_on = ($2::bigint[])[array_position($1::uuid[], id)] \
-               where id = any($1) and state + 0 = 0";
-    tx.execute(sql, &[&runs, &gates]).await?;
-    Ok(())
+               where id = any(array(select id from live where id = any($1) and state + 0 = 0 for update skip locked)) \
+               and state + 0 = 0 returning id";
+    let mut parked = HashSet::new();
+    for row in tx.query(sql, &[&runs, &gates]).await? {
+        parked.insert(get::<Uuid>(&row, "id")?);
+    }
+    runs.retain(|run| !parked.contains(run));
+    Ok(runs)
 }
 
 /// When the next run that is not due yet may start.

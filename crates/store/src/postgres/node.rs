@@ -109,7 +109,8 @@ pub(super) async fn drain(
 }
 
 pub(super) async fn nodes(tx: &mut Tx<'_>) -> Result<Vec<Node>, Fault> {
-    let found = tx.query("select * from nodes where not fenced order by id", &[]).await?;
+    let found = tx.query("select n.*, array(select u.label from unnest(n.labels) as u (label) where u.label is not null) as readable_labels \
+         from nodes n where not n.fenced order by n.id", &[]).await?;
     found.iter().map(rows::node).collect()
 }
 

@@ -48,20 +48,39 @@ const PLAN_TICKS: &str = "select held from plan_ticks($1, $2, $3, $4, $5, $6, $7
     $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29)";
 
 impl Postgres {
-    /// The tokens first, then what lives: a run that is made in between is counted, or its maker changes the token.
+    /// Goes on past pages of which nothing can be read.
     pub(super) async fn due_in(
+        &self,
+        tx: &mut Tx<'_>,
+        now: Timestamp,
+        mut after: Option<Mark>,
+        limit: u32,
+    ) -> Result<Vec<Due>, Fault> {
+        loop {
+            let (due, last) = self.due_page(tx, now, after, limit).await?;
+            if !due.is_empty() || last.is_none() {
+                return Ok(due);
+            }
+            after = last;
+        }
+    }
+
+    /// What is due, and of a full page the place of the last token. The tokens first, then what lives: a run that is made in
+    /// between is counted, or its maker changes the token.
+    async fn due_page(
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
         after: Option<Mark>,
         limit: u32,
-    ) -> Result<Vec<Due>, Fault> {
+    ) -> Result<(Vec<Due>, Option<Mark>), Fault> {
         let sql = "select t.due_at, t.kind, t.tick_at as token_tick_at, s.skip_reason, s.skip_from, s.skip_to, \
                    s.skip_count, t.schedule_id, s.agent_id, s.edition, t.version, s.origin, s.cursor_at, \
                    s.waits_for is not null as waits \
                    from (select * from timers where due_at <= $1 \
                        and (due_at, schedule_id) > (coalesce($3, '-infinity'::timestamptz), coalesce($4, 0::bigint)) \
-                       and not schedule_id = any($5) order by due_at, schedule_id limit $2) t \
+                       and not schedule_id = any($5) \
+                       and exists (select 1 from schedule_state s where s.schedule_id = timers.schedule_id) order by due_at, schedule_id limit $2) t \
                    join schedule_state s on s.schedule_id = t.schedule_id order by t.due_at, t.schedule_id";
         let (due_at, schedule) = after.unzip();
         let unread = self.unread.not_planned();
@@ -87,8 +106,12 @@ impl Postgres {
                     .or_else(|| unknown::timer_instants(&token)),
             });
         }
+        let last: Option<Mark> = match found.last().filter(|_| found.len() >= limit as usize) {
+            Some(row) => Some((get(row, "due_at")?, row.try_get(7)?)),
+            None => None,
+        };
         if tokens.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), last));
         }
         let cold = self.cold(tx, &tokens).await?;
         let agents = self.agents(tx, tokens.iter().map(|token| token.agent)).await?;
@@ -103,7 +126,11 @@ impl Postgres {
         let books = Reading::open(tx, &agents).await?;
         let due = tokens.iter().filter_map(|token| {
             let cold = cold.get(&token.schedule)?;
-            let agent = match (&cold.unreadable, agents.get(&token.agent)?) {
+            let Some(agent) = agents.get(&token.agent) else {
+                self.unread.add(token.schedule, &"its agent does not exist");
+                return None;
+            };
+            let agent = match (&cold.unreadable, agent) {
                 (None, Ok(agent)) => agent,
                 // Another version may be able to read it: it stays as it is.
                 (Some(why), _) | (None, Err(why)) => {
@@ -130,7 +157,7 @@ impl Postgres {
                 last_start: last_starts.get(&token.schedule).copied(),
             })
         });
-        Ok(due.collect())
+        Ok((due.collect(), last))
     }
 
     /// Definitions of schedules, from the cache where they did not change.

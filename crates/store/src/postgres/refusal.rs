@@ -60,10 +60,11 @@ pub(super) async fn list(tx: &mut Tx<'_>) -> Result<Vec<Refusal>, Fault> {
     tx.query(sql, &[]).await?.iter().map(refusal).collect()
 }
 
-/// Tables that planning, starting and ending write to.
+/// Tables that planning, starting, ending and commands write to.
 macro_rules! written {
     () => {
-        "live, history, timers, schedule_state, nodes, output, skips, gates, queues, scopes, sessions, deferred"
+        "live, history, timers, schedule_state, nodes, output, skips, gates, queues, scopes, sessions, deferred, budgets, \
+         breakers, refusals, audit"
     };
 }
 

@@ -172,7 +172,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
         id: NodeId(get(row, "id")?),
         host: get(row, "host")?,
         pid: small(get(row, "pid")?),
-        labels: get(row, "labels")?,
+        labels: get(row, "readable_labels")?,
         started_at: get(row, "started_at")?,
         lease_until: get(row, "lease_until")?,
         fenced: get(row, "fenced")?,

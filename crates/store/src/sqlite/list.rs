@@ -85,7 +85,7 @@ pub(super) fn record(row: &Row<'_>) -> rusqlite::Result<RunRecord> {
         error: lossy(row, "error")?,
         session: lossy(row, "session")?,
         summary: lossy(row, "summary")?,
-        usage: unknown::usage(row.get("usage")?),
+        usage: unknown::usage(lossy(row, "usage")?),
         prompt: lossy(row, "prompt")?,
         payload,
         trace_id: maybe_id(row, "trace_id")?.map(uuid::Uuid::from_bytes),

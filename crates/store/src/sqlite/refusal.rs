@@ -11,6 +11,26 @@ use crate::views::{REFUSAL_LASTS, Refusal, RefusedPart};
 /// What stands in the place of a run if a plan is refused.
 const NO_RUN: [u8; 16] = [0; 16];
 
+/// Tables that planning, starting, ending and commands write to.
+const WRITTEN: [&str; 16] = [
+    "live",
+    "history",
+    "timers",
+    "schedule_state",
+    "nodes",
+    "output",
+    "skips",
+    "gates",
+    "queues",
+    "scopes",
+    "sessions",
+    "deferred",
+    "budgets",
+    "breakers",
+    "refusals",
+    "audit",
+];
+
 impl Verb<'_> {
     pub(super) fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Done<()> {
         let (schedule, run) = match part {
@@ -76,7 +96,7 @@ impl Verb<'_> {
             let detail = format!("{missing} bytes are missing at its end");
             return Err(Error::Corrupt { place: place(), detail });
         }
-        for table in ["live", "history", "timers", "schedule_state", "nodes", "output", "skips"] {
+        for table in WRITTEN {
             self.row(format!("select 1 from {table} limit 1"), [], |_| Ok(()))?;
         }
         self.execute(

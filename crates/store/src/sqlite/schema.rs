@@ -133,7 +133,7 @@ fn inspect(path: &Path) -> Result<(), Error> {
         return Err(Error::Foreign { place, detail: "it is not a file".into() });
     }
     if metadata.len() == 0 {
-        return Err(Error::Corrupt { place, detail: "it is empty; remove it to start anew".into() });
+        return Err(Error::Corrupt { place, detail: "it is empty, and a store never is".into() });
     }
     let look = || -> rusqlite::Result<(i64, i64, Option<String>)> {
         let connection = Connection::open_with_flags(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use belfry_core::definition::{Breaker, Retry};
+use belfry_core::definition::{Breaker, Options, Retry, When};
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, RunState};
 use belfry_store::postgres::Postgres;
@@ -87,6 +87,83 @@ async fn a_held_gate_with_many_runs_stops_no_other_start() {
     let claimed = world.claim(node, 9).await;
     assert_eq!(names(&claimed).await, ["held/s0"]);
     world.assert_whole().await;
+}
+
+#[tokio::test]
+async fn a_held_run_is_passed_by() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    let node = world.join(1).await;
+    let one = || AgentDefinition { max_concurrent: Some(1), ..AgentDefinition::default() };
+    let hourly = || schedule(When::Cron("0 0 1 1 *".into()), Options::default());
+    world.apply(&["held", "next", "last"].map(|name| agent(name, one(), &[("s", hourly())]))).await;
+    let mut runs = Vec::new();
+    for name in ["held/s", "next/s", "last/s", "next/s"] {
+        runs.push(world.enqueue(name, None).await.0);
+        world.advance(1);
+    }
+    let held = hold(&url, &format!("select 1 from live where id = '{}' for update", runs[0])).await;
+    let ids = |claimed: &[Claimed]| -> Vec<_> { claimed.iter().map(|run| run.run).collect() };
+    let began = Instant::now();
+    assert_eq!(ids(&world.claim(node, 1).await), [runs[1]], "there is one slot, and the first is held");
+    assert_eq!(ids(&world.claim(node, 9).await), [runs[2]]);
+    // One that would be parked.
+    let other = hold(&url, &format!("select 1 from live where id = '{}' for update", runs[3])).await;
+    assert_eq!(world.claim(node, 9).await, []);
+    assert!(began.elapsed() < Duration::from_secs(1), "nothing is waited for: {:?}", began.elapsed());
+    other.batch_execute("rollback").await.unwrap();
+    held.batch_execute("rollback").await.unwrap();
+    assert_eq!(ids(&world.claim(node, 9).await), [runs[0]]);
+    world.assert_whole().await;
+}
+
+#[tokio::test]
+async fn rows_that_make_no_sense_stop_nobody() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    let node = world.join(1).await;
+    let one = || AgentDefinition { max_concurrent: Some(4), ..AgentDefinition::default() };
+    let names: Vec<String> = (0..12).map(|n| format!("s{n}")).collect();
+    let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), every("1m"))).collect();
+    let fleet = [agent("odd", one(), &schedules), agent("good", one(), &[("z", every("1m"))])];
+    world.apply(&fleet).await;
+    let sql = hold(&url, "commit").await;
+    let run = async |text: &str| sql.batch_execute(text).await.unwrap();
+    // An agent is gone, and the first pages of what is due are its schedules and timers of none.
+    run("update agents set id = -id where name = 'odd'").await;
+    run("insert into timers (due_at, schedule_id, kind, tick_at, version)
+         select '2020-01-01Z', -n, 0, '2020-01-01Z', n from generate_series(1, 9) as n")
+    .await;
+    let due = store.due(world.now, None, 4).await.unwrap();
+    assert_eq!(due.iter().map(|due| &*due.name).collect::<Vec<_>>(), ["good/z"]);
+    run("delete from timers where schedule_id < 0; update agents set id = -id where name = 'odd'").await;
+    // A limit below all numbers, while runs of its agent are running.
+    assert!(store.unreadable().await.unwrap().is_empty(), "which also looks again at what was left out");
+    world.plan_all().await;
+    let running = world.claim(node, 50).await;
+    assert_eq!(running.len(), 5);
+    run("update gates set cap = -9223372036854775808 where kind = 0").await;
+    assert_eq!(world.claim(node, 50).await, []);
+    run("update gates set cap = 9223372036854775807 where kind = 0").await;
+    for run in &running {
+        world.complete(run).await;
+    }
+    assert_eq!(world.claim(node, 50).await.len(), 8);
+    // Nodes whose labels are no list of texts.
+    for (n, labels) in [(7, "array[null]::text[]"), (8, "array[array['a', 'b'], array['c', null]]")] {
+        let columns = "host, pid, started_at, lease_until, fenced, draining, last_seen_at, max_concurrent, boot_id, pid_ns, \
+                       process_start, state_dir, version, renewal";
+        run(&format!(
+            "insert into nodes (id, labels, {columns}) select '00000000-0000-0000-0000-00000000000{n}', {labels}, {columns} \
+             from nodes limit 1"
+        ))
+        .await;
+    }
+    let labels: Vec<_> = store.nodes().await.unwrap().into_iter().map(|node| node.labels.join(" ")).collect();
+    assert_eq!(labels.iter().filter(|labels| *labels == "a b c").count(), 1, "{labels:?}");
+    assert_eq!(labels.len(), 3);
 }
 
 #[tokio::test]

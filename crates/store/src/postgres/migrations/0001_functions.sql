@@ -112,7 +112,8 @@ $$;
 -- How many more may run behind a gate.
 create function room_at(gate gates) returns bigint language plpgsql as $$
 begin
-    return coalesce(gate.cap, 2147483647) - case gate.kind
+    -- A stored limit may be any number.
+    return greatest(least(coalesce(gate.cap, 2147483647), 2147483647), -1) - case gate.kind
         when 0 then (select count(*) from live r where r.state = 2 and r.agent_gate = gate.id)
         when 1 then (select count(*) from live r where r.state = 2 and r.turn_gate = gate.id)
         when 2 then (select count(*) from live r where r.state = 2 and r.command_gate = gate.id)
