@@ -778,7 +778,7 @@ pub async fn prepare(
     let compiled = record.definition.compile(name).map_err(&refused)?;
     let mut run =
         NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
-    to_known_lane(store, options, &mut run.lane).await?;
+    to_known_lane(store, options, &mut run).await?;
     Ok((run, compiled))
 }
 

@@ -158,7 +158,7 @@ pub async fn send(
     let mut run = NewRun::of_message(new_run_id(now), ids, &chat.compiled, agent, now);
     run.own_lane = with.lane.is_some();
     run.lane = with.lane.unwrap_or(run.lane);
-    let unknown_lane = to_known_lane(store, options, &mut run.lane).await?;
+    let unknown_lane = to_known_lane(store, options, &mut run).await?;
     run.trace_id = with.trace_id;
     let key = with.key.map(|key| {
         let body = serde_json::to_vec(&(session, text, &with.payload)).unwrap_or_default();
@@ -266,17 +266,18 @@ fn check_key(name: &str, session: &str) -> Result<(), Error> {
     Err(refused(name, wrong.into()))
 }
 
-/// A lane that nobody made becomes `main`; gives what was asked for then.
+/// A run of a lane that nobody made goes to `main`, and stays there; gives what was asked for then.
 pub(crate) async fn to_known_lane(
     store: &impl Store,
     options: &Options,
-    lane: &mut String,
+    run: &mut NewRun,
 ) -> Result<Option<String>, Error> {
-    if options.lanes.contains_key(lane) || store.lane_settings().await?.iter().any(|made| made.name == *lane)
-    {
+    let is_it = |known: &LaneRecord| known.name == run.lane && known.settings().is_some();
+    if options.lanes.contains_key(&run.lane) || store.lane_settings().await?.iter().any(is_it) {
         return Ok(None);
     }
-    Ok(Some(std::mem::replace(lane, "main".into())))
+    run.own_lane = true;
+    Ok(Some(std::mem::replace(&mut run.lane, "main".into())))
 }
 
 fn address(name: &str, session: &str) -> String {

@@ -80,6 +80,8 @@ impl Sim {
             run.schedule == own.schedule
                 && run.state == RunState::Pending
                 && run.trigger != Trigger::Message
+                // One that was made after the claim, whose answer took its time, is not before it.
+                && Some(run.created_at) < own.started_at
                 && (run.due_at, run.id) < (own.due_at, own.id)
         };
         if let Some(earlier) = live.iter().find(is_earlier) {
@@ -202,7 +204,9 @@ impl Sim {
                 return self.breaks(words);
             }
         }
-        for run in runs.iter().filter(|run| run.trigger == Trigger::CatchUp) {
+        // With a clock that was set back, what waits is due earlier: before it was made, by then.
+        let caught_up = |run: &&RunRecord| run.trigger == Trigger::CatchUp && run.due_at >= run.created_at;
+        for run in runs.iter().filter(caught_up) {
             if !self.ledger.allows(&run.name, run.due_at) {
                 let words = format!(
                     "{} {} was caught up for {}, which its window does not allow",

@@ -293,7 +293,7 @@ impl Store for Beside {
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Result<Vec<Due>, Error> {
         let answer = self.memory.due(now, after, limit).await;
         let is_empty = answer.as_ref().is_ok_and(Vec::is_empty);
-        if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("due", 8)) {
+        if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("due", 32)) {
             let mut ids = other.ids.lock();
             let after = after.map(|(at, schedule)| (at, ids.schedule(schedule)));
             let theirs = other.runtime.block_on(other.store.due(now, after, limit));
@@ -305,12 +305,25 @@ impl Store for Beside {
         answer
     }
 
-    /// Of claims that start nothing one in four: most of what a node asks is that, and a store that starts something there
+    /// Lanes that nobody made are not compared: a store tells of them at once, or only when a run there is ready.
+    async fn lane_settings(&self) -> Result<Vec<LaneRecord>, Error> {
+        let answer = self.memory.lane_settings().await;
+        if let Some(other) = self.other.as_ref().filter(|other| other.is_turn("lane_settings", 32)) {
+            let made = |lanes: Vec<LaneRecord>| -> Vec<LaneRecord> {
+                lanes.into_iter().filter(|lane| lane.settings().is_some()).collect()
+            };
+            let theirs = other.runtime.block_on(other.store.lane_settings()).map(made);
+            other.compare("lane_settings", &answer.clone().map(made), &theirs);
+        }
+        answer
+    }
+
+    /// Of claims that start nothing one in eight: most of what a node asks is that, and a store that starts something there
     /// does so again.
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Result<Vec<Claimed>, Error> {
         let answer = self.memory.claim(now, claim).await;
         let is_empty = answer.as_ref().is_ok_and(Vec::is_empty);
-        if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("claim", 4)) {
+        if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("claim", 8)) {
             let theirs = other.runtime.block_on(other.store.claim(now, claim));
             other.compare("claim", &answer, &theirs);
         }
@@ -380,7 +393,6 @@ impl Store for Beside {
         100 unreadable() -> Vec<UnreadableSchedule>;
         100 unreadable_rows() -> Vec<String>;
         32 next_due() -> Option<Timestamp>;
-        32 lane_settings() -> Vec<LaneRecord>;
         32 marks(node: NodeId) -> Marks;
         8 nodes() -> Vec<Node>;
         8 breaker(agent: AgentId, command: &str) -> BreakerRecord, agent = ids.agent(agent);

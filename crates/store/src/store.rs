@@ -189,7 +189,8 @@ pub trait Store: Send + Sync + 'static {
     /// All lanes that were made or that runs are in, in the order of their names.
     fn lanes(&self, now: Timestamp) -> impl Future<Output = Answer<Vec<LaneRecord>>> + Send;
 
-    /// What lanes may hold, without looking at what they do: little enough to be asked each second. Reads only.
+    /// What lanes may hold, without looking at what they do: little enough to be asked each second. Reads only. Lanes that
+    /// nobody made are among them while a run is ready there, as an edit may leave it.
     fn lane_settings(&self) -> impl Future<Output = Answer<Vec<LaneRecord>>> + Send;
 
     /// Ends all runs that wait in a lane, and gives them. Crash: some of them; repeat it.

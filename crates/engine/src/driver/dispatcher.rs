@@ -47,9 +47,16 @@ impl Driver {
             total,
             labels: self.options.labels.clone(),
             only,
-            // What kills a node must not take other rescued runs with it.
-            rescue: !self.tasks.values().any(|task| task.rescue != Rescue::Over && !task.ended),
+            rescue: self.may_rescue(),
         }));
+    }
+
+    /// What kills a node must not take other rescued runs with it: also none that has ended and whose end is not stored yet,
+    /// unless the store refuses it.
+    fn may_rescue(&self) -> bool {
+        let is_refused = |run| self.refused_ends.iter().any(|(_, ending)| ending.finish.run == run);
+        let mut tasks = self.tasks.iter();
+        !tasks.any(|(run, task)| task.rescue != Rescue::Over && !is_refused(*run))
     }
 
     /// Free slots by lane, and how many runs may start in all of them together. The lane in which nothing has started for
@@ -79,9 +86,13 @@ impl Driver {
         self.dispatcher.rest(now, now.mono + self.poll_interval());
         let Some(claimed) = self.written(now, Call::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff(Call::Claims);
-            self.claim_wanted = true;
+            (self.claim_wanted, self.is_claim_old) = (true, false);
             return;
         };
+        if std::mem::take(&mut self.is_claim_old) {
+            self.claim_wanted = true;
+            return;
+        }
         if let Some(next) = next {
             self.wake_for(now, next);
         }

@@ -7,6 +7,9 @@ const LANES_SOON: Duration = Duration::from_millis(500);
 /// How often rows are looked for of which a part cannot be read.
 const ROWS_EVERY: Duration = Duration::from_secs(600);
 
+/// The lane for runs of lanes that nobody made.
+const MAIN: &str = "main";
+
 /// `limit` and `queue_limit` by lane.
 pub(super) type Limits = BTreeMap<String, (Option<u32>, Option<u32>)>;
 
@@ -41,10 +44,11 @@ impl Driver {
         let left: Vec<(String, u32)> = self
             .slots
             .iter()
-            .filter(|(lane, _)| !slots.contains_key(*lane))
+            .filter(|(lane, _)| !slots.contains_key(*lane) && !self.stray_lanes.contains(*lane))
             .map(|(l, n)| (l.clone(), *n))
             .collect();
         self.removed_lanes.retain(|lane| !slots.contains_key(lane));
+        self.stray_lanes.retain(|lane| !slots.contains_key(lane));
         for (lane, count) in left {
             if self.removed_lanes.insert(lane.clone()) {
                 let event = Event::new(now.wall, Level::Info, Name::LaneChanged);
@@ -53,6 +57,11 @@ impl Driver {
             }
             slots.insert(lane, count);
         }
+        // Runs that an edit has left in a lane that nobody made start as those of `main` do.
+        let unmade = lanes.iter().filter(|lane| lane.settings().is_none()).map(|lane| &lane.name);
+        self.stray_lanes.extend(unmade.filter(|lane| !slots.contains_key(*lane)).cloned());
+        let main = slots.get(MAIN).copied().unwrap_or(1);
+        slots.extend(self.stray_lanes.iter().map(|lane| (lane.clone(), main)));
         let limits: Limits = lanes
             .iter()
             .filter_map(|lane| Some((lane.name.clone(), lane.settings()?)))
@@ -105,10 +114,12 @@ impl Driver {
         }
     }
 
-    /// Runs of a lane that nobody made go to `main`.
-    pub(super) fn to_known_lane(&self, lane: &mut String) {
-        if !self.slots.contains_key(lane) || self.removed_lanes.contains(lane) {
-            "main".clone_into(lane);
+    /// Runs of a lane that nobody made go to `main`, and stay there.
+    pub(super) fn to_known_lane(&self, run: &mut belfry_store::NewRun) {
+        let is_gone = self.removed_lanes.contains(&run.lane) || self.stray_lanes.contains(&run.lane);
+        if is_gone || !self.slots.contains_key(&run.lane) {
+            MAIN.clone_into(&mut run.lane);
+            run.own_lane = true;
         }
     }
 }

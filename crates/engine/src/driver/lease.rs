@@ -150,6 +150,7 @@ impl Driver {
         self.refused_ends.clear();
         self.nothing_left(&[Call::Ends]);
         self.strays.clear();
+        self.is_claim_old = self.dispatcher.busy;
         self.is_joined = false;
         self.lease_good = now.mono;
         self.renewer.at = now.mono;

@@ -438,6 +438,8 @@ pub struct Driver {
     ahead: u32,
     dispatcher: Loop,
     claim_wanted: bool,
+    /// What was asked for last was asked for as a node that is fenced since: it is not ours.
+    is_claim_old: bool,
     /// There was no free slot when it last wanted to claim.
     is_full: bool,
     /// How many claims were answered, and which of them was the last with a run of a lane.
@@ -449,6 +451,8 @@ pub struct Driver {
     slots: BTreeMap<String, u32>,
     /// Lanes among these that were removed: no run is made there.
     removed_lanes: BTreeSet<String>,
+    /// Lanes among these that nobody made, and in which runs were left: no run is made there.
+    stray_lanes: BTreeSet<String>,
     /// Limits of lanes, once they were read.
     limits: Option<Limits>,
     /// Schedules that this version cannot read, as far as that was told.
@@ -540,6 +544,7 @@ impl Driver {
             ahead: 0,
             dispatcher: Loop::from(now.mono),
             claim_wanted: true,
+            is_claim_old: false,
             is_full: false,
             claims: 0,
             last_claims: BTreeMap::new(),
@@ -552,6 +557,7 @@ impl Driver {
                 .map(|(lane, slots)| (lane.clone(), *slots))
                 .collect(),
             removed_lanes: BTreeSet::new(),
+            stray_lanes: BTreeSet::new(),
             limits: None,
             unreadable: HashSet::new(),
             unreadable_rows: (HashSet::new(), now.mono),

@@ -75,7 +75,7 @@ impl Driver {
             })
             .collect();
         for run in commits.iter_mut().flat_map(|commit| &mut commit.runs) {
-            self.to_known_lane(&mut run.lane);
+            self.to_known_lane(run);
         }
         commits
     }

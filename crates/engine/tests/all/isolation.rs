@@ -7,7 +7,7 @@ use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::{NodeId, RunState, Trigger};
-use belfry_store::{Enqueue, Marks, NewRun, Renewed, Store};
+use belfry_store::{Claimed, Definitions, Enqueue, Marks, NewRun, Renewed, Store};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -289,15 +289,15 @@ fn a_refusal_is_no_outage_and_is_told_once() {
     assert!(told(&due).is_empty() && driver.store_is_well());
 }
 
-#[tokio::test]
-async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored() {
+/// A schedule in a store, and claims of runs of it that end at once because they cannot be read.
+async fn unreadable_claims() -> impl Fn(u128) -> (Claimed, Option<Definitions>) {
     let store = belfry_store::memory::Memory::new();
     let agent = AgentBuilder::new("a").schedule("s", cron("* * * * *").unwrap()).build();
     store.apply(start(), "files", "digest", &[agent]).await.unwrap();
     let record = store.schedule("a/s").await.unwrap().unwrap();
     let definitions = store.definitions(&[record.id]).await.unwrap().remove(0);
-    let claimed = |n: u128| {
-        let claimed = belfry_store::Claimed {
+    move |n| {
+        let claimed = Claimed {
             run: belfry_core::RunId(uuid::Uuid::from_u128(n)),
             epoch: 1,
             attempt: 1,
@@ -316,7 +316,79 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
             unreadable: Some("its stored payload cannot be read".into()),
         };
         (claimed, definitions.clone())
+    }
+}
+
+/// What became of ends that were to be stored.
+fn answer(answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_store::Error>) -> Input {
+    Input::Finished(belfry_store::Written { answers, changed: Vec::new(), error })
+}
+
+#[tokio::test]
+async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
+    let claims = unreadable_claims().await;
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(3_600);
+    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
+    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    driver.step(now, Input::Nodes(Ok(Vec::new())));
+    let may_rescue = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Ask(Ask::Claim(claim)) => Some(claim.rescue),
+            _ => None,
+        })
     };
+    let (claimed, definitions) = claims(5);
+    let claimed = Claimed { rescued: true, suspect: true, ..claimed };
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    assert_eq!(
+        may_rescue(&effects),
+        Some(false),
+        "it has ended here, and the store does not know: {effects:?}"
+    );
+    driver.step(now, answer(vec![Some(belfry_store::Finished::Ended(RunState::Failed))], None));
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    assert_eq!(may_rescue(&effects), Some(true), "{effects:?}");
+    // One whose end is refused holds back nobody.
+    let (claimed, definitions) = claims(6);
+    let claimed = Claimed { rescued: true, ..claimed };
+    driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    driver.step(now, answer(vec![None], refused::<()>().err()));
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let effects = driver.step(now, Input::Hint);
+    assert_eq!(may_rescue(&effects), Some(true), "{effects:?}");
+}
+
+/// Seed 56: the answer to a claim came when its node had been fenced and had joined again. What others had taken over and
+/// ended ran once more.
+#[tokio::test]
+async fn a_claim_from_before_a_node_was_fenced_starts_nothing() {
+    let claims = unreadable_claims().await;
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(3_600);
+    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
+    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    let asks = |effects: &[Effect], is: fn(&Ask) -> bool| {
+        effects.iter().any(|effect| matches!(effect, Effect::Ask(ask) if is(ask)))
+    };
+    let claiming = driver.step(now, Input::Nodes(Ok(Vec::new())));
+    assert!(asks(&claiming, |ask| matches!(ask, Ask::Claim(_))), "{claiming:?}");
+    driver.step(now, Input::Renewed { asked: now.mono, renewed: Ok(Renewed::Fenced), is_held: false });
+    driver.step(now, Input::Joined { asked: now.mono, joined: Ok(()) });
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claims(5)]), next: None });
+    let ends = |effects: &[Effect]| asks(effects, |ask| matches!(ask, Ask::Finish(_)));
+    assert!(!ends(&effects), "{effects:?}");
+    assert!(asks(&effects, |ask| matches!(ask, Ask::Claim(_))), "it asks again: {effects:?}");
+    assert!(ends(&driver.step(now, Input::Claimed { claimed: Ok(vec![claims(6)]), next: None })));
+}
+
+#[tokio::test]
+async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored() {
+    let claimed = unreadable_claims().await;
     let mut now = Now { wall: start(), mono: 60 * SECOND };
     let lease = start() + belfry::SignedDuration::from_secs(3_600);
     let options = Options { lease: 3_600 * SECOND, ..Options::default() };
@@ -333,9 +405,6 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     };
     let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(5), claimed(6)]), next: None });
     assert_eq!(ends(&effects), Some(vec![5, 6]));
-    let answer = |answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_store::Error>| {
-        Input::Finished(belfry_store::Written { answers, changed: Vec::new(), error })
-    };
     let ended = Some(belfry_store::Finished::Ended(RunState::Failed));
     let effects = driver.step(now, answer(vec![None, ended], refused::<()>().err()));
     assert_eq!((refusals(&effects), told(&effects).len()), (1, 0), "{effects:?}");

@@ -107,3 +107,34 @@ async fn a_lane_that_leaves_the_files_takes_no_new_run_and_loses_none() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn runs_that_an_edit_moves_to_a_lane_that_nobody_made_start() {
+    let yearly = When::Cron("0 0 1 1 *".into());
+    on_each(async |world: World| {
+        ["a/s0", "a/s1"].iter().for_each(|name| world.tell(name, Does::Wait));
+        let lanes = BTreeMap::from([("main".into(), 4), ("one".into(), 1)]);
+        let options = Options { lanes, ..Options::default() };
+        let engine = world.engine_with(&[agent("a", "one", 3, &yearly)], options.clone()).await;
+        for name in ["a/s0", "a/s1"] {
+            engine.run_now(name, RunRequest::default()).await.unwrap();
+            world.settle(&engine).await;
+        }
+        assert_eq!((world.starts("a/s0").len(), world.starts("a/s1").len()), (1, 0), "one slot");
+        // With a slip of the pen, as `check` warns of it.
+        let edited = [agent("a", "oen", 3, &yearly)];
+        world.store.apply(world.clock.now().wall, "code", "edited", &edited).await.unwrap();
+        engine.hint().await;
+        world.pass(&engine, 5 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/s1").len(), 1, "what waited is moved there, and starts");
+        engine.run_now("a/s2", RunRequest::default()).await.unwrap();
+        world.pass(&engine, 2 * SECOND, SECOND).await;
+        let runs = world.runs().await;
+        let lane = runs.iter().find(|run| run.name == "a/s2").map(|run| run.lane.as_str());
+        assert_eq!((world.starts("a/s2").len(), lane), (1, Some("main")), "what is made now goes to main");
+        world.does.lock().clear();
+        world.let_go.notify_waiters();
+        stop(&engine).await;
+    })
+    .await;
+}

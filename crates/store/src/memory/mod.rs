@@ -339,7 +339,14 @@ impl Store for Memory {
     }
 
     async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        Ok(self.state.lock().made_lanes())
+        let state = self.state.lock();
+        let made = state.made_lanes().into_iter().map(|lane| (lane.name.clone(), lane));
+        let mut lanes: BTreeMap<String, LaneRecord> = made.collect();
+        for live in state.live.values().filter(|live| live.running.is_none()) {
+            let name = &live.new.lane;
+            lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(name));
+        }
+        Ok(lanes.into_values().collect())
     }
 
     async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {

@@ -101,7 +101,7 @@ async fn set_caps(tx: &mut Tx<'_>) -> Result<(), Fault> {
     look_again(tx).await
 }
 
-pub(super) async fn made_lanes(tx: &mut Tx<'_>) -> Result<BTreeMap<String, LaneRecord>, Fault> {
+async fn made_lanes(tx: &mut Tx<'_>) -> Result<BTreeMap<String, LaneRecord>, Fault> {
     let mut lanes: BTreeMap<String, LaneRecord> = BTreeMap::new();
     for row in tx.query("select * from lanes", &[]).await? {
         let settings = LaneSettings {
@@ -115,6 +115,17 @@ pub(super) async fn made_lanes(tx: &mut Tx<'_>) -> Result<BTreeMap<String, LaneR
             Some(settings);
     }
     Ok(lanes)
+}
+
+pub(super) async fn lane_settings(tx: &mut Tx<'_>) -> Result<Vec<LaneRecord>, Fault> {
+    let mut lanes = made_lanes(tx).await?;
+    let sql = "select distinct lane from queues q \
+               where exists (select 1 from live l where l.queue_id = q.id and l.state = 0)";
+    for row in tx.query(sql, &[]).await? {
+        let name: &str = get(&row, "lane")?;
+        lanes.entry(name.to_owned()).or_insert_with(|| LaneRecord::blank(name));
+    }
+    Ok(lanes.into_values().collect())
 }
 
 pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRecord>, Fault> {

@@ -491,7 +491,7 @@ impl Store for Postgres {
     }
 
     async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        look!(self, Work, |tx| lane::made_lanes(&mut tx).await).map(|lanes| lanes.into_values().collect())
+        look!(self, Work, |tx| lane::lane_settings(&mut tx).await)
     }
 
     async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {

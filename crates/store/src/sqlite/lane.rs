@@ -54,6 +54,15 @@ impl Verb<'_> {
         Ok(lanes)
     }
 
+    pub(super) fn lane_settings(&self) -> Done<Vec<LaneRecord>> {
+        let mut lanes = self.made_lanes()?;
+        let sql = "select distinct lane from queues q where exists (select 1 from live l where l.queue_id = q.id and l.state = 0)";
+        for name in self.rows(sql, [], |row| text(row, 0))? {
+            lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(&name));
+        }
+        Ok(lanes.into_values().collect())
+    }
+
     pub(super) fn list_lanes(&self, now: Timestamp) -> Done<Vec<LaneRecord>> {
         let mut lanes = self.made_lanes()?;
         let used = self.rows(

@@ -768,7 +768,7 @@ impl Store for Sqlite {
     }
 
     async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        self.look(|verb| Ok(verb.made_lanes()?.into_values().collect())).await
+        self.look(|verb| verb.lane_settings()).await
     }
 
     async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {

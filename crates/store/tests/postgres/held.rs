@@ -113,8 +113,14 @@ async fn a_held_run_is_passed_by() {
     assert_eq!(world.claim(node, 9).await, []);
     assert!(began.elapsed() < Duration::from_secs(1), "nothing is waited for: {:?}", began.elapsed());
     other.batch_execute("rollback").await.unwrap();
+    // One behind it at the same limit.
+    let behind = world.enqueue("held/s", None).await.0;
+    assert_eq!(ids(&world.claim(node, 9).await), [behind]);
     held.batch_execute("rollback").await.unwrap();
-    assert_eq!(ids(&world.claim(node, 9).await), [runs[0]]);
+    assert_eq!(world.claim(node, 9).await, []);
+    let running = store.live_runs().await.unwrap();
+    let of_limit = running.iter().filter(|run| run.agent_name == "held" && run.state == RunState::Running);
+    assert_eq!(of_limit.count(), 1);
     world.assert_whole().await;
 }
 
