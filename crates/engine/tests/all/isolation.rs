@@ -319,6 +319,17 @@ async fn unreadable_claims() -> impl Fn(u128) -> (Claimed, Option<Definitions>) 
     }
 }
 
+/// A driver whose lease lasts for the whole test, woken once, and the instant of that.
+fn long_leased() -> (Driver, Now) {
+    let now = Now { wall: start(), mono: 60 * SECOND };
+    let lease = start() + belfry::SignedDuration::from_secs(3_600);
+    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
+    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
+    driver.step(now, Input::Woken);
+    (driver, now)
+}
+
 /// What became of ends that were to be stored.
 fn answer(answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_store::Error>) -> Input {
     Input::Finished(belfry_store::Written { answers, changed: Vec::new(), error })
@@ -327,12 +338,7 @@ fn answer(answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_sto
 #[tokio::test]
 async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
     let claims = unreadable_claims().await;
-    let now = Now { wall: start(), mono: 60 * SECOND };
-    let lease = start() + belfry::SignedDuration::from_secs(3_600);
-    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
-    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
-    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
-    driver.step(now, Input::Woken);
+    let (mut driver, now) = long_leased();
     driver.step(now, Input::Nodes(Ok(Vec::new())));
     let may_rescue = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
@@ -366,12 +372,7 @@ async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
 #[tokio::test]
 async fn a_claim_from_before_a_node_was_fenced_starts_nothing() {
     let claims = unreadable_claims().await;
-    let now = Now { wall: start(), mono: 60 * SECOND };
-    let lease = start() + belfry::SignedDuration::from_secs(3_600);
-    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
-    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
-    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
-    driver.step(now, Input::Woken);
+    let (mut driver, now) = long_leased();
     let asks = |effects: &[Effect], is: fn(&Ask) -> bool| {
         effects.iter().any(|effect| matches!(effect, Effect::Ask(ask) if is(ask)))
     };
@@ -389,12 +390,7 @@ async fn a_claim_from_before_a_node_was_fenced_starts_nothing() {
 #[tokio::test]
 async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored() {
     let claimed = unreadable_claims().await;
-    let mut now = Now { wall: start(), mono: 60 * SECOND };
-    let lease = start() + belfry::SignedDuration::from_secs(3_600);
-    let options = Options { lease: 3_600 * SECOND, ..Options::default() };
-    let new_id = Box::new(|_| uuid::Uuid::from_u128(99));
-    let mut driver = Driver::new(options, NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
-    driver.step(now, Input::Woken);
+    let (mut driver, mut now) = long_leased();
     let ends = |effects: &[Effect]| {
         effects.iter().find_map(|effect| match effect {
             Effect::Ask(Ask::Finish(ends)) => {
