@@ -176,6 +176,11 @@ impl Bodies {
         }
     }
 
+    /// The bytes that bodies have taken of each pool.
+    pub fn taken(&self) -> [(&'static str, usize); 3] {
+        [("owner", self.owner.taken()), ("token", self.known.taken()), ("unknown", self.unknown.taken())]
+    }
+
     /// Enlarges a share to `bytes` of a body that has at most `bytes_max`. A body larger than the pool takes the whole
     /// pool.
     pub async fn grow(&self, share: &Share, bytes: usize, bytes_max: usize) -> Result<(), Problem> {
@@ -198,6 +203,10 @@ impl Pool {
         let units = bytes_max.div_ceil(UNIT_BYTES);
         let room = Room { free: units, bodies: BTreeMap::new(), came: 0, looked_at: Instant::now() };
         Arc::new(Pool { units, done_within, room: Mutex::new(room) })
+    }
+
+    fn taken(&self) -> usize {
+        (self.units - self.room.lock().free) * UNIT_BYTES
     }
 
     async fn grow(self: &Arc<Pool>, held: &Held, bytes: usize) -> Result<(), Problem> {

@@ -48,6 +48,7 @@ pub struct Meters {
     live: Family<Labels, Gauge<i64, AtomicI64>>,
     oldest: Family<Labels, Reals>,
     listeners: Gauge<i64, AtomicI64>,
+    bodies: Family<Labels, Gauge<i64, AtomicI64>>,
     store_up: Gauge<i64, AtomicI64>,
 }
 
@@ -75,6 +76,7 @@ impl Meters {
             live: Family::default(),
             oldest: Family::default(),
             listeners: Gauge::default(),
+            bodies: Family::default(),
             store_up: Gauge::default(),
         };
         meters.store_up.set(1);
@@ -114,6 +116,11 @@ impl Meters {
             self.oldest.clone(),
         );
         r.register("event_readers", "Who listens to events", self.listeners.clone());
+        r.register(
+            "body_bytes",
+            "Memory that large request bodies have taken, by what is known of their senders",
+            self.bodies.clone(),
+        );
     }
 
     /// Takes note of a request.
@@ -189,6 +196,9 @@ impl Shared {
         self.count_live().await?;
         let readers = self.readers.listening();
         self.meters.listeners.set(readers as i64);
+        for (sender, bytes) in self.bodies.taken() {
+            self.meters.bodies.get_or_create(&vec![("sender", sender.to_owned())]).set(bytes as i64);
+        }
         let mut text = String::new();
         encode(&mut text, &self.meters.registry).map_err(|error| Problem::internal(error.to_string()))?;
         Ok(text)
