@@ -206,6 +206,7 @@ impl Builder {
             overrun: 0,
             node: NodeId(Uuid::nil()),
             store_is_well: true,
+            delayed: Default::default(),
         };
         let (events, first_events) = broadcast::channel(EVENTS_MAX);
         Engine {
@@ -487,6 +488,16 @@ impl Engine {
     /// Whether the store takes writes: every kind of write that has failed has succeeded since.
     pub fn store_is_well(&self) -> bool {
         self.inner.view.borrow().store_is_well
+    }
+
+    /// How many attempts here wait for their program to start, because the system is short of something.
+    pub fn delayed_total(&self) -> usize {
+        self.inner.view.borrow().delayed.len()
+    }
+
+    /// What an attempt of this run waits for before its program can start here, in words.
+    pub fn delayed(&self, run: RunId) -> Option<String> {
+        self.inner.view.borrow().delayed.get(&run).cloned()
     }
 
     /// How many attempts of an agent run here.

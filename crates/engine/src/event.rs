@@ -122,6 +122,8 @@ pub enum Name {
     RunCreated,
     /// An attempt has started.
     RunStarted,
+    /// The program of an attempt has not started, because the system is short of something. It is tried again.
+    RunDelayed,
     /// A run has ended.
     RunFinished,
     /// A run waits for its next attempt.
@@ -195,6 +197,7 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
     (Of::Run, "made by a tick", Name::TickPlanned),
     (Of::Run, "made otherwise", Name::RunCreated),
     (Of::Run, "an attempt starts", Name::RunStarted),
+    (Of::Run, "its program cannot start for now", Name::RunDelayed),
     (Of::Run, "waits for another attempt", Name::RunRetried),
     (Of::Run, "taken from a node that is gone", Name::RunRescued),
     (Of::Run, "given back, not started", Name::RunReturned),
@@ -215,7 +218,7 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
 
 impl Name {
     /// All of them.
-    pub const ALL: [Name; 39] = [
+    pub const ALL: [Name; 40] = [
         Name::NodeStarted,
         Name::NodeStopped,
         Name::NodeDraining,
@@ -232,6 +235,7 @@ impl Name {
         Name::TickMissed,
         Name::RunCreated,
         Name::RunStarted,
+        Name::RunDelayed,
         Name::RunFinished,
         Name::RunRetried,
         Name::RunCancelled,
@@ -276,6 +280,7 @@ impl Name {
             Name::TickMissed => "tick_missed",
             Name::RunCreated => "run_created",
             Name::RunStarted => "run_started",
+            Name::RunDelayed => "run_delayed",
             Name::RunFinished => "run_finished",
             Name::RunRetried => "run_retried",
             Name::RunCancelled => "run_cancelled",

@@ -180,6 +180,7 @@ mod tests {
             overrun: 0,
             node: belfry_core::NodeId(Uuid::nil()),
             store_is_well: true,
+            delayed: Default::default(),
         };
         let store = Arc::new(AnyStore::Memory(Memory::new()));
         let (_sender, view) = watch::channel(view);

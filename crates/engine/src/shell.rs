@@ -3,7 +3,7 @@
 //! Every effect that waits runs as a task of its own and comes back as one input, so that the loop itself never waits for
 //! anything but the next input and the next moment.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +12,14 @@ use belfry_core::retry::Outcome;
 use belfry_core::work::Action;
 use belfry_core::{Epoch, NodeId, Reason, RunId};
 use belfry_runner::{
-    Attempt, CancelReceiver, CancelSender, Chunk, ProcessState, Report, Runner, Stop, cancellation,
+    Attempt, CancelReceiver, CancelSender, Chunk, ProcessState, Progress, Report, Runner, Stop, cancellation,
 };
 use belfry_store::{AnyStore, Node, Snapshot, Store, Stream, Watch};
 use belfry_time::Timestamp;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use uuid::Uuid;
 
 use crate::carry::{carry_out, fence};
 use crate::clock::Clock;
@@ -49,6 +50,8 @@ pub(crate) struct View {
     pub overrun: usize,
     pub node: NodeId,
     pub store_is_well: bool,
+    /// The attempts here whose program has not started because the system is short of something: of what, in words.
+    pub delayed: BTreeMap<RunId, String>,
 }
 
 /// What reaches the shell.
@@ -259,13 +262,14 @@ impl Shell {
             attempt.session.as_ref().map(|key| format!("{}/{}:{key}", attempt.agent, attempt.schedule));
         let (chunks, output) = mpsc::channel(CHUNKS_MAX);
         let (store, runner) = (self.store.clone(), self.runner.clone());
-        let send = tell.then(|| self.send.clone());
-        let started = move || {
-            if let Some(send) = send {
+        let mut send = tell.then(|| self.send.clone());
+        let mut started = move || {
+            if let Some(send) = send.take() {
                 // A task of its own, because the attempt does not wait for the driver.
                 tokio::spawn(async move { send.send(Message::Input(Input::Started { run, epoch })).await });
             }
         };
+        let delay = Delay::new(self, &attempt);
         let handler = match attempt.work.action_of(&attempt.command) {
             Action::Handler => Some(self.handlers.get(&*attempt.agent).cloned()),
             Action::Run(_) | Action::Shell(_) => None,
@@ -275,8 +279,18 @@ impl Shell {
             let mut report = match handler {
                 Some(Some(handler)) => handler.run(attempt, cancelled, chunks, started).await,
                 Some(None) => no_handler(&attempt),
-                None => runner.run_and_tell(attempt, cancelled, chunks, started).await,
+                None => {
+                    let tell = |progress| match progress {
+                        Progress::Waits(why) => delay.begin(why),
+                        Progress::Started => {
+                            delay.end();
+                            started();
+                        }
+                    };
+                    runner.run_and_tell(attempt, cancelled, chunks, tell).await
+                }
             };
+            drop(delay);
             if let Some((tell, session)) = usage_of.zip(session)
                 && let Some(usage) = tell(&session)
             {
@@ -360,6 +374,68 @@ fn no_handler(attempt: &Attempt) -> Report {
         error: Some(format!("no handler is registered for agent {}", attempt.agent)),
         summary: None,
         usage: None,
+    }
+}
+
+/// Tells of an attempt whose program cannot start for now. It is shown until it starts or ends.
+struct Delay {
+    clock: Clock,
+    events: broadcast::Sender<Arc<Event>>,
+    view: watch::Sender<View>,
+    agent: Arc<str>,
+    schedule: Arc<str>,
+    session: Option<String>,
+    tick_at: Option<Timestamp>,
+    run: RunId,
+    attempt: u32,
+    node: NodeId,
+    trace: Uuid,
+}
+
+impl Delay {
+    fn new(shell: &Shell, attempt: &Attempt) -> Delay {
+        Delay {
+            clock: shell.clock.clone(),
+            events: shell.events.clone(),
+            view: shell.view.clone(),
+            agent: attempt.agent.clone(),
+            schedule: attempt.schedule.clone(),
+            session: attempt.session.clone(),
+            tick_at: attempt.tick_at,
+            run: attempt.run,
+            attempt: attempt.attempt,
+            node: attempt.node,
+            trace: attempt.trace_id,
+        }
+    }
+
+    fn begin(&self, why: String) {
+        self.view.send_modify(|view| {
+            view.delayed.insert(self.run, why.clone());
+        });
+        let event = Event::new(self.clock.now().wall, Level::Warn, Name::RunDelayed);
+        let event = Event {
+            session: self.session.clone(),
+            tick_at: self.tick_at,
+            run_id: Some(self.run),
+            attempt: Some(self.attempt),
+            node: Some(self.node),
+            trace_id: Some(self.trace.simple().to_string()),
+            detail: Some(why),
+            ..event.of(&format!("{}/{}", self.agent, self.schedule))
+        };
+        // Nobody may be listening.
+        let _ = self.events.send(Arc::new(event));
+    }
+
+    fn end(&self) {
+        self.view.send_if_modified(|view| view.delayed.remove(&self.run).is_some());
+    }
+}
+
+impl Drop for Delay {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -36,4 +36,4 @@ pub use leftovers::{end_leftover, end_leftovers};
 pub use node_process::{Room, become_node, close_inherited_descriptors};
 pub use plan::build_prompt;
 pub use processes::{ChildRecord, ProcessState, boot_id, pid_ns};
-pub use runner::{Runner, RunnerOptions};
+pub use runner::{Progress, Runner, RunnerOptions};

@@ -64,6 +64,15 @@ struct Inner {
     environment: Variables,
 }
 
+/// How far the start of an attempt has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// It has not started, because the system is short of something: what, in words. It is tried again and again.
+    Waits(String),
+    /// Its program is being executed.
+    Started,
+}
+
 /// What an attempt's main process came to.
 enum End {
     NotStarted(Error),
@@ -98,22 +107,24 @@ impl Runner {
     /// been taken, or nobody takes it: `output` must be received from, or dropped. If the future is dropped, the
     /// group is killed.
     pub async fn run(&self, attempt: Attempt, cancel: CancelReceiver, output: mpsc::Sender<Chunk>) -> Report {
-        self.run_and_tell(attempt, cancel, output, || ()).await
+        self.run_and_tell(attempt, cancel, output, |_| ()).await
     }
 
-    /// As [`Runner::run`]. Calls `started` when the program is being executed, never if it could not be.
+    /// As [`Runner::run`]. Tells once that the attempt waits, if it does so for more than a moment, and once that its
+    /// program is being executed, never if it could not be.
     pub async fn run_and_tell(
         &self,
         attempt: Attempt,
         mut cancel: CancelReceiver,
         output: mpsc::Sender<Chunk>,
-        started: impl FnOnce() + Send,
+        mut tell: impl FnMut(Progress) + Send,
     ) -> Report {
         if let Some(stop) = *cancel.borrow() {
             return ended(outcome_of(stop));
         }
         let attempt = Arc::new(attempt);
         let (mut pause, give_up_at) = (SHORTAGE_PAUSE, Instant::now() + SHORTAGE_MAX);
+        let mut is_told = false;
         loop {
             let (inner, own) = (self.inner.clone(), attempt.clone());
             match tokio::task::spawn_blocking(move || inner.start(&own)).await {
@@ -121,10 +132,14 @@ impl Runner {
                     let work = attempt.work.clone();
                     // With its prompt and payload, which the program has: they may be large, and it may run for long.
                     drop(attempt);
-                    return see_through(plan, child, guard, &work, &mut cancel, output, started).await;
+                    return see_through(plan, child, guard, &work, &mut cancel, output, tell).await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
-                Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {}
+                Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {
+                    if pause == SHORTAGE_PAUSE_MAX && !std::mem::replace(&mut is_told, true) {
+                        tell(Progress::Waits(error.chain()));
+                    }
+                }
                 Ok(Err(error)) => return not_started(&error),
                 Err(error) => return not_started(&Error::Action(error.to_string())),
             }
@@ -158,7 +173,7 @@ async fn see_through(
     work: &Work,
     cancel: &mut CancelReceiver,
     output: mpsc::Sender<Chunk>,
-    tell: impl FnOnce() + Send,
+    tell: impl FnMut(Progress) + Send,
 ) -> Report {
     let child = &mut started.child;
     let pump =
@@ -205,7 +220,7 @@ async fn wait(
     guard: &Guard,
     work: &Work,
     cancel: &mut CancelReceiver,
-    tell: impl FnOnce() + Send,
+    mut tell: impl FnMut(Progress) + Send,
 ) -> End {
     let time = async {
         match work.timeout_ms {
@@ -226,7 +241,7 @@ async fn wait(
         }
         // As for the prompt and the payload: the program has them.
         (plan.arguments, plan.variables) = (Vec::new(), Variables::default());
-        tell();
+        tell(Progress::Started);
         match started.child.wait().await {
             Ok(status) => End::Exited(status),
             Err(error) => End::NotStarted(Error::Action(format!("cannot wait for the process: {error}"))),

@@ -10,6 +10,10 @@
 //! A sender is a token, or a network while no token is known. What becomes free goes to the sender who will have least of
 //! the pool with it, and of that sender's bodies to the oldest. Where nothing becomes free, a body is ended for the one that
 //! is next: one with a slow sender, else the youngest of a sender who has several and more than the next would have.
+//!
+//! A document of many small values takes many times the memory of its text. So each pool has as much again for documents,
+//! which take their room once the whole text is there, in the order in which they ask, and give it back, with the text,
+//! when the request is answered or begins to wait for a run.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -19,7 +23,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use belfry_store::Scope;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::limiter::network;
@@ -39,6 +43,10 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const UNKNOWN_DONE_WITHIN: Duration = Duration::from_secs(1);
 /// The same for a sender who is known.
 const KNOWN_DONE_WITHIN: Duration = Duration::from_secs(2);
+/// A document that is estimated to take less memory needs no room. What these take is bounded by the number of connections.
+const FREE_DOCUMENT_BYTES: usize = 64 << 10;
+/// How long a document waits for others to be done.
+const DOCUMENT_WAIT: Duration = Duration::from_secs(10);
 /// How often a body that waits looks whether time has made room.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -53,6 +61,8 @@ struct Pool {
     units: usize,
     done_within: Duration,
     room: Mutex<Room>,
+    /// The units for documents.
+    documents: Arc<Semaphore>,
 }
 
 /// Who has how much of a pool, and who waits.
@@ -107,6 +117,8 @@ struct Held {
     signals: Arc<Signals>,
     /// The pool, and the number of the body in it; unset while it needs no room.
     place: OnceLock<(Arc<Pool>, u64)>,
+    /// The room of its document.
+    document: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl Share {
@@ -144,6 +156,11 @@ impl Share {
             }
         });
     }
+
+    /// Neither the body nor its document is needed any longer: others get the room.
+    pub fn close(&self) {
+        self.0.give_back();
+    }
 }
 
 impl Held {
@@ -154,8 +171,9 @@ impl Held {
     }
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
+impl Held {
+    fn give_back(&self) {
+        self.document.lock().take();
         if let Some((pool, number)) = self.place.get() {
             let mut room = pool.room.lock();
             if let Some(body) = room.bodies.remove(number) {
@@ -163,6 +181,12 @@ impl Drop for Held {
             }
             room.give(pool.done_within, Instant::now());
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -184,16 +208,32 @@ impl Bodies {
     /// Enlarges a share to `bytes` of a body that has at most `bytes_max`. A body larger than the pool takes the whole
     /// pool.
     pub async fn grow(&self, share: &Share, bytes: usize, bytes_max: usize) -> Result<(), Problem> {
-        let (pool, bytes) = match share.0.scope.get() {
-            None => (&self.unknown, bytes),
-            Some(scope) => {
-                let pool = if *scope == Scope::Admin { &self.owner } else { &self.known };
-                (pool, if bytes > FREE_BYTES { bytes_max } else { bytes })
-            }
-        };
-        match bytes > FREE_BYTES {
-            true => pool.grow(&share.0, bytes - FREE_BYTES).await,
-            false => Ok(()),
+        if bytes <= FREE_BYTES {
+            return Ok(());
+        }
+        let bytes = if share.0.scope.get().is_some() { bytes_max } else { bytes };
+        self.pool_of(share).grow(&share.0, bytes - FREE_BYTES).await
+    }
+
+    /// Waits for room for a document that is estimated to take so many bytes. One larger than the pool takes the whole
+    /// pool.
+    pub async fn open(&self, share: &Share, bytes: usize) -> Result<(), Problem> {
+        if bytes <= FREE_DOCUMENT_BYTES {
+            return Ok(());
+        }
+        let pool = self.pool_of(share);
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES).min(pool.units)).unwrap_or(u32::MAX);
+        let room = timeout(DOCUMENT_WAIT, pool.documents.clone().acquire_many_owned(units)).await;
+        let room = room.ok().and_then(Result::ok).ok_or_else(too_many)?;
+        *share.0.document.lock() = Some(room);
+        Ok(())
+    }
+
+    fn pool_of(&self, share: &Share) -> &Arc<Pool> {
+        match share.0.scope.get() {
+            None => &self.unknown,
+            Some(Scope::Admin) => &self.owner,
+            Some(_) => &self.known,
         }
     }
 }
@@ -202,7 +242,8 @@ impl Pool {
     fn new(bytes_max: usize, done_within: Duration) -> Arc<Pool> {
         let units = bytes_max.div_ceil(UNIT_BYTES);
         let room = Room { free: units, bodies: BTreeMap::new(), came: 0, looked_at: Instant::now() };
-        Arc::new(Pool { units, done_within, room: Mutex::new(room) })
+        let documents = Arc::new(Semaphore::new(units));
+        Arc::new(Pool { units, done_within, room: Mutex::new(room), documents })
     }
 
     fn taken(&self) -> usize {
@@ -501,6 +542,43 @@ mod tests {
         };
         let (grown, ()) = tokio::join!(bodies.grow(&large, 76 << 10, 76 << 10), later);
         grown.unwrap();
+    }
+
+    #[tokio::test]
+    async fn documents_wait_for_each_other_until_a_request_is_answered_or_waits_for_a_run() {
+        let bodies = Bodies::new(1 << 20);
+        let share = || {
+            let share = Share::default();
+            share.prove("token", Scope::Trigger);
+            share
+        };
+        let (large, next, small) = (share(), share(), share());
+        bodies.open(&large, 700 << 10).await.unwrap();
+        bodies.open(&small, FREE_DOCUMENT_BYTES).await.unwrap();
+        bodies.open(&Share::default(), 700 << 10).await.unwrap();
+        let both = timeout(LOOK_AGAIN, bodies.open(&next, 700 << 10)).await;
+        assert!(both.is_err(), "there is no room for both");
+        let (opened, ()) = tokio::join!(bodies.open(&next, 700 << 10), async {
+            tokio::task::yield_now().await;
+            // It begins to wait for its run; the share lives on.
+            large.close();
+        });
+        opened.unwrap();
+        drop(next);
+        bodies.open(&large, 1 << 30).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_no_longer_needed_gives_its_room_back() {
+        let bodies = Bodies::new(64 << 10);
+        let (one, other) = (Share::default(), Share::default());
+        bodies.grow(&one, 80 << 10, 80 << 10).await.unwrap();
+        one.read();
+        one.close();
+        assert_eq!(free(&bodies), 64);
+        bodies.grow(&other, 80 << 10, 80 << 10).await.unwrap();
+        drop(one);
+        assert_eq!(free(&bodies), 0, "it is not given back twice");
     }
 
     #[tokio::test]

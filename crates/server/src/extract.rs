@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use belfry_store::Access;
 use belfry_time::SignedDuration;
 use bytes::Bytes;
@@ -248,7 +248,7 @@ impl FromRequest<Arc<Shared>> for Object {
         if bytes.is_empty() {
             return Err(Problem::bad("bad_json", "the body is empty; it must be a JSON object"));
         }
-        object(&parts.headers, &bytes)
+        object(shared, &parts, &bytes).await
     }
 }
 
@@ -267,7 +267,7 @@ impl FromRequest<Arc<Shared>> for MaybeObject {
         if bytes.trim_ascii() == b"null" {
             return Ok(MaybeObject(Map::new()));
         }
-        object(&parts.headers, &bytes).map(|Object(map)| MaybeObject(map))
+        object(shared, &parts, &bytes).await.map(|Object(map)| MaybeObject(map))
     }
 }
 
@@ -312,8 +312,9 @@ pub fn read<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, Problem> 
     })
 }
 
-fn object(headers: &HeaderMap, bytes: &[u8]) -> Result<Object, Problem> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+async fn object(shared: &Shared, parts: &Parts, bytes: &[u8]) -> Result<Object, Problem> {
+    let kind =
+        parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case("application/json") {
         let detail = format!("the body must be application/json, got {kind:?}");
@@ -321,9 +322,18 @@ fn object(headers: &HeaderMap, bytes: &[u8]) -> Result<Object, Problem> {
             Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", detail).field("Content-Type")
         );
     }
+    make_room(shared, parts, bytes).await?;
     match json::read(bytes)? {
         Value::Object(map) => Ok(Object(map)),
         _ => Err(Problem::bad("bad_json", "the body must be a JSON object")),
+    }
+}
+
+/// Waits for the memory that a JSON document takes beside its text. It is kept as that of the body is.
+pub async fn make_room(shared: &Shared, parts: &Parts, bytes: &[u8]) -> Result<(), Problem> {
+    match parts.extensions.get::<Share>() {
+        Some(share) => shared.bodies.open(share, json::memory(bytes)).await,
+        None => Ok(()),
     }
 }
 

@@ -12,12 +12,30 @@ use crate::problem::Problem;
 
 /// Lists and objects inside each other.
 pub const DEPTH_MAX: usize = 32;
-/// Values and keys of a document. A value takes about 50 bytes of memory, however short its text.
+/// What a value takes of memory, about, however short its text.
+const VALUE_BYTES: usize = 50;
+/// Values and keys of a document.
 const VALUES_MAX: usize = 1 << 17;
 /// A longer document may have more values: one for so many of its bytes.
 const BYTES_PER_VALUE: usize = 8;
 /// A list or an object counts as so many values, because it takes memory also while it is nearly empty.
 const CONTAINER_VALUES: usize = 10;
+
+/// The memory that a document takes at most, about, by a look at its text.
+pub fn memory(bytes: &[u8]) -> usize {
+    let (mut values, mut containers) = (1, 0);
+    for byte in bytes {
+        values += usize::from(matches!(byte, b',' | b':'));
+        containers += usize::from(matches!(byte, b'[' | b'{'));
+    }
+    let values = (values + containers * CONTAINER_VALUES).min(values_max(bytes));
+    bytes.len() + values * VALUE_BYTES
+}
+
+/// How many values and keys a document may have.
+fn values_max(bytes: &[u8]) -> usize {
+    VALUES_MAX.max(bytes.len() / BYTES_PER_VALUE)
+}
 
 /// Reads a document.
 pub fn read(bytes: &[u8]) -> Result<Value, Problem> {
@@ -30,7 +48,7 @@ pub fn read(bytes: &[u8]) -> Result<Value, Problem> {
         true => Problem::bad("bad_json", format!("the body is not acceptable: {error}")),
         false => Problem::bad("bad_json", format!("the body is not JSON: {error}")),
     };
-    let left = Cell::new(VALUES_MAX.max(bytes.len() / BYTES_PER_VALUE));
+    let left = Cell::new(values_max(bytes));
     let value = Seed { depth: 0, left: &left }.deserialize(&mut reader).map_err(wrong)?;
     reader.end().map_err(wrong)?;
     Ok(value)

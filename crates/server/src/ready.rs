@@ -58,6 +58,15 @@ impl Shared {
                 LAG_MAX.as_millis()
             ),
         });
+        let delayed = self.engine.delayed_total();
+        checks.push(ReadyCheck {
+            check: "starts",
+            ok: delayed == 0,
+            detail: match delayed {
+                0 => "no attempt waits for what the system is short of".into(),
+                _ => format!("{delayed} attempts wait for what the system is short of, such as room on the disk; the log says more"),
+            },
+        });
         Ready { ready: checks.iter().all(|check| check.ok), checks }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// The stable names of events, and the keys that each may have besides `timestamp`, `level` and `event`.
-const KEYS: [(&str, &str); 39] = [
+const KEYS: [(&str, &str); 40] = [
     ("node_started", "node"),
     ("node_stopped", "node"),
     ("node_draining", "node state"),
@@ -22,6 +22,7 @@ const KEYS: [(&str, &str); 39] = [
     ("tick_missed", "agent schedule tick_at reason count"),
     ("run_created", "agent schedule session tick_at run_id trace_id reason"),
     ("run_started", "agent schedule session tick_at run_id attempt node trace_id reason lag_ms"),
+    ("run_delayed", "agent schedule session tick_at run_id attempt node trace_id detail"),
     (
         "run_finished",
         "agent schedule session tick_at run_id attempt node trace_id state reason took_ms usage detail",

@@ -21,6 +21,7 @@ use utoipa_axum::routes;
 use super::schedules::{ScheduleDetail, tagged};
 use super::{Routes, json};
 use crate::audit;
+use crate::bodies::Share;
 use crate::extract::{self, Key, MaybeObject, Named, Object};
 use crate::guard::Actor;
 use crate::problem::{Problem, ProblemBody};
@@ -74,13 +75,14 @@ struct RunBody {
 async fn run(
     State(shared): State<Arc<Shared>>,
     Extension(actor): Extension<Actor>,
+    Extension(share): Extension<Share>,
     Extension(trace): Extension<Trace>,
     named: Named,
     Key(key): Key,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: RunBody = body.read()?;
-    let wait = wait_of(&shared, &actor, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, share, body.wait_ms)?;
     shared.refuse_draining()?;
     let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
@@ -99,6 +101,8 @@ async fn run(
 pub struct Wait {
     time: Duration,
     _place: Option<Place>,
+    /// The room of the request's body, which is not needed while it waits.
+    share: Share,
 }
 
 impl Wait {
@@ -109,10 +113,10 @@ impl Wait {
 
 /// How long a request wants to wait. It takes its place before anything is changed: who is told that there are too many
 /// sends the request again.
-pub fn wait_of(shared: &Shared, actor: &Actor, wait_ms: Option<u64>) -> Result<Wait, Problem> {
+pub fn wait_of(shared: &Shared, actor: &Actor, share: Share, wait_ms: Option<u64>) -> Result<Wait, Problem> {
     match Duration::from_millis(wait_ms.unwrap_or(0)) {
         time if time.is_zero() => Ok(Wait::default()),
-        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait(actor)?) }),
+        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait(actor)?), share }),
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
 }
@@ -125,6 +129,7 @@ pub async fn answer_run(
     wait: Wait,
 ) -> Result<Response, Problem> {
     let gone = || Problem::not_found(format!("run {id} is no longer kept"));
+    wait.share.close();
     let until = tokio::time::Instant::now() + wait.time;
     let mut run = shared.store().run(id).await?.ok_or_else(gone)?;
     while run.state.is_live() && tokio::time::Instant::now() < until {

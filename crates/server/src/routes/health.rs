@@ -44,7 +44,7 @@ pub struct Ready {
 /// One thing that was looked at.
 #[derive(Serialize, ToSchema)]
 pub struct ReadyCheck {
-    /// `engine`, `store`, `planner`.
+    /// `engine`, `planner`, `store`, `lag`, `starts`.
     pub check: &'static str,
     /// Whether it is well.
     pub ok: bool,

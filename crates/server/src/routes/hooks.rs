@@ -83,6 +83,7 @@ async fn hook(
     let proven = proven(&shared, &named, &parts, stream, now).await;
     count(&shared, &named, &parts, proven.as_ref().err())?;
     let Proven { record, body, content, id } = proven?;
+    extract::make_room(&shared, &parts, &body).await?;
     let payload = payload(&body)?;
     let knock = knock(&shared, &record, payload, now, trace).await?;
     let remembered = |key: String, body_hash: Vec<u8>| {

@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use super::actions::{Wait, answer_run, wait_of};
 use super::{Routes, json};
 use crate::audit;
+use crate::bodies::Share;
 use crate::extract::{Key, MaybeObject, Params, RunPath, is_name};
 use crate::guard::Actor;
 use crate::page::{self, Cursor};
@@ -139,11 +140,12 @@ struct CancelBody {
 async fn cancel(
     State(shared): State<Arc<Shared>>,
     Extension(actor): Extension<Actor>,
+    Extension(share): Extension<Share>,
     RunPath(id): RunPath,
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: CancelBody = body.read()?;
-    let wait = wait_of(&shared, &actor, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, share, body.wait_ms)?;
     let cancelled = shared.store().cancel(shared.now(), id, Reason::Requested).await?;
     audit::made(matches!(cancelled, Cancelled::Ended | Cancelled::Told(_)));
     match cancelled {

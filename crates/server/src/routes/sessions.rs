@@ -18,6 +18,7 @@ use super::actions::{answer_run, wait_of};
 use super::log::stream_run;
 use super::{Routes, json};
 use crate::audit;
+use crate::bodies::Share;
 use crate::extract::{self, Key, Object, Params, SessionPath, is_name};
 use crate::guard::Actor;
 use crate::page::{self, Cursor};
@@ -185,13 +186,14 @@ impl Answer {
 async fn send(
     State(shared): State<Arc<Shared>>,
     Extension(actor): Extension<Actor>,
+    Extension(share): Extension<Share>,
     Extension(trace): Extension<Trace>,
     path: SessionPath,
     Key(key): Key,
     Object(body): Object,
 ) -> Result<Response, Problem> {
     let body: MessageBody = extract::read(body)?;
-    let wait = wait_of(&shared, &actor, body.wait_ms)?;
+    let wait = wait_of(&shared, &actor, share, body.wait_ms)?;
     if body.max_concurrent == Some(0) {
         let detail = format!("max_concurrent must be 1-{}, got 0", u32::MAX);
         return Err(Problem::bad("bad_field", detail).field("max_concurrent"));
