@@ -40,6 +40,14 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
                 Value::String(text) if text != NO_SECRET && text.trim().eq_ignore_ascii_case(NO_SECRET) => {
                     return Err(flaw("`none` is written in small letters and without blanks"));
                 }
+                Value::String(text) if is_empty_by_default(text.trim()) => {
+                    return Err(flaw(
+                        "the default of a secret is empty; without `:-` a missing variable is told",
+                    ));
+                }
+                Value::String(text) if text.trim() == "whsec_" => {
+                    return Err(flaw("nothing follows `whsec_` in a secret"));
+                }
                 Value::String(text) => secrets.push((key, text.as_str())),
                 Value::Null => return Err(flaw("a secret is missing")),
                 _ => return Err(flaw("a secret is not text")),
@@ -61,6 +69,12 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
     }
 }
 
+/// Whether a secret is one reference, `${NAME:-}`, which is empty where the variable is.
+fn is_empty_by_default(text: &str) -> bool {
+    let inside = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+    inside.and_then(|inside| inside.split_once(":-")).is_some_and(|(_, default)| default.trim().is_empty())
+}
+
 /// The word for a webhook without a secret.
 const NO_SECRET: &str = "none";
 
@@ -75,6 +89,7 @@ mod tests {
         for (settings, secrets) in [
             (json!({"secret": "${A}"}), vec!["${A}"]),
             (json!({"secret": ["${A}", "b"]}), vec!["${A}", "b"]),
+            (json!({"secret": ["${A:-b}", "${A:-}b"]}), vec!["${A:-b}", "${A:-}b"]),
             (json!({"secrets": ["${A}"], "github": true}), vec!["${A}"]),
             (json!({"secret": "a", "secrets": ["b", "c"]}), vec!["a", "b", "c"]),
             (json!({"secret": "a", "secrets": []}), vec!["a"]),
@@ -101,6 +116,10 @@ mod tests {
             json!({"secret": false}),
             json!({"secret": ""}),
             json!({"secret": "  "}),
+            json!({"secret": "${A:-}"}),
+            json!({"secret": " ${A:- } "}),
+            json!({"secrets": ["a", "${A:-}"]}),
+            json!({"secret": "whsec_"}),
             json!({"secret": []}),
             json!({"secret": [1, 2]}),
             json!({"secret": ["a", 1]}),

@@ -264,6 +264,9 @@ pub(super) async fn tend(tx: &mut Tx<'_>) -> Result<(), Fault> {
 
 /// Promises that rows must keep, each as a query that gives a sentence for every one that is broken.
 const PROMISES: &[&str] = &[
+    "select distinct format('run %s has gate %s, which is gone', l.id, g.id) from live l \
+     cross join lateral (values (agent_gate), (turn_gate), (command_gate), (whole_gate), (parked_on)) g (id) \
+     where g.id is not null and not exists (select 1 from gates where gates.id = g.id)",
     // Lowering a limit stops nobody: those that started before do not count. More than one may run in a scope: it is for
     // itself only that a run waits until none does.
     "select format('gate %s lets %s run and %s are running', g.id, g.cap, g.running) from ( \

@@ -60,11 +60,12 @@ pub(super) async fn list(tx: &mut Tx<'_>) -> Result<Vec<Refusal>, Fault> {
     tx.query(sql, &[]).await?.iter().map(refusal).collect()
 }
 
-/// Tables that planning, starting, ending and commands write to.
-macro_rules! written {
+/// The tables, without the one that is written to as a trial and those that no crash keeps.
+macro_rules! tables {
     () => {
-        "live, history, timers, schedule_state, nodes, output, skips, gates, queues, scopes, sessions, deferred, budgets, \
-         breakers, refusals, audit"
+        "sources, agents, schedules, spent, schedule_revisions, schedule_state, timers, queues, gates, scopes, live, \
+         history, output, skips, nodes, breakers, breaker_log, budgets, idempotency, sessions, session_runs, lanes, \
+         deferred, tokens, audit, snapshots, refusals"
     };
 }
 
@@ -73,12 +74,12 @@ pub(super) async fn probe(tx: &mut Tx<'_>) -> Result<(), Fault> {
     let sql = "select name from unnest(string_to_array($1, ', ')) as t (name) where to_regclass(name) is null \
                or not has_table_privilege(name, 'insert') or not has_table_privilege(name, 'update') \
                or not has_table_privilege(name, 'select') limit 1";
-    if let Some(row) = tx.query(sql, &[&written!()]).await?.first() {
+    if let Some(row) = tx.query(sql, &[&tables!()]).await?.first() {
         let detail = format!("the table {} is gone, or must not be written to", get::<&str>(row, "name")?);
         return Err(Error::Unavailable { detail, ambiguous: false }.into());
     }
     // Taken for a moment only, and by any number at once.
-    tx.execute(concat!("lock table ", written!(), " in row exclusive mode"), &[]).await?;
+    tx.execute(concat!("lock table ", tables!(), " in row exclusive mode"), &[]).await?;
     let sql = "insert into probes (id, at) values (1, now()) on conflict (id) do update set at = excluded.at";
     tx.execute(sql, &[]).await?;
     Ok(())

@@ -201,6 +201,17 @@ impl Verb<'_> {
             .collect();
         let promises = [
             (
+                "rows of the audit that leave no number for the next, so that nothing can be changed",
+                "select count(*) from audit where number = 9223372036854775807",
+            ),
+            (
+                "gates of runs that are gone, so that they hold nobody back",
+                "select count(*) from (select agent_gate as gate from live union all select turn_gate from live
+                   union all select command_gate from live union all select whole_gate from live
+                   union all select parked_on from live)
+                 where gate is not null and gate not in (select id from gates)",
+            ),
+            (
                 "gates that a run has which does not belong there",
                 "select count(*) from live where alone_gate is not null and alone_gate not in (coalesce(command_gate, -1), coalesce(whole_gate, -1))",
             ),

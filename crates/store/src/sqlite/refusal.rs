@@ -11,24 +11,35 @@ use crate::views::{REFUSAL_LASTS, Refusal, RefusedPart};
 /// What stands in the place of a run if a plan is refused.
 const NO_RUN: [u8; 16] = [0; 16];
 
-/// Tables that planning, starting, ending and commands write to.
-const WRITTEN: [&str; 16] = [
+/// The tables, without the one that is written to as a trial.
+const TABLES: [&str; 27] = [
+    "sources",
+    "agents",
+    "schedules",
+    "spent",
+    "schedule_revisions",
+    "schedule_state",
+    "timers",
+    "queues",
+    "gates",
+    "scopes",
     "live",
     "history",
-    "timers",
-    "schedule_state",
-    "nodes",
     "output",
     "skips",
-    "gates",
-    "queues",
-    "scopes",
-    "sessions",
-    "deferred",
-    "budgets",
+    "nodes",
     "breakers",
-    "refusals",
+    "breaker_log",
+    "budgets",
+    "idempotency",
+    "sessions",
+    "session_runs",
+    "lanes",
+    "deferred",
+    "tokens",
     "audit",
+    "snapshots",
+    "refusals",
 ];
 
 impl Verb<'_> {
@@ -96,7 +107,7 @@ impl Verb<'_> {
             let detail = format!("{missing} bytes are missing at its end");
             return Err(Error::Corrupt { place: place(), detail });
         }
-        for table in WRITTEN {
+        for table in TABLES {
             self.row(format!("select 1 from {table} limit 1"), [], |_| Ok(()))?;
         }
         self.execute(
