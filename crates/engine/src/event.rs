@@ -197,7 +197,6 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
     (Of::Run, "made by a tick", Name::TickPlanned),
     (Of::Run, "made otherwise", Name::RunCreated),
     (Of::Run, "an attempt starts", Name::RunStarted),
-    (Of::Run, "its program cannot start for now", Name::RunDelayed),
     (Of::Run, "waits for another attempt", Name::RunRetried),
     (Of::Run, "taken from a node that is gone", Name::RunRescued),
     (Of::Run, "given back, not started", Name::RunReturned),

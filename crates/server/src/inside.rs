@@ -15,6 +15,7 @@ use bytes::Bytes;
 use tower::ServiceExt;
 use utoipa::openapi::OpenApi;
 
+use crate::bodies::Share;
 use crate::client::Client;
 use crate::guard::{Actor, Table, answer, is_change};
 use crate::routes;
@@ -68,6 +69,7 @@ async fn mark(State(door): State<Arc<Door>>, mut request: Request, next: Next) -
     let trace = Trace::of(request.headers());
     request.extensions_mut().insert(trace);
     request.extensions_mut().insert(Client::inside());
+    request.extensions_mut().insert(Share::default());
     request.extensions_mut().insert(Actor { id: door.caller.actor.clone(), scope: Scope::Admin });
     // A route that asks for a token itself finds one: the caller has the store, and so everything.
     if let Ok(token) = HeaderValue::from_str(&format!("Bearer {}", door.shared.local_token)) {
