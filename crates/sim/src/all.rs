@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 use belfry_core::broken::{self, Broken};
@@ -32,22 +32,30 @@ pub struct Summary {
     pub met: BTreeMap<(&'static str, &'static str), u64>,
 }
 
+/// One of so many seeds is replayed on SQLite.
+pub const SQLITE_EVERY: u64 = 20;
+/// And one of so many on PostgreSQL.
+pub const POSTGRES_EVERY: u64 = 200;
+
 /// Gives the stores that a seed is replayed on, each with its name.
 pub type Stores<'a> = &'a (dyn Fn(u64) -> Vec<(&'static str, Other)> + Sync);
 
 /// Lives many seeds, every tenth twice, and some again beside other stores. Goes on after a seed that broke something if
 /// `keeps_going`.
 pub fn live_all(seeds: Range<u64>, keeps_going: bool, stores: Stores<'_>) -> Summary {
-    let next = AtomicU64::new(seeds.start);
+    // Those that take longest first, so that no processor waits for another in the end.
+    let mut order: Vec<u64> = seeds.collect();
+    order.sort_by_key(|seed| (!seed.is_multiple_of(POSTGRES_EVERY), !seed.is_multiple_of(SQLITE_EVERY)));
+    let next = AtomicUsize::new(0);
     let summary = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
         for _ in 0..available_parallelism().map_or(1, |count| count.get()) {
             scope.spawn(|| {
                 loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end || (!keeps_going && !summary.lock().broken.is_empty()) {
+                    let seed = order.get(next.fetch_add(1, Ordering::Relaxed));
+                    let Some(&seed) = seed.filter(|_| keeps_going || summary.lock().broken.is_empty()) else {
                         return;
-                    }
+                    };
                     let report = Sim::run(seed, 0);
                     let others = if report.broken.is_none() { stores(seed) } else { Vec::new() };
                     // A life beside another store is a second life, too.
@@ -94,10 +102,10 @@ impl Summary {
 }
 
 /// The first seed that notices that something is broken on purpose, with what it notices. Seeds that break something anyway
-/// do not count. Every 20th seed is lived beside SQLite.
+/// do not count. Some seeds are lived beside SQLite.
 pub fn notice(broken: Broken, seeds: Range<u64>) -> Option<(u64, String)> {
     for seed in seeds {
-        let other = if seed.is_multiple_of(20) { Other::sqlite(seed).ok() } else { None };
+        let other = if seed.is_multiple_of(SQLITE_EVERY) { Other::sqlite(seed).ok() } else { None };
         let report = broken::with(broken, || Sim::run_beside(seed, 0, other));
         if let Some(what) = report.broken
             && Sim::run(seed, 0).broken.is_none()

@@ -17,7 +17,7 @@ mod sim;
 mod slow;
 mod world;
 
-pub use all::{Noticed, Stores, Summary, live_all, notice, notice_all};
+pub use all::{Noticed, POSTGRES_EVERY, SQLITE_EVERY, Stores, Summary, live_all, notice, notice_all};
 pub use beside::Other;
 pub use draw::Params;
 pub use people::{impossible, states, verbs};

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use belfry_sim::{Other, Sim, impossible, live_all, notice_all, states, verbs};
+use belfry_sim::{Other, SQLITE_EVERY, Sim, impossible, live_all, notice_all, states, verbs};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seed N | --seeds N [--from N]] [--trace LINES] [--keep-going] [--met] [--broken]
@@ -91,9 +91,9 @@ fn show_broken(seeds: &std::ops::Range<u64>) -> ExitCode {
     if is_unnoticed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Every 20th seed is replayed on SQLite.
+/// Some seeds are replayed on SQLite.
 fn stores(seed: u64) -> Vec<(&'static str, Other)> {
-    match seed.is_multiple_of(20).then(|| Other::sqlite(seed)) {
+    match seed.is_multiple_of(SQLITE_EVERY).then(|| Other::sqlite(seed)) {
         Some(Ok(other)) => vec![("sqlite", other)],
         Some(Err(error)) => {
             eprintln!("seed {seed} is not replayed on SQLite: {error}");

@@ -6,7 +6,7 @@
 #[path = "../../store/tests/support/pg.rs"]
 mod pg;
 
-use belfry_sim::{Other, impossible, live_all, states, verbs};
+use belfry_sim::{Other, POSTGRES_EVERY, SQLITE_EVERY, impossible, live_all, states, verbs};
 
 /// Seeds that are lived, from `BELFRY_FROM` on: from the environment, else as many as take less than two minutes on two cores.
 fn count() -> u64 {
@@ -26,8 +26,8 @@ const TICKS_MIN: u64 = 2000;
 const SEEDS_MET: u64 = 500;
 
 fn stores(seed: u64) -> Vec<(&'static str, Other)> {
-    let sqlite = seed.is_multiple_of(20).then(|| ("sqlite", Other::sqlite(seed).unwrap()));
-    let url = if seed.is_multiple_of(200) { pg::fresh_database() } else { None };
+    let sqlite = seed.is_multiple_of(SQLITE_EVERY).then(|| ("sqlite", Other::sqlite(seed).unwrap()));
+    let url = if seed.is_multiple_of(POSTGRES_EVERY) { pg::fresh_database() } else { None };
     let postgres = url.map(|url| ("postgres", Other::postgres(&url).unwrap()));
     sqlite.into_iter().chain(postgres).collect()
 }
