@@ -19,6 +19,7 @@ mod isolation;
 mod lanes;
 mod locked;
 mod outages;
+mod planning;
 mod rejoining;
 mod sessions;
 mod watching;

@@ -1,0 +1,85 @@
+//! What the planner does with all that is due at once, on every store.
+
+use std::time::Duration;
+
+use crate::support::{World, on_each, stop};
+use belfry::{AgentBuilder, AgentSpec, ScheduleOptions, cron};
+use belfry_core::Trigger;
+use belfry_core::definition::{CatchUp, Scope};
+use belfry_store::{ScheduleFilter, Store};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// An agent with some schedules of one cron expression.
+fn agent(name: &str, schedules: usize, expr: &str, options: &ScheduleOptions) -> AgentSpec {
+    let mut agent = AgentBuilder::new(name);
+    for n in 0..schedules {
+        agent = agent.schedule_with(format!("s{n}"), cron(expr).unwrap(), options.clone());
+    }
+    agent.build()
+}
+
+#[tokio::test]
+async fn schedules_with_one_time_and_one_scope_take_turns() {
+    let options = ScheduleOptions { overlap: Scope::Agent, ..ScheduleOptions::default() };
+    on_each(async |world: World| {
+        let engine = world.engine(&[agent("a", 3, "*/5 * * * *", &options)]).await;
+        world.pass(&engine, 40 * MINUTE, 5 * MINUTE).await;
+        let ran: Vec<_> = world.seen.lock().iter().map(|seen| seen.name.clone()).collect();
+        assert_eq!(ran, ["a/s0", "a/s1", "a/s2"].repeat(3));
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn many_runs_that_are_caught_up_at_once_are_spread() {
+    let options = ScheduleOptions { catch_up: Some(CatchUp::RunOnce), ..ScheduleOptions::default() };
+    on_each(async |world: World| {
+        let agents = [agent("a", 8, "0 * * * *", &options)];
+        let engine = world.engine(&agents).await;
+        stop(&engine).await;
+        world.clock.advance(90 * MINUTE);
+        let back_at = world.clock.now().wall;
+        let engine = world.engine(&agents).await;
+        let runs = world.runs().await;
+        assert_eq!(runs.iter().filter(|run| run.trigger == Trigger::CatchUp).count(), 8);
+        let mut starts: Vec<_> = runs.iter().map(|run| run.not_before.duration_since(back_at)).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        assert!(starts.len() > 4, "they are due at different instants: {starts:?}");
+        assert!(starts.iter().all(|delay| delay.as_secs() <= 30), "{starts:?}");
+        // Nothing of that is in the way of the next tick.
+        world.pass(&engine, MINUTE, Duration::from_secs(1)).await;
+        assert_eq!(world.seen.lock().len(), 8);
+        world.pass(&engine, 29 * MINUTE, MINUTE).await;
+        assert_eq!(world.seen.lock().len(), 16);
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn programs_with_names_of_their_own_leave_each_others_agents_alone() {
+    on_each(async |world: World| {
+        let engine = |source: &str, name: &str| {
+            let options = ScheduleOptions::default();
+            let builder = belfry::Engine::builder().store(world.store.clone()).clock(world.clock.clone());
+            builder.source(source).agents([agent(name, 1, "0 * * * *", &options)]).build()
+        };
+        let (one, other) = (engine("one", "a"), engine("other", "b"));
+        one.start().await.unwrap();
+        other.start().await.unwrap();
+        let names = async || {
+            let page = world.store.schedules(&ScheduleFilter::default(), None, 10).await.unwrap();
+            page.items.into_iter().map(|record| record.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names().await, ["a/s0", "b/s0"]);
+        // What a name no longer has is retired.
+        one.set_agents(Vec::new()).await.unwrap();
+        assert_eq!(names().await, ["b/s0"]);
+        stop(&one).await;
+        stop(&other).await;
+    })
+    .await;
+}
