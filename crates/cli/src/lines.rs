@@ -14,11 +14,14 @@ use crate::words::{harmless, one_line};
 /// Characters of a text from outside in one line.
 const DETAIL_MAX: usize = 200;
 
-/// Writes what happens to standard output.
+/// Writes what happens to standard output. A line that cannot be written, because a disk is full or nobody reads any longer,
+/// is left out and counted: the work goes on without it.
 pub struct Lines {
     json: bool,
     zone: Zone,
     level: Level,
+    /// Lines left out since one was written.
+    lost: u64,
 }
 
 impl Lines {
@@ -29,7 +32,7 @@ impl Lines {
             "debug" | "trace" => Level::Debug,
             _ => Level::Info,
         };
-        Lines { json, zone, level }
+        Lines { json, zone, level, lost: 0 }
     }
 
     pub fn is_json(&self) -> bool {
@@ -37,10 +40,14 @@ impl Lines {
     }
 
     /// One event.
-    pub fn event(&mut self, event: &Event) -> io::Result<()> {
-        if event.level > self.level {
-            return Ok(());
+    pub fn event(&mut self, event: &Event) {
+        if event.level <= self.level {
+            let written = self.write_event(event);
+            self.count(written);
         }
+    }
+
+    fn write_event(&self, event: &Event) -> io::Result<()> {
         if self.json {
             return terminal::json(Layout::Line, [event]);
         }
@@ -60,7 +67,12 @@ impl Lines {
     }
 
     /// A sentence that is no event.
-    pub fn say(&mut self, text: &str) -> io::Result<()> {
+    pub fn say(&mut self, text: &str) {
+        let written = self.write_sentence(text);
+        self.count(written);
+    }
+
+    fn write_sentence(&self, text: &str) -> io::Result<()> {
         if self.json {
             writeln!(terminal::stderr(), "{}", harmless(text))
         } else {
@@ -69,13 +81,38 @@ impl Lines {
     }
 
     /// Something that is wrong with one schedule.
-    pub fn problem(&mut self, problem: &Problem) -> io::Result<()> {
-        writeln!(terminal::stderr(), "{}", problem.render(!self.json))
+    pub fn problem(&mut self, problem: &Problem) {
+        let written = writeln!(terminal::stderr(), "{}", problem.render(!self.json));
+        self.count(written);
     }
 
     /// What is wrong with the files.
-    pub fn errors(&mut self, errors: &Errors) -> io::Result<()> {
-        writeln!(terminal::stderr(), "{}", errors.render(!self.json))
+    pub fn errors(&mut self, errors: &Errors) {
+        let written = writeln!(terminal::stderr(), "{}", errors.render(!self.json));
+        self.count(written);
+    }
+
+    /// Counts a line that could not be written, and tells of those before one that could.
+    fn count(&mut self, written: io::Result<()>) {
+        match written {
+            Ok(()) if self.lost > 0 => {
+                let words = format!("{} lines could not be written", self.lost);
+                if self.write_sentence(&words).is_ok() {
+                    self.lost = 0;
+                }
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if self.lost == 0 {
+                    // Standard error may lead elsewhere.
+                    let _ = writeln!(
+                        terminal::stderr(),
+                        "a line cannot be written, and the work goes on: {error}"
+                    );
+                }
+                self.lost += 1;
+            }
+        }
     }
 }
 

@@ -99,7 +99,7 @@ impl Up {
             Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str());
         let address = loaded.settings.store.expose().to_owned();
         for told in place::secure_state(&address, file)? {
-            lines.say(&told)?;
+            lines.say(&told);
         }
         let store = AnyStore::open(&address, true).await.map_err(|error| taken(error, &address, file))?;
         let store = Arc::new(store);
@@ -139,15 +139,15 @@ impl Up {
             any_port: self.demo,
         })
         .await?;
-        greet(&mut lines, &engine, &loaded, output).await?;
+        greet(&mut lines, &engine, &loaded, output)?;
         if !lines.is_json() {
-            lines.say(&format!("API at http://{}", serving.address()))?;
+            lines.say(&format!("API at http://{}", serving.address()));
             // The link is for the person who looks at the terminal, not for a file or a log.
             if terminal::is_terminal() {
                 lines.say(
                     "log in with this link, once and within ten minutes (`belfry open` prints another):",
-                )?;
-                lines.say(&format!("  {}", serving.login_link()))?;
+                );
+                lines.say(&format!("  {}", serving.login_link()));
             }
         }
         let skew = Skew::new(&engine);
@@ -165,15 +165,15 @@ impl Up {
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Ok(event) => lines.event(&event)?,
+                    Ok(event) => lines.event(&event),
                     Err(tokio::sync::broadcast::error::RecvError::Lagged(lost)) => {
-                        lines.say(&format!("{lost} lines were lost: they came faster than they could be written"))?;
+                        lines.say(&format!("{lost} lines were lost: they came faster than they could be written"));
                     }
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
                     Some(Asked::Reload) => watched = reload(&home, watched, &mut lines, &serving).await.0,
-                    Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await?,
+                    Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
@@ -232,24 +232,24 @@ pub async fn apply(
     Ok((content, applied))
 }
 
-async fn greet(lines: &mut Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
+fn greet(lines: &mut Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
     for problem in loaded.invalid.iter().chain(&loaded.warnings) {
-        lines.problem(problem)?;
+        lines.problem(problem);
     }
     if lines.is_json() {
         return Ok(());
     }
     let schedules: usize = loaded.agents.iter().map(|agent| agent.schedules.len()).sum();
-    lines.say(&format!("state in {}", loaded.settings.store))?;
+    lines.say(&format!("state in {}", loaded.settings.store));
     lines.say(&format!(
         "{} with {} from {}",
         words::count(loaded.agents.len(), "agent"),
         words::count(schedules, "schedule"),
         files(loaded)
-    ))?;
+    ));
     let (now, zone) = (engine.now(), output.zone()?);
     for (tick, name) in next_ticks(loaded, now, 5) {
-        lines.say(&format!("  next {}  {name}", local(tick, &zone)))?;
+        lines.say(&format!("  next {}  {name}", local(tick, &zone)));
     }
     Ok(())
 }
@@ -323,8 +323,7 @@ async fn reload(
     match place::load(home.file) {
         Ok(loaded) => {
             for problem in loaded.invalid.iter().chain(&loaded.warnings) {
-                // Where it cannot be written nobody reads it.
-                let _ = lines.problem(problem);
+                lines.problem(problem);
             }
             match apply(engine, &loaded, Some(home.last)).await {
                 Ok((content, applied)) => {
@@ -335,7 +334,7 @@ async fn reload(
                     }
                     // Only now: until then the files count as changed.
                     if let Err(error) = home.last.write(&loaded.digest) {
-                        let _ = lines.say(&format!("cannot keep what was loaded last: {error}"));
+                        lines.say(&format!("cannot keep what was loaded last: {error}"));
                     }
                     for invalid in &loaded.invalid {
                         came.push_str(&format!("; invalid: {invalid}"));
@@ -343,7 +342,7 @@ async fn reload(
                     let later = home.started.awaiting_start(&loaded.settings);
                     if !later.is_empty() {
                         let words = format!("takes effect at the next start: {}", later.join(", "));
-                        let _ = lines.say(&words);
+                        lines.say(&words);
                         came.push_str(&format!("; {words}"));
                     }
                     let next = Watched::new(&loaded, &before);
@@ -362,7 +361,7 @@ async fn reload(
             }
         }
         Err(Failure::Config(errors)) => {
-            let _ = lines.errors(&errors);
+            lines.errors(&errors);
             // Scope read sees events, and not the files.
             rejected(format!("nothing was changed: {}", errors.brief()));
             (before, Err(errors.to_string()))
@@ -386,7 +385,7 @@ fn taken(error: belfry_store::Error, address: &str, file: &Path) -> Failure {
 }
 
 /// A store that does not answer now is heard of elsewhere.
-async fn reset_sessions(engine: &Engine, lines: &mut Lines) -> std::io::Result<()> {
+async fn reset_sessions(engine: &Engine, lines: &mut Lines) {
     match engine.reset_sessions().await {
         Ok(count) => lines.say(&format!("{} reset", words::count(count as usize, "session"))),
         Err(error) => lines.say(&format!("sessions were not reset: {error}")),
@@ -405,13 +404,13 @@ async fn stop(
         lines.say(&format!(
             "stopping: {running} still running, {} s left; again to end them at once",
             timeout.as_secs()
-        ))?;
+        ));
     }
     let first = engine.clone();
     let mut stopped = tokio::spawn(async move { first.stop(StopOptions { wait: true, timeout }).await });
     let result = loop {
         tokio::select! {
-            event = events.recv() => if let Ok(event) = event { lines.event(&event)? },
+            event = events.recv() => if let Ok(event) = event { lines.event(&event) },
             Some(Asked::Stop) = asked.recv() => {
                 let again = engine.clone();
                 tokio::spawn(async move { again.stop(StopOptions { wait: false, timeout: Duration::ZERO }).await });
@@ -420,7 +419,7 @@ async fn stop(
         }
     };
     while let Ok(event) = events.try_recv() {
-        lines.event(&event)?;
+        lines.event(&event);
     }
     match result {
         Ok(result) => Ok(result?),

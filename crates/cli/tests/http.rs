@@ -31,6 +31,8 @@ mod hostile;
 mod lists;
 #[path = "http/login.rs"]
 mod login;
+#[path = "http/memory.rs"]
+mod memory;
 #[path = "http/nodes.rs"]
 mod nodes;
 #[path = "http/poison.rs"]

@@ -442,10 +442,11 @@ impl Engine {
     pub async fn ended(&self, run: RunId) -> Result<RunRecord, Error> {
         let mut events = self.events();
         loop {
-            let record = self.store().run(run).await?;
-            let record = record.ok_or_else(|| Error::NotFound { name: run.to_string() })?;
+            let gone = || Error::NotFound { name: run.to_string() };
+            // What came with it may be long, and is read once.
+            let record = self.store().runs_by_id(&[run]).await?.pop().ok_or_else(gone)?;
             if !record.state.is_live() {
-                return Ok(record);
+                return self.store().run(run).await?.ok_or_else(gone);
             }
             let told = async {
                 // One that fell behind looks again, as after its time.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use belfry::api::Run;
 use belfry::{AnyStore, Engine, Timestamp};
 use belfry_config::{Api, Inherited, Settings};
-use belfry_core::{AgentDefinition, RunState};
+use belfry_core::{AgentDefinition, RunId, RunState};
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -163,6 +163,12 @@ impl Shared {
             false => Vec::new(),
         };
         Ok(records.iter().map(|run| Run::of(run).seen_by(&nodes, now, silence_max)).collect())
+    }
+
+    /// A run as it is shown. Its prompt and its payload, which may take a lot of memory, are not read.
+    pub async fn run(&self, id: RunId) -> Result<RunRecord, Problem> {
+        let run = self.store().runs_by_id(&[id]).await?.pop();
+        run.ok_or_else(|| Problem::not_found(format!("there is no run {id}, or it is no longer kept")))
     }
 
     /// What a schedule takes over where it is silent.

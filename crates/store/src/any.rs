@@ -381,7 +381,8 @@ impl Store for AnyStore {
     }
 
     async fn runs_by_id(&self, runs: &[RunId]) -> Answer<Vec<RunRecord>> {
-        each!(self, store => store.runs_by_id(runs).await)
+        let found = each!(self, store => store.runs_by_id(runs).await)?;
+        self.with_refused_ends(found).await
     }
 
     async fn live_runs(&self) -> Answer<Vec<RunRecord>> {

@@ -301,12 +301,13 @@ pub trait Store: Send + Sync + 'static {
     /// A run.
     fn run(&self, run: RunId) -> impl Future<Output = Answer<Option<RunRecord>>> + Send;
 
-    /// Those of these runs that are there, live or ended, in the order asked for. Reads only.
+    /// Those of these runs that are there, live or ended, in the order asked for, without their prompts and payloads. Reads
+    /// only.
     fn runs_by_id(&self, runs: &[RunId]) -> impl Future<Output = Answer<Vec<RunRecord>>> + Send {
         async move {
             let mut found = Vec::with_capacity(runs.len());
             for run in runs {
-                found.extend(self.run(*run).await?);
+                found.extend(self.run(*run).await?.map(RunRecord::listed));
             }
             Ok(found)
         }

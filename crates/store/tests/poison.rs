@@ -6,11 +6,12 @@
 mod pg;
 mod suite;
 
+use belfry_core::definition::{IfRunning, Options, Scope, When};
 use belfry_core::{NodeId, Reason, RunState};
 use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
 use belfry_store::*;
-use suite::world::{World, agent, cron, every, unlimited};
+use suite::world::{World, agent, cron, every, schedule, unlimited};
 
 /// A store in a file, and a way to write to it past Belfry.
 struct File {
@@ -47,20 +48,27 @@ async fn claim<S: Store>(world: &World<'_, S>, node: NodeId) -> Result<Vec<Claim
 /// One run that no claim can start: it is set aside and told of, all others start.
 async fn others_start<S: Store>(store: &S, sql: impl AsyncFn(String)) {
     let limited = belfry_core::AgentDefinition { max_concurrent: Some(2), ..unlimited() };
-    for (first, (definition, poison)) in [
-        (unlimited(), "epoch = 2147483647"),
-        (unlimited(), "attempt = 9223372036854775807"),
-        (limited.clone(), "epoch = 2147483647"),
+    let each = Options::default();
+    let queue = Options { if_running: IfRunning::Queue, ..Options::default() };
+    let alone = Options { overlap: Scope::Agent, ..queue.clone() };
+    for (first, (definition, options, poison)) in [
+        (unlimited(), &each, "epoch = 2147483647"),
+        (unlimited(), &each, "attempt = 9223372036854775807"),
+        (limited.clone(), &each, "epoch = 2147483647"),
         // Those that come back wait in another state, from which the claim itself takes them.
-        (unlimited(), "epoch = 2147483647, state = 3"),
-        (limited, "attempt = 9223372036854775807, state = 3"),
+        (unlimited(), &each, "epoch = 2147483647, state = 3"),
+        (limited, &each, "attempt = 9223372036854775807, state = 3"),
+        // Others wait behind it.
+        (unlimited(), &queue, "epoch = 2147483647"),
+        (unlimited(), &alone, "epoch = 2147483647"),
     ]
     .into_iter()
     .enumerate()
     {
         let mut world = World::new(store);
         world.ids_from(1_000 * (first as u128 + 1));
-        world.apply(&[agent("a", definition, &[("s", every("1h")), ("t", every("1h"))])]).await;
+        let hourly = || schedule(When::Every("1h".into()), options.clone());
+        world.apply(&[agent("a", definition, &[("s", hourly()), ("t", hourly())])]).await;
         let node = world.join(1).await;
         let (bad, _) = world.enqueue("a/s", None).await;
         let good = [world.enqueue("a/s", None).await.0, world.enqueue("a/t", None).await.0];
@@ -210,6 +218,40 @@ async fn a_usage_that_is_not_utf_8_hides_no_run() {
     assert_eq!(file.execute("update history set usage = cast(x'fffe' as text)", []).unwrap(), 1);
     let runs = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
     assert_eq!((runs.len(), runs[0].usage.is_none()), (1, true));
+}
+
+#[tokio::test]
+async fn an_id_of_a_wrong_length_holds_up_nobody_who_waits_for_a_turn() {
+    for overlap in [Scope::Schedule, Scope::Agent] {
+        let file = File::new();
+        let mut world = World::new(&file.store);
+        let options = Options { if_running: IfRunning::Queue, overlap, ..Options::default() };
+        let queued = schedule(When::Every("1h".into()), options);
+        let agents =
+            [agent("a", unlimited(), &[("s", queued)]), agent("b", unlimited(), &[("t", every("1h"))])];
+        world.apply(&agents).await;
+        let node = world.join(1).await;
+        let first = world.enqueue("a/s", None).await.0;
+        let claimed = claim(&world, node).await.unwrap();
+        assert_eq!(claimed[0].run, first);
+        world.enqueue("a/s", None).await;
+        let last = world.enqueue("a/s", None).await.0;
+        // Both wait for their turn.
+        assert!(claim(&world, node).await.unwrap().is_empty());
+        file.sql("update live set id = x'010203' where id = (select min(id) from live where state <> 2)");
+        world.complete(&claimed[0]).await;
+        let other = world.enqueue("b/t", None).await.0;
+        let mut started = Vec::new();
+        for _ in 0..4 {
+            // A claim may be refused once, when it meets the run.
+            for run in claim(&world, node).await.unwrap_or_default() {
+                started.push(run.run);
+                world.complete(&run).await;
+            }
+        }
+        started.sort_unstable();
+        assert_eq!(started, [last, other], "{overlap:?}");
+    }
 }
 
 #[tokio::test]

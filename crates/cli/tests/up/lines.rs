@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -80,4 +81,28 @@ agents:
         std::fs::write(&path, &found).unwrap();
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), found);
+}
+
+/// A disk that is full, and somebody who no longer reads.
+#[test]
+fn a_log_that_cannot_be_written_stops_no_work() {
+    for is_full in [true, false] {
+        let site = Site::sqlite();
+        site.config("agents: {a: {shell: 'echo run >> side.log', schedules: {s: {every: 200ms}}}}");
+        let mut command = site.command();
+        command.args(["up", "--log-format", "json"]).stderr(Stdio::piped());
+        match is_full {
+            true => command.stdout(std::fs::File::create("/dev/full").unwrap()),
+            false => command.stdout(Stdio::piped()),
+        };
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let ran = site.side().len();
+        site.wait_for_side("runs without a log", |lines| lines.len() >= ran + 5);
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(errors.matches("a line cannot be written, and the work goes on").count(), 1, "{errors}");
+    }
 }

@@ -128,13 +128,12 @@ pub async fn answer_run(
     id: RunId,
     wait: Wait,
 ) -> Result<Response, Problem> {
-    let gone = || Problem::not_found(format!("run {id} is no longer kept"));
     wait.share.close();
     let until = tokio::time::Instant::now() + wait.time;
-    let mut run = shared.store().run(id).await?.ok_or_else(gone)?;
+    let mut run = shared.run(id).await?;
     while run.state.is_live() && tokio::time::Instant::now() < until {
         tokio::time::sleep(LOOK_EVERY).await;
-        run = shared.store().run(id).await?.ok_or_else(gone)?;
+        run = shared.run(id).await?;
     }
     let mut response = json(status, &shared.runs_of(&[run]).await?.first());
     if let Ok(place) = HeaderValue::from_str(&format!("/api/v1/runs/{id}")) {

@@ -101,8 +101,7 @@ async fn log(
     headers: HeaderMap,
     Params(params): Params<LogParams>,
 ) -> Result<Response, Problem> {
-    let run = shared.store().run(id).await?;
-    run.ok_or_else(|| Problem::not_found(format!("there is no run {id}, or it is no longer kept")))?;
+    shared.run(id).await?;
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let after = place(params.after.or(last).as_deref())?;
     if params.follow != Some(true) {
@@ -155,7 +154,7 @@ async fn follow(
     let mut quiet = tokio::time::Instant::now();
     loop {
         // What is written before the end is there when the end is.
-        let Ok(Some(run)) = shared.store().run(id).await else { break };
+        let Ok(run) = shared.run(id).await else { break };
         match pass_on(&shared, id, &mut after, &sink).await {
             Ok(true) => quiet = tokio::time::Instant::now(),
             Ok(false) => {}

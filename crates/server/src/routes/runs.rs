@@ -8,7 +8,7 @@ use axum::response::Response;
 use belfry::Made;
 use belfry::api::{List, Run};
 use belfry_core::{Reason, RunId, RunState, Trigger};
-use belfry_store::{Cancelled, Enqueue, Enqueued, NewRun, RunFilter, RunRecord, Store};
+use belfry_store::{Cancelled, Enqueue, Enqueued, NewRun, RunFilter, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -24,6 +24,9 @@ use crate::page::{self, Cursor};
 use crate::problem::{Problem, ProblemBody};
 use crate::state::Shared;
 use crate::trace::Trace;
+
+/// What the copy of a run's prompt and payload takes of the memory for documents.
+const COPIED_BYTES: usize = 4 << 20;
 
 pub fn router() -> Routes {
     Routes::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(cancel)).routes(routes!(retry))
@@ -112,13 +115,8 @@ async fn list(
         (status = 200, description = "As it stands", body = Run),
     ))]
 async fn show(State(shared): State<Arc<Shared>>, RunPath(id): RunPath) -> Result<Response, Problem> {
-    let run = find(&shared, id).await?;
+    let run = shared.run(id).await?;
     Ok(json(StatusCode::OK, &shared.runs_of(&[run]).await?.first()))
-}
-
-async fn find(shared: &Shared, id: RunId) -> Result<RunRecord, Problem> {
-    let run = shared.store().run(id).await?;
-    run.ok_or_else(|| Problem::not_found(format!("there is no run {id}, or it is no longer kept")))
 }
 
 /// Whether to wait.
@@ -175,21 +173,26 @@ async fn cancel(
 async fn retry(
     State(shared): State<Arc<Shared>>,
     Extension(trace): Extension<Trace>,
+    Extension(share): Extension<Share>,
     RunPath(id): RunPath,
     Key(key): Key,
 ) -> Result<Response, Problem> {
     shared.refuse_draining()?;
-    let old = find(&shared, id).await?;
+    let old = shared.run(id).await?;
     if old.state.is_live() {
         let detail = format!("run {id} is {} and has not ended", old.state);
         return Err(Problem::conflict("not_ended", detail).way_out("wait for it, or cancel it"));
     }
     let now = shared.now();
     let (new, _) = belfry::prepare(shared.store(), &shared.options, now, &old.name).await?;
+    // How much memory its payload takes is not known before it is read.
+    shared.bodies.open(&share, COPIED_BYTES).await?;
+    let given = shared.store().run(id).await?;
+    let given = given.ok_or_else(|| Problem::not_found(format!("run {id} is no longer kept")))?;
     let run = NewRun {
         command: old.command,
-        prompt: old.prompt,
-        payload: old.payload,
+        prompt: given.prompt,
+        payload: given.payload,
         trace_id: Some(trace.id),
         ..new
     };

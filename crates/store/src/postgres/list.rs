@@ -58,9 +58,10 @@ pub(super) use ended_query;
 /// Ended runs of a table as lists show them.
 macro_rules! ended_list {
     ($from:literal) => {
-        ended_with!("null::text as prompt, '{}'::text as payload", $from)
+        crate::postgres::list::ended_with!("null::text as prompt, '{}'::text as payload", $from)
     };
 }
+pub(super) use ended_list;
 
 macro_rules! ended_with {
     ($given:literal, $from:literal) => {

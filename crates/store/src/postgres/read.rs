@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::connection::{Fault, Param, Tx};
 use super::defer::look_again;
-use super::list::{chain, ended_query, live_list, live_query};
+use super::list::{chain, ended_list, ended_query, live_list, live_query};
 use super::rows::{self, Live, get, small};
 use super::{Postgres, books, set_tokens};
 use crate::sabotage::Sabotage;
@@ -45,12 +45,15 @@ pub(super) async fn run(tx: &mut Tx<'_>, run: RunId) -> Result<Option<RunRecord>
     tx.query(sql, &[&run.0]).await?.first().map(rows::ended).transpose()
 }
 
-/// Those of these runs that are there, in the order asked for.
+/// Those of these runs that are there, in the order asked for, as lists show them.
 pub(super) async fn runs_by_id(tx: &mut Tx<'_>, runs: &[RunId]) -> Result<Vec<RunRecord>, Fault> {
     let ids: Vec<Uuid> = runs.iter().map(|run| run.0).collect();
-    let live = tx.query(concat!(live_query!(), " where l.id = any($1)"), &[&ids]).await?;
+    let live = tx.query(concat!(live_list!(), " where l.id = any($1)"), &[&ids]).await?;
     // It may end between the two looks, but never come back.
-    let ended = tx.query(concat!(ended_query!("history"), " where h.id = any($1)"), &[&ids]).await?;
+    let ended = match live.len() < runs.len() {
+        true => tx.query(concat!(ended_list!("history"), " where h.id = any($1)"), &[&ids]).await?,
+        false => Vec::new(),
+    };
     let records = live.iter().map(Live::record).chain(ended.iter().map(rows::ended));
     let mut found: HashMap<RunId, RunRecord> = HashMap::new();
     for record in records {

@@ -8,6 +8,7 @@ use tokio_postgres::Row;
 
 use super::Postgres;
 use super::connection::{Fault, Tx};
+use super::finish::UNPARK;
 use super::rows::get;
 use crate::unread::{UNREAD_MAX, UNREADABLE_ROWS_MAX};
 use crate::views::UnreadableSchedule;
@@ -60,15 +61,27 @@ fn why(row: &Row) -> Result<Option<Unreadable>, Fault> {
     Ok(read.or_else(|| read_stored::<AgentDefinition>(format, agent).err()))
 }
 
-/// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then. A claim makes
-/// those ready that came back or that a gate held, and takes that back when it fails: they are among these.
+/// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then: what waited
+/// behind them is let through. A claim makes those ready that came back or that a gate held, and takes that back when it
+/// fails: they are among these.
 pub(super) async fn set_aside(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {
     let sql = concat!(
-        "update live set state = 1, parked_on = null where (state in (0, 3) or parked_on is not null) and ",
+        "select id from gates where id in (select unnest(array[agent_gate, turn_gate, alone_gate]) from live \
+         where (state in (0, 3) or parked_on is not null) and ",
+        unclaimable!(),
+        ") order by id for update"
+    );
+    let gates =
+        tx.query(sql, &[]).await?.iter().map(|row| get(row, "id")).collect::<Result<Vec<i64>, _>>()?;
+    let sql = concat!(
+        "update live set state = 1, parked_on = null, turn_gate = null, alone_gate = null \
+         where (state in (0, 3) or parked_on is not null) and ",
         unclaimable!(),
         " returning id::text as run"
     );
-    tx.query(sql, &[]).await?.iter().map(|row| get(row, "run")).collect()
+    let named = tx.query(sql, &[]).await?.iter().map(|row| get(row, "run")).collect();
+    tx.query(UNPARK, &[&gates]).await?;
+    named
 }
 
 pub(super) async fn unreadable_rows(tx: &mut Tx<'_>) -> Result<Vec<String>, Fault> {

@@ -104,16 +104,16 @@ impl Verb<'_> {
         let first = match pass {
             Pass::Limit => None,
             Pass::Turn => self.row(
-                "select rank, due_at, id from live where turn_gate = ? and state <> 2 and due_at <= ?
+                "select rank, due_at, id from live where turn_gate = ? and state <> 2 and due_at <= ? and length(id) = 16
                  order by rank, due_at, id limit 1",
                 params![gate, micros(now)],
                 place,
             )?,
             Pass::Alone | Pass::Beside => self.row(
                 "select rank, due_at, id from live l where alone_gate = ?1 and state <> 2 and due_at <= ?2 and not_before <= ?2
-                   and schedule_id not in (select value from json_each(?3))
+                   and length(id) = 16 and schedule_id not in (select value from json_each(?3))
                    and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= ?2
-                                   and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
+                                   and length(e.id) = 16 and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
                  order by rank, due_at, id limit 1",
                 params![gate, micros(now), self.unread_ids()?],
                 place,

@@ -25,7 +25,7 @@ pub(super) const ENDED: &str = "select h.*, s.name, a.name as agent_name
     from history h join schedules s on s.id = h.schedule_id join agents a on a.id = h.agent_id";
 
 /// Ended runs as lists show them: without prompts and payloads, which may be long.
-fn ended_list(which: &str) -> String {
+pub(super) fn ended_list(which: &str) -> String {
     format!(
         "select h.*, null as prompt, null as payload, s.name, a.name as agent_name
          from (select id, agent_id, schedule_id, command, trigger, tick_at, not_before, due_at, attempt, max_attempts, epoch, node_id,

@@ -893,6 +893,11 @@ impl Store for Sqlite {
         self.write(move |verb| verb.prune(now, &retention)).await
     }
 
+    async fn runs_by_id(&self, runs: &[RunId]) -> Answer<Vec<RunRecord>> {
+        let runs = runs.to_vec();
+        self.read(move |verb| verb.runs_by_id(&runs)).await
+    }
+
     async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
         self.read(move |verb| verb.run(run)).await
     }

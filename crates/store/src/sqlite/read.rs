@@ -4,7 +4,7 @@ use belfry_core::{AgentId, RunId, RunState, ScheduleId};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::list::{ENDED, live_list, live_query, record};
+use super::list::{ENDED, ended_list, live_list, live_query, record};
 use super::source::{GATE_AGENT, GATE_COMMAND, GATE_TURN, GATE_WHOLE, from_json};
 use super::{Done, Verb, bytes, maybe_id, maybe_instant, micros, run_id, text};
 use crate::sabotage::Sabotage;
@@ -17,6 +17,19 @@ impl Verb<'_> {
             Some(live) => Ok(Some(live)),
             None => self.row(format!("{ENDED} where h.id = ?"), [bytes(run)], record),
         }
+    }
+
+    pub(super) fn runs_by_id(&self, runs: &[RunId]) -> Done<Vec<RunRecord>> {
+        let (live, ended) = (live_list("l.id = ?"), ended_list("id = ?"));
+        let mut found = Vec::with_capacity(runs.len());
+        for run in runs {
+            let run = bytes(*run);
+            found.extend(match self.row(live.clone(), [run], record)? {
+                Some(live) => Some(live),
+                None => self.row(ended.clone(), [run], record)?,
+            });
+        }
+        Ok(found)
     }
 
     pub(super) fn live_runs(&self) -> Done<Vec<RunRecord>> {

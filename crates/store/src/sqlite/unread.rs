@@ -41,13 +41,23 @@ impl Verb<'_> {
         to_json(&self.shared.unread.ids())
     }
 
-    /// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then. A claim
-    /// makes those ready that came back or that a gate held, and takes that back when it fails: they are among these.
+    /// Parks waiting runs that no claim can start, at no gate, and names them. Every other run can be claimed then: what
+    /// waited behind them is let through. A claim makes those ready that came back or that a gate held, and takes that back
+    /// when it fails: they are among these.
     pub(super) fn set_aside(&self) -> Done<Vec<String>> {
-        self.rows(
+        let these = format!("(state in (0, 3) or parked_on is not null) and {UNCLAIMABLE}");
+        let gates = self.rows(
             format!(
-                "update live set state = 1, parked_on = null
-                 where (state in (0, 3) or parked_on is not null) and {UNCLAIMABLE} returning id"
+                "select gate from (select agent_gate as gate from live where {these}
+                   union select turn_gate from live where {these} union select alone_gate from live where {these})
+                 where gate is not null"
+            ),
+            [],
+            |row| row.get::<_, i64>(0),
+        )?;
+        let named = self.rows(
+            format!(
+                "update live set state = 1, parked_on = null, turn_gate = null, alone_gate = null where {these} returning id"
             ),
             [],
             |row| {
@@ -55,7 +65,11 @@ impl Verb<'_> {
                 let hex = || id.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
                 Ok(uuid::Uuid::from_slice(id).map_or_else(|_| hex(), |id| id.to_string()))
             },
-        )
+        )?;
+        for gate in gates {
+            self.release(gate)?;
+        }
+        Ok(named)
     }
 
     /// What an agent is, now, or why that cannot be read.
