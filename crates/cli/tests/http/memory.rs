@@ -31,7 +31,7 @@ agents:
   a:
     shell: 'sleep 60'
     max_concurrent: 1
-    schedules: {s: {every: 1000h, if_running: queue, max_pending: 1000}}
+    schedules: {s: {cron: '0 0 1 1 *', if_running: queue, max_pending: 1000}}
 ",
     );
     let api = Api::start(&site);
