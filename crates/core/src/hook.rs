@@ -72,7 +72,8 @@ pub fn proof(settings: &Value) -> Result<Proof<'_>, SecretFlaw> {
 /// Whether a secret is one reference, `${NAME:-}`, which is empty where the variable is.
 fn is_empty_by_default(text: &str) -> bool {
     let inside = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
-    inside.and_then(|inside| inside.split_once(":-")).is_some_and(|(_, default)| default.trim().is_empty())
+    let default = inside.and_then(|inside| inside.split_once(":-")).map(|(_, default)| default.trim());
+    default.is_some_and(|default| default.is_empty() || default == "whsec_")
 }
 
 /// The word for a webhook without a secret.
@@ -118,6 +119,7 @@ mod tests {
             json!({"secret": "  "}),
             json!({"secret": "${A:-}"}),
             json!({"secret": " ${A:- } "}),
+            json!({"secret": "${A:-whsec_}"}),
             json!({"secrets": ["a", "${A:-}"]}),
             json!({"secret": "whsec_"}),
             json!({"secret": []}),

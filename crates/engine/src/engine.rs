@@ -30,7 +30,7 @@ use crate::handler::{Context, Handler, HandlerError};
 use crate::node::{host, own_process};
 use crate::relay::{Relay, Teller};
 use crate::session::{Made, UsageOf, refuse_message_keys, to_known_lane};
-use crate::shell::{ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
+use crate::shell::{Calls, ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
 const EVENTS_MAX: usize = 4096;
@@ -226,6 +226,7 @@ impl Builder {
                 events,
                 first_events: Mutex::new(Some(first_events)),
                 view: watch::Sender::new(view),
+                calls: Calls::default(),
                 started: Mutex::new(None),
                 relay: Mutex::new(None),
                 teller: Teller::new(),
@@ -276,6 +277,7 @@ struct Inner {
     /// What is told before the first start, for other nodes.
     first_events: Mutex<Option<broadcast::Receiver<Arc<Event>>>>,
     view: watch::Sender<View>,
+    calls: Calls,
     started: Mutex<Option<Started>>,
     relay: Mutex<Option<Relay>>,
     teller: Teller,
@@ -354,6 +356,7 @@ impl Engine {
             send: send.clone(),
             events: inner.events.clone(),
             view: inner.view.clone(),
+            calls: inner.calls.clone(),
             attempts: HashMap::new(),
             waiting: Vec::new(),
         };
@@ -488,6 +491,11 @@ impl Engine {
     /// Whether the store takes writes: every kind of write that has failed has succeeded since.
     pub fn store_is_well(&self) -> bool {
         self.inner.view.borrow().store_is_well
+    }
+
+    /// For how long the oldest call to the store waits that has not been answered.
+    pub fn longest_call(&self) -> Option<Duration> {
+        self.inner.calls.longest()
     }
 
     /// How many attempts here wait for their program to start, because the system is short of something.

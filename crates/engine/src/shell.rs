@@ -54,6 +54,36 @@ pub(crate) struct View {
     pub delayed: BTreeMap<RunId, String>,
 }
 
+/// The calls to the store that have not been answered, each with when it began.
+#[derive(Clone, Default)]
+pub(crate) struct Calls(Arc<Mutex<(u64, BTreeMap<u64, Instant>)>>);
+
+impl Calls {
+    fn begin(&self) -> Call {
+        let (last, open) = &mut *self.0.lock();
+        *last += 1;
+        open.insert(*last, Instant::now());
+        Call { calls: self.clone(), number: *last }
+    }
+
+    /// For how long the oldest of them has waited.
+    pub(crate) fn longest(&self) -> Option<Duration> {
+        self.0.lock().1.values().min().map(Instant::elapsed)
+    }
+}
+
+/// One of them, until it is dropped.
+struct Call {
+    calls: Calls,
+    number: u64,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.calls.0.lock().1.remove(&self.number);
+    }
+}
+
 /// What reaches the shell.
 pub(crate) enum Message {
     /// For the driver.
@@ -92,6 +122,7 @@ pub(crate) struct Shell {
     pub send: mpsc::Sender<Message>,
     pub events: broadcast::Sender<Arc<Event>>,
     pub view: watch::Sender<View>,
+    pub calls: Calls,
     /// How to end each attempt under way.
     pub attempts: HashMap<(RunId, Epoch), CancelSender>,
     pub waiting: Vec<(bool, oneshot::Sender<()>)>,
@@ -184,8 +215,12 @@ impl Shell {
         let (store, now) = (self.store.clone(), self.clock.now());
         match effect {
             Effect::Ask(ask) => {
-                let clock = self.clock.clone();
-                self.answer(async move { carry_out(&*store, &clock, ask).await });
+                let (clock, call) = (self.clock.clone(), self.calls.begin());
+                self.answer(async move {
+                    let answer = carry_out(&*store, &clock, ask).await;
+                    drop(call);
+                    answer
+                });
             }
             Effect::Start { attempt, tell } => self.start(*attempt, tell),
             Effect::Stop { run, epoch, stop } => {
@@ -507,5 +542,25 @@ fn stream_of(stream: belfry_runner::Stream) -> Stream {
     match stream {
         belfry_runner::Stream::Stdout => Stream::Out,
         belfry_runner::Stream::Stderr => Stream::Err,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_call_that_is_not_answered_counts() {
+        let calls = Calls::default();
+        assert_eq!(calls.longest(), None);
+        let first = calls.begin();
+        let second = calls.begin();
+        let (before, after) =
+            (calls.longest(), second.calls.0.lock().1.get(&second.number).map(Instant::elapsed));
+        assert!(before >= after, "{before:?} {after:?}");
+        drop(first);
+        assert!(calls.longest().is_some());
+        drop(second);
+        assert_eq!(calls.longest(), None);
     }
 }

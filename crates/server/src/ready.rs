@@ -11,6 +11,8 @@ use crate::state::Shared;
 
 /// A store that answers later does not answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// A call of the engine that waits longer holds up its work: of a database that hangs, other connections may answer.
+const CALL_MAX: Duration = Duration::from_secs(10);
 /// How often it is tried whether the store takes writes.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 /// Rounds of the planner that may be missing.
@@ -38,7 +40,13 @@ impl Shared {
         }];
         checks.push(self.planner(now));
         let due = tokio::time::timeout(ANSWER_WITHIN, self.store().next_due()).await;
+        let slow = self.engine.longest_call().filter(|waits| *waits > CALL_MAX);
         let (ok, detail, lag) = match (due, self.probe().await) {
+            (Ok(Ok(due)), Ok(())) if let Some(waits) = slow => {
+                let detail =
+                    format!("it answers, but a call of this node has waited for {} s", waits.as_secs());
+                (false, detail, due)
+            }
             (Ok(Ok(due)), Ok(())) if self.engine.store_is_well() => {
                 (true, "it answers and takes writes".to_owned(), due)
             }
