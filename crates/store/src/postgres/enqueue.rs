@@ -40,8 +40,8 @@ pub(super) struct Place {
 pub(super) type Places = HashMap<RunId, Place>;
 
 impl Postgres {
-    /// The queues and gates of new runs, which are made where there are none yet. They are never removed, so this needs
-    /// no transaction.
+    /// The queues and gates of new runs, which are made where there are none yet. They are removed only with a
+    /// schedule or an agent that was retired long ago and has no runs, so this needs no transaction.
     pub(super) async fn places(&self, tx: &mut Tx<'_>, runs: &[&NewRun]) -> Result<Places, Fault> {
         let mut places = Places::with_capacity(runs.len());
         let mut last: Option<(&NewRun, bool, i64)> = None;
