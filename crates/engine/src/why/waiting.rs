@@ -5,12 +5,15 @@ use belfry_core::edit::CLOCK_BACK_MIN;
 use belfry_core::gate::{self, Gate, Pass, Place, Scopes};
 use belfry_core::{RunState, SkipReason, Trigger, ending};
 use belfry_store::RunRecord;
-use belfry_time::Timestamp;
+use belfry_time::{SignedDuration, Timestamp};
 
 use super::{CLOCK_BACK, Known, NO_NODE, length, line};
 
 /// The reason for a run if its agent, or each node that could run it, runs as many as it may.
 const AT_CAPACITY: &str = "at_capacity";
+
+/// A run that is ready for longer while nothing runs in its lane should have started.
+const READY_MAX: SignedDuration = SignedDuration::from_mins(1);
 
 impl Known {
     /// Whether its agent's limit, or the limit of every node that could run it, is reached.
@@ -90,7 +93,17 @@ impl Known {
         if let Some(detail) = self.nodes_full() {
             return (Some(AT_CAPACITY), format!("waits for its node: {detail}"));
         }
-        (None, format!("is ready and waits for a free slot in the lane {}", run.lane))
+        let lane = &run.lane;
+        let is_busy = self.live.iter().any(|live| live.state == RunState::Running && live.lane == *lane);
+        let since = run.not_before.max(run.created_at);
+        if !is_busy && self.now.duration_since(since) > READY_MAX {
+            let words = format!(
+                "has been ready for {}, and nothing runs in the lane {lane}; `belfry doctor` looks for what is wrong",
+                length(since, self.now)
+            );
+            return (None, words);
+        }
+        (None, format!("is ready and waits for a free slot in the lane {lane}"))
     }
 
     /// A run that waits for the instant of its next attempt, and what put that off.

@@ -273,6 +273,20 @@ async fn a_run_that_waits_says_for_what() {
 }
 
 #[tokio::test]
+async fn a_run_that_should_have_started_says_so() {
+    let house = House::new(vec![AgentBuilder::new("plain").schedule("s", cron("0 0 * * *"))]).await;
+    house.engine.quiet().await;
+    // Nobody tells the node.
+    let (store, now) = (house.engine.store(), house.engine.now());
+    belfry::request_run(store, &Options::default(), now, "plain/s", RunRequest::default()).await.unwrap();
+    let soon = house.why("plain/s").await;
+    assert!(soon.words.contains("waits for a free slot"), "{}", soon.words);
+    let late = belfry::why(store, "plain/s", now + belfry::SignedDuration::from_mins(2)).await.unwrap();
+    assert!(late.words.contains("has been ready for 2m") && late.words.contains("doctor"), "{}", late.words);
+    house.end().await;
+}
+
+#[tokio::test]
 async fn old_ticks_are_judged_by_the_definition_of_their_time() {
     let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
     for _ in 0..3 {
