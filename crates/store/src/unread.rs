@@ -133,7 +133,7 @@ pub(crate) fn set_aside(runs: Vec<String>, error: Error) -> Error {
     Error::Refused {
         detail: format!(
             "run {first}{more} cannot be started: its stored id, epoch or attempt is out of range. It is set aside, and \
-             everything else goes on; `belfry cancel` ends it"
+             everything else goes on; `belfry cancel` ends it, unless its id is what is wrong"
         ),
     }
 }
