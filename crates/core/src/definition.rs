@@ -1,5 +1,7 @@
 //! What an agent and a schedule are, as they are stored, and as they are ready to decide with.
 
+use std::sync::Arc;
+
 use belfry_time::{
     Anchor, Cron, Dst, Every, Fold, Gap, Jitter, SignedDuration, Timestamp, Timing, Window, Zone,
     parse_duration, parse_instant,
@@ -381,7 +383,7 @@ impl ScheduleDefinition {
             _ => None,
         };
         let when_every = matches!(self.when, When::Every(_));
-        Ok(Schedule { timing, chat, when_every, definition: self.clone() })
+        Ok(Schedule { timing, chat, when_every, definition: Arc::new(self.clone()) })
     }
 
     /// When it ticks; none for webhook and chat. As [`compile`](ScheduleDefinition::compile), with the error that knows
@@ -436,7 +438,7 @@ pub const LATE_AFTER_MIN: SignedDuration = SignedDuration::from_secs(1);
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// What it was made from.
-    pub definition: ScheduleDefinition,
+    pub definition: Arc<ScheduleDefinition>,
     /// When it ticks; none for webhook and chat.
     pub timing: Option<Timing>,
     /// How its sessions behave; for chat alone.

@@ -428,8 +428,18 @@ fn planned_to(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Timestam
     };
     let next = from.and_then(|from| timing.next(from));
     match next.filter(|next| is_ahead(&timing, next.tick_at, now)) {
-        Some(next) => before(&timing, next.tick_at).max(now),
+        Some(next) => last_before(&timing, next.tick_at, now).max(now),
         None => now,
+    }
+}
+
+/// The last tick before one that lies ahead of an instant with other ticks between them. Where each tick has its distance to
+/// the one before, that distance before it.
+fn last_before(timing: &Timing, tick_at: Timestamp, now: Timestamp) -> Timestamp {
+    let before = before(timing, tick_at);
+    match tick_at.duration_since(before) > MICROSECOND {
+        true => before,
+        false => timing.newest_between(now, before, 1).pop().map_or(now, |tick| tick.tick_at),
     }
 }
 

@@ -1,9 +1,11 @@
 //! What an attempt is given: its prompt and its payload. What came with the run is fixed and is data; the rest comes from
 //! the definitions as they are when the attempt starts.
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::definition::Options;
+use crate::definition::{Options, ScheduleDefinition, When};
+use crate::model::Trigger;
 use crate::work::Work;
 
 /// The prompt where nothing names one.
@@ -21,7 +23,7 @@ pub enum Prompt {
 impl Prompt {
     /// The prompt of a run: its own, else the schedule's, else of a message its text, else the agent's, else
     /// [`DEFAULT_PROMPT`].
-    pub fn of(own: Option<String>, options: &Options, message: Option<&str>, work: &Work) -> Prompt {
+    fn of(own: Option<String>, options: &Options, message: Option<&str>, work: &Work) -> Prompt {
         if let Some(own) = own {
             Prompt::Text(own)
         } else if let Some(template) = &options.prompt {
@@ -36,8 +38,76 @@ impl Prompt {
     }
 }
 
+/// The payload that came with a run, as it is stored. It is read when an attempt starts: as values it takes up to thirty times
+/// the memory of its text, and many attempts may wait for their start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPayload {
+    trigger: Trigger,
+    json: Vec<u8>,
+}
+
+impl StoredPayload {
+    /// That of a run with this trigger.
+    pub fn new(trigger: Trigger, json: impl Into<Vec<u8>>) -> StoredPayload {
+        StoredPayload { trigger, json: json.into() }
+    }
+
+    /// Its values as attempts and readers get them, or why there are none.
+    pub fn read(&self) -> Result<Value, String> {
+        let stored = serde_json::from_slice(&self.json);
+        let stored = stored.map_err(|error| format!("its stored payload cannot be read: {error}"))?;
+        Ok(with_text(self.trigger, stored))
+    }
+
+    /// The key of the session of a run that a message made.
+    pub fn session(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct OfMessages {
+            session: String,
+        }
+        let is_of_messages = self.trigger == Trigger::Message;
+        is_of_messages
+            .then(|| serde_json::from_slice::<OfMessages>(&self.json).ok())
+            .flatten()
+            .map(|it| it.session)
+    }
+}
+
+/// A stored payload as attempts and readers get it. That of messages has `text` as well, all of them joined; it is not stored
+/// beside them.
+pub fn with_text(trigger: Trigger, mut payload: Value) -> Value {
+    if trigger == Trigger::Message
+        && let Value::Object(map) = &mut payload
+        && let Some(Value::Array(messages)) = map.get("messages")
+    {
+        let texts: Vec<&str> = messages.iter().filter_map(|message| message.get("text")?.as_str()).collect();
+        let text = texts.join("\n");
+        map.insert("text".into(), text.into());
+    }
+    payload
+}
+
+/// What an attempt is given.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    /// Not yet filled in.
+    pub prompt: Prompt,
+    /// Merged. Never a template.
+    pub payload: Value,
+}
+
+impl Given {
+    /// What an attempt of a run is given, by what came with the run and by the definitions.
+    pub fn of(prompt: Option<&str>, payload: Value, schedule: &ScheduleDefinition, work: &Work) -> Given {
+        let said = payload.get("text").and_then(Value::as_str);
+        let message = said.filter(|_| matches!(schedule.when, When::Chat(_)));
+        let prompt = Prompt::of(prompt.map(str::to_owned), &schedule.options, message, work);
+        Given { prompt, payload: merged(payload, &schedule.options, work) }
+    }
+}
+
 /// The payload of a run: its own keys over the schedule's over the agent's. A payload that is no object is used alone.
-pub fn payload(own: Value, options: &Options, work: &Work) -> Value {
+fn merged(own: Value, options: &Options, work: &Work) -> Value {
     let own = match own {
         Value::Null => Default::default(),
         Value::Object(own) => own,
@@ -81,9 +151,9 @@ mod tests {
         let object = |value: Value| value.as_object().cloned().unwrap_or_default();
         let options = Options { payload: object(json!({"b": "s", "c": "s"})), ..Options::default() };
         let work = Work { payload: object(json!({"a": "a", "b": "a", "c": "a"})), ..Work::default() };
-        let merged = payload(json!({"c": {"own": 1}}), &options, &work);
+        let merged = super::merged(json!({"c": {"own": 1}}), &options, &work);
         assert_eq!(merged, json!({"a": "a", "b": "s", "c": {"own": 1}}));
-        assert_eq!(payload(Value::Null, &Options::default(), &Work::default()), json!({}));
-        assert_eq!(payload(json!([1]), &options, &work), json!([1]));
+        assert_eq!(super::merged(Value::Null, &Options::default(), &Work::default()), json!({}));
+        assert_eq!(super::merged(json!([1]), &options, &work), json!([1]));
     }
 }

@@ -31,7 +31,7 @@ fn once(when: When) -> Schedule {
 
 fn disabled(schedule: &Schedule) -> Schedule {
     let options = Options { enabled: false, ..schedule.definition.options.clone() };
-    ScheduleDefinition { options, ..schedule.definition.clone() }.compile("agent/schedule").unwrap()
+    ScheduleDefinition { options, ..(*schedule.definition).clone() }.compile("agent/schedule").unwrap()
 }
 
 fn tick(tick: &str) -> Option<Token> {
@@ -237,7 +237,7 @@ fn an_edit_that_keeps_the_timing_moves_nothing() {
     let schedule = cron("*/5 * * * *");
     let more = ScheduleDefinition {
         options: Options { priority: 3, ..Options::default() },
-        ..schedule.definition.clone()
+        ..(*schedule.definition).clone()
     };
     assert!(!edit::redefines(&Status::Active, Some(&schedule.definition), &more, Ok(&schedule)));
     let invalid = Status::Invalid { reason: "bad".into() };
@@ -305,6 +305,20 @@ fn an_edit_does_not_wait_for_a_tick_to_come_of_the_old_timing() {
         let edited = define(&before, &weekly, &hourly, "02T12:01:00");
         let edited = Change { timer: Some(Token::next(at("02T12:01:00"))), ..edited };
         assert_eq!(armed(&edited, &hourly, "02T12:01:00"), Some(at("02T13:00:00")));
+    }
+}
+
+#[test]
+fn an_edit_by_a_clock_that_was_set_back_goes_on_after_the_last_tick_that_was_planned() {
+    // 12:00 and 12:30 were planned; the clock says 11:50. The old timing has its next tick a day later.
+    let (daily, hourly) = (cron("0,30 12 * * *"), cron("15 * * * *"));
+    let ahead = active(tick("03T12:00:00"));
+    let paused = pause(&ahead, &daily, "02T11:40:00");
+    for before in [ahead, paused] {
+        let edited = define(&before, &daily, &hourly, "02T11:50:00");
+        assert_eq!(edited.cursor_at, Some(at("02T12:30:00")), "{before:?}");
+        let edited = Change { timer: Some(Token::next(at("02T11:50:00"))), ..edited };
+        assert_eq!(armed(&edited, &hourly, "02T11:50:00"), Some(at("02T13:15:00")));
     }
 }
 

@@ -465,7 +465,7 @@ fn missed_ticks_of_an_interval_are_counted_on_its_grid() {
         let facts = Facts::CLEAR;
         let allow = ScheduleDefinition {
             options: Options { if_running: IfRunning::Allow, ..schedule.definition.options.clone() },
-            ..schedule.definition
+            ..(*schedule.definition).clone()
         };
         let plan = plan(&allow.compile("agent/schedule").unwrap(), &due("02T12:00:00"), &facts, now);
         let counted: u64 = plan.closed.iter().map(|range| range.count).sum();

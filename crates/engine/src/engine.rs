@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use belfry_core::check::Check;
 use belfry_core::definition::handler_label;
-use belfry_core::input::{self, Prompt};
+use belfry_core::input::StoredPayload;
 use belfry_core::session::Usage;
 use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
@@ -717,7 +717,6 @@ impl Engine {
         let definitions = definitions.into_iter().next().flatten().ok_or_else(not_found)?;
         let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
         let now = self.now();
-        let (options, work) = (&record.definition.options, &definitions.agent_definition.work);
         let attempt = Attempt {
             run: RunId(Uuid::nil()),
             epoch: 1,
@@ -725,17 +724,18 @@ impl Engine {
             node: NodeId(Uuid::nil()),
             agent: agent.into(),
             schedule: schedule.into(),
-            command: options.command.clone(),
+            command: record.definition.options.command.clone(),
             tick_at: Some(now),
             session: None,
             last_success_at: definitions.last_success_at,
-            timezone: options.timezone.clone(),
-            prompt: Prompt::of(None, options, None, work),
-            payload: input::payload(payload, options, work),
+            prompt: None,
+            payload: StoredPayload::new(Trigger::Manual, payload.to_string()),
             trace_id: Uuid::nil(),
-            work: Arc::new(work.clone()),
+            agent_definition: definitions.agent_definition.clone(),
+            schedule_definition: Arc::new(record.definition),
         };
-        belfry_runner::build_prompt(&attempt)
+        belfry_runner::build_input(&attempt)
+            .map(|(prompt, _)| prompt)
             .map_err(|error| Error::Prompt { name: name.to_owned(), detail: error.chain() })
     }
 

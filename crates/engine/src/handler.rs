@@ -27,6 +27,7 @@ pub(crate) struct Handler(Arc<dyn Fn(Context) -> HandlerFuture + Send + Sync>);
 pub struct Context {
     attempt: Arc<Attempt>,
     prompt: Arc<str>,
+    payload: Arc<serde_json::Value>,
     cancel: CancelReceiver,
     output: mpsc::Sender<Chunk>,
     usage: Arc<Mutex<Option<Usage>>>,
@@ -70,7 +71,7 @@ impl Context {
 
     /// The payload: the run's over the schedule's over the agent's, key by key.
     pub fn payload(&self) -> &serde_json::Value {
-        &self.attempt.payload
+        &self.payload
     }
 
     /// The key of its session, where a message made the run.
@@ -123,9 +124,9 @@ impl Handler {
         output: mpsc::Sender<Chunk>,
         started: impl FnOnce() + Send + 'static,
     ) -> Report {
-        let (timeout, grace) = (attempt.work.timeout_ms, Duration::from_millis(attempt.work.grace_ms));
-        let prompt = match belfry_runner::build_prompt(&attempt) {
-            Ok(prompt) => prompt.into(),
+        let (timeout, grace) = (attempt.work().timeout_ms, Duration::from_millis(attempt.work().grace_ms));
+        let (prompt, payload) = match belfry_runner::build_input(&attempt) {
+            Ok((prompt, payload)) => (prompt.into(), payload.into()),
             Err(error) => {
                 let outcome = Outcome::Failed { reason: error.reason(), retryable: error.is_retryable() };
                 let error = Some(error.chain());
@@ -136,6 +137,7 @@ impl Handler {
         let context = Context {
             attempt: Arc::new(attempt),
             prompt,
+            payload,
             cancel: cancel.clone(),
             output,
             usage: usage.clone(),

@@ -305,7 +305,7 @@ impl Shell {
             }
         };
         let delay = Delay::new(self, &attempt);
-        let handler = match attempt.work.action_of(&attempt.command) {
+        let handler = match attempt.work().action_of(&attempt.command) {
             Action::Handler => Some(self.handlers.get(&*attempt.agent).cloned()),
             Action::Run(_) | Action::Shell(_) => None,
         };

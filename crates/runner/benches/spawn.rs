@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use belfry_core::input::Prompt;
-use belfry_core::model::{NodeId, RunId};
+use belfry_core::definition::{AgentDefinition, Options, ScheduleDefinition, When};
+use belfry_core::input::StoredPayload;
+use belfry_core::model::{NodeId, RunId, Trigger};
 use belfry_core::work::{Action, Work};
 use belfry_runner::{Attempt, KeeperHandle, KeeperOptions, Runner, RunnerOptions, cancellation, keeper};
 use tokio::sync::mpsc;
@@ -54,6 +55,8 @@ fn show(what: &str, all: Vec<Duration>) {
 }
 
 async fn run(runner: &Runner) {
+    let work = Work { action: Action::Run(vec!["/bin/true".into()]), ..Work::default() };
+    let schedule = ScheduleDefinition { when: When::Every("1h".into()), options: Options::default() };
     let attempt = Attempt {
         run: RunId(Uuid::now_v7()),
         epoch: 1,
@@ -65,11 +68,11 @@ async fn run(runner: &Runner) {
         tick_at: None,
         session: None,
         last_success_at: None,
-        timezone: None,
-        prompt: Prompt::Text("Go.".into()),
-        payload: serde_json::Value::Null,
+        prompt: Some("Go.".into()),
+        payload: StoredPayload::new(Trigger::Manual, "{}"),
         trace_id: Uuid::nil(),
-        work: Arc::new(Work { action: Action::Run(vec!["/bin/true".into()]), ..Work::default() }),
+        agent_definition: Arc::new(AgentDefinition { work, ..AgentDefinition::default() }),
+        schedule_definition: Arc::new(schedule),
     };
     let (_cancel, receiver) = cancellation();
     let (sender, _output) = mpsc::channel(1);

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use belfry_core::input::Prompt;
+use belfry_core::input::{Given, StoredPayload};
 use belfry_core::model::{Epoch, NodeId, Reason, RunId};
 use belfry_core::retry::Outcome;
 pub use belfry_core::session::RunUsage as Usage;
 use belfry_core::work::Work;
+use belfry_core::{AgentDefinition, ScheduleDefinition};
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use uuid::Uuid;
+
+use crate::error::Error;
 
 /// One attempt to start.
 #[derive(Debug, Clone)]
@@ -35,16 +38,29 @@ pub struct Attempt {
     pub session: Option<String>,
     /// When the schedule's last run that completed ended.
     pub last_success_at: Option<Timestamp>,
-    /// The schedule's time zone, an IANA name; UTC where there is none.
-    pub timezone: Option<String>,
-    /// The prompt, chosen and not yet filled in.
-    pub prompt: Prompt,
-    /// The payload, merged. Never a template.
-    pub payload: serde_json::Value,
+    /// The prompt that came with the run, never a template.
+    pub prompt: Option<String>,
+    /// The payload that came with the run.
+    pub payload: StoredPayload,
     /// Names the run in every log line and in the child's `TRACEPARENT`.
     pub trace_id: Uuid,
     /// What is started, and how it is judged.
-    pub work: Arc<Work>,
+    pub agent_definition: Arc<AgentDefinition>,
+    /// Of which schedule: its prompt, its payload and its time zone.
+    pub schedule_definition: Arc<ScheduleDefinition>,
+}
+
+impl Attempt {
+    /// What is started, and how it is judged.
+    pub fn work(&self) -> &Work {
+        &self.agent_definition.work
+    }
+
+    /// What the attempt is given. Made anew each time, because it may take much memory.
+    pub fn given(&self) -> Result<Given, Error> {
+        let payload = self.payload.read().map_err(Error::Action)?;
+        Ok(Given::of(self.prompt.as_deref(), payload, &self.schedule_definition, self.work()))
+    }
 }
 
 /// How an attempt ended. None of its process group lives when this is returned.

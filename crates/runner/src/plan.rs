@@ -12,10 +12,11 @@ use belfry_core::text::on_node;
 use belfry_core::work::{Action, Stdin};
 use belfry_time::Zone;
 use nix::unistd::{AccessFlags, access};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
-use crate::environment::{self, Variables};
+use crate::environment::{self, Resolved, Variables};
 use crate::error::Error;
 use crate::files::Files;
 use crate::mask::Secrets;
@@ -43,16 +44,32 @@ pub(crate) struct Plan {
     pub files: Files,
 }
 
-/// Makes the plan of an attempt.
-pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables) -> Result<Plan, Error> {
-    let (work, state) = (&attempt.work, &options.state_dir);
+/// What an attempt is given, as text.
+#[derive(Debug)]
+pub(crate) struct Texts {
+    prompt: String,
+    payload: String,
+    argv: Vec<String>,
+    environment: Resolved,
+}
+
+/// Reads what an attempt is given and fills in every template. Works with memory alone, and may take much of it for a moment.
+pub(crate) fn render(attempt: &Attempt, node: &Variables) -> Result<Texts, Error> {
+    let (given, work) = (attempt.given()?, attempt.work());
     let (run, zone) = (attempt.run.to_string(), zone(attempt));
-    let values = values(attempt, &run, &zone);
+    let values = values(attempt, &given.payload, &run, &zone);
     let mut budget = Budget::default();
-    let prompt = prompt(attempt, &values, &mut budget)?;
+    let prompt = prompt(&given.prompt, &values, &mut budget)?;
     let values = Values { prompt: Some(&prompt), ..values };
     let argv = argv(work.action_of(&attempt.command), &attempt.agent, &values, &mut budget)?;
-    let resolved = environment::resolve(work, node, &values, &mut budget)?;
+    let environment = environment::resolve(work, node, &values, &mut budget)?;
+    Ok(Texts { argv, environment, payload: given.payload.to_string(), prompt })
+}
+
+/// Makes the plan of an attempt.
+pub(crate) fn plan(attempt: &Attempt, texts: Texts, options: &RunnerOptions) -> Result<Plan, Error> {
+    let (work, state) = (attempt.work(), &options.state_dir);
+    let Texts { prompt, payload, argv, environment: resolved } = texts;
     let child_id = Uuid::new_v4().simple().to_string();
     let mut secrets = resolved.secrets;
     secrets.push(child_id.clone().into_bytes());
@@ -66,7 +83,7 @@ pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables)
     let program = find_program(&name, path, cwd.as_deref())?;
 
     let files = Files::create(state, attempt)?;
-    let payload_file = files.write("payload.json", attempt.payload.to_string().as_bytes())?;
+    let payload_file = files.write("payload.json", payload.as_bytes())?;
     let stdin = match work.stdin {
         Stdin::None => None,
         Stdin::Prompt => Some(files.write("stdin", prompt.as_bytes())?),
@@ -88,20 +105,24 @@ pub(crate) fn plan(attempt: &Attempt, options: &RunnerOptions, node: &Variables)
     })
 }
 
-/// The prompt of an attempt with everything filled in, as its program gets it.
-pub fn build_prompt(attempt: &Attempt) -> Result<String, Error> {
+/// The prompt of an attempt with everything filled in, and its payload, as its program gets them.
+pub fn build_input(attempt: &Attempt) -> Result<(String, Value), Error> {
+    let given = attempt.given()?;
     let (run, zone) = (attempt.run.to_string(), zone(attempt));
-    prompt(attempt, &values(attempt, &run, &zone), &mut Budget::default())
+    let values = values(attempt, &given.payload, &run, &zone);
+    let prompt = prompt(&given.prompt, &values, &mut Budget::default())?;
+    Ok((prompt, given.payload))
 }
 
 fn zone(attempt: &Attempt) -> Zone {
-    attempt.timezone.as_deref().and_then(|name| Zone::get(name).ok()).unwrap_or_else(Zone::utc)
+    let timezone = attempt.schedule_definition.options.timezone.as_deref();
+    timezone.and_then(|name| Zone::get(name).ok()).unwrap_or_else(Zone::utc)
 }
 
-fn values<'a>(attempt: &'a Attempt, run: &'a str, zone: &'a Zone) -> Values<'a> {
+fn values<'a>(attempt: &'a Attempt, payload: &'a Value, run: &'a str, zone: &'a Zone) -> Values<'a> {
     Values {
         prompt: None,
-        payload: &attempt.payload,
+        payload,
         command: &attempt.command,
         agent: &attempt.agent,
         schedule: &attempt.schedule,
@@ -114,8 +135,8 @@ fn values<'a>(attempt: &'a Attempt, run: &'a str, zone: &'a Zone) -> Values<'a> 
     }
 }
 
-fn prompt(attempt: &Attempt, values: &Values<'_>, budget: &mut Budget) -> Result<String, Error> {
-    match &attempt.prompt {
+fn prompt(prompt: &Prompt, values: &Values<'_>, budget: &mut Budget) -> Result<String, Error> {
+    match prompt {
         Prompt::Text(text) => Ok(text.clone()),
         Prompt::Template(source) => {
             let template = Template::parse_prompt(source).map_err(|error| wrong("prompt", &error))?;

@@ -11,7 +11,7 @@ use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
 use nix::sys::signal::Signal;
 use tokio::process::Child;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 
 use crate::attempt::{Attempt, CancelReceiver, Chunk, Report, Stop};
@@ -36,6 +36,9 @@ const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A shortage that lasts longer fails the attempt, with its reason.
 const SHORTAGE_MAX: Duration = Duration::from_secs(300);
+
+/// How many attempts are given their prompts and payloads at the same time.
+const TURNS: usize = 4;
 
 /// How a node runs attempts.
 #[derive(Debug, Clone, Default)]
@@ -62,6 +65,8 @@ struct Inner {
     options: RunnerOptions,
     /// The node's environment, as it was when the runner was made.
     environment: Variables,
+    /// For what takes much memory while an attempt starts.
+    turns: Arc<Semaphore>,
 }
 
 /// How far the start of an attempt has come.
@@ -100,7 +105,8 @@ impl Runner {
             options.state_dir = absolute;
         }
         let environment = environment.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Runner { inner: Arc::new(Inner { options, environment }) }
+        let turns = Arc::new(Semaphore::new(TURNS));
+        Runner { inner: Arc::new(Inner { options, environment, turns }) }
     }
 
     /// Runs an attempt to its end. It returns when none of its process group lives and all its output that is kept has
@@ -126,13 +132,15 @@ impl Runner {
         let (mut pause, give_up_at) = (SHORTAGE_PAUSE, Instant::now() + SHORTAGE_MAX);
         let mut is_told = false;
         loop {
+            // A closed semaphore has no turns, and nobody closes this one.
+            let turn = self.inner.turns.clone().acquire_owned().await.ok();
             let (inner, own) = (self.inner.clone(), attempt.clone());
-            match tokio::task::spawn_blocking(move || inner.start(&own)).await {
+            match tokio::task::spawn_blocking(move || inner.start(&own, turn)).await {
                 Ok(Ok((plan, child, guard))) => {
-                    let work = attempt.work.clone();
+                    let agent = attempt.agent_definition.clone();
                     // With its prompt and payload, which the program has: they may be large, and it may run for long.
                     drop(attempt);
-                    return see_through(plan, child, guard, &work, &mut cancel, output, tell).await;
+                    return see_through(plan, child, guard, &agent.work, &mut cancel, output, tell).await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
                 Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {
@@ -152,9 +160,16 @@ impl Runner {
 }
 
 impl Inner {
-    fn start(&self, attempt: &Attempt) -> Result<(Box<Plan>, Started, Guard), Error> {
+    /// Starts an attempt. Only what takes much memory needs its turn: the rest may wait for a file system.
+    fn start(
+        &self,
+        attempt: &Attempt,
+        turn: Option<OwnedSemaphorePermit>,
+    ) -> Result<(Box<Plan>, Started, Guard), Error> {
         let RunnerOptions { keeper, cgroup, .. } = &self.options;
-        let plan = Box::new(plan::plan(attempt, &self.options, &self.environment)?);
+        let texts = plan::render(attempt, &self.environment)?;
+        drop(turn);
+        let plan = Box::new(plan::plan(attempt, texts, &self.options)?);
         let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
         let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
         plan.files.write_record(&started.record).map_err(|error| match started.control {

@@ -7,17 +7,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use belfry_core::model::Reason;
+use belfry_core::input::StoredPayload;
+use belfry_core::model::{Reason, Trigger};
 use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
 use belfry_runner::{Report, Stop};
 use serde_json::json;
-use support::{Rig, argv, lives, pid_in, shell};
+use support::{Rig, argv, lives, payload, pid_in, shell};
 
 fn main() -> ExitCode {
     support::main(both_ways![
         a_program_that_cannot_be_started_is_explained,
         an_argument_that_no_program_can_get_is_explained,
+        a_payload_that_cannot_be_read_starts_nothing,
         a_variable_that_no_environment_can_hold_is_explained,
         hostile_variables_reach_only_the_program,
         a_directory_that_is_not_there_is_explained,
@@ -100,14 +102,24 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
 async fn an_argument_that_no_program_can_get_is_explained(rig: Rig) {
     refused(&rig.run(argv(&["echo", "ok", "a\0b"])).await.report, "argument 2 has a NUL byte in it");
     let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x }}"]));
-    attempt.payload = json!({"x": "a\u{0}b"});
+    attempt.payload = payload(json!({"x": "a\u{0}b"}));
     refused(&rig.run_attempt(attempt.clone()).await.report, "argument 1 has a NUL byte in it");
-    attempt.payload = json!({ "x": "x".repeat(3 << 20) });
+    attempt.payload = payload(json!({ "x": "x".repeat(3 << 20) }));
     refused(&rig.run_attempt(attempt.clone()).await.report, "arguments (3145729 bytes)");
     let mut work = shell("echo \"$X\"");
     work.env.insert("X".into(), "{{ payload.x }}".into());
-    attempt.work = std::sync::Arc::new(work);
+    attempt.agent_definition = rig.attempt(work).agent_definition;
     refused(&rig.run_attempt(attempt).await.report, "are longer than the system takes");
+}
+
+async fn a_payload_that_cannot_be_read_starts_nothing(rig: Rig) {
+    let (mark, deep) = (rig.path("mark"), "[".repeat(1000));
+    for stored in ["{\"broken", "", "1e999", "\"\\ud800\"", &deep] {
+        let mut attempt = rig.attempt(argv(&["touch", mark.to_str().unwrap()]));
+        attempt.payload = StoredPayload::new(Trigger::Manual, stored);
+        refused(&rig.run_attempt(attempt).await.report, "its stored payload cannot be read: ");
+    }
+    assert!(!mark.exists());
 }
 
 async fn a_variable_that_no_environment_can_hold_is_explained(rig: Rig) {

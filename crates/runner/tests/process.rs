@@ -8,13 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use belfry_core::input::Prompt;
 use belfry_core::model::Reason;
 use belfry_core::retry::Outcome;
 use belfry_core::work::{Action, Stdin, Work};
 use belfry_runner::{Stop, Usage};
 use serde_json::json;
-use support::{Rig, argv, is_gone, line_in, lives, pid_in, shell};
+use support::{Rig, argv, is_gone, line_in, lives, payload, pid_in, set_template, shell};
 
 fn main() -> ExitCode {
     support::main(both_ways![
@@ -56,7 +55,7 @@ async fn arguments_are_templates_and_never_split(rig: Rig) {
         "{{ payload.n | json }}",
     ];
     let mut attempt = rig.attempt(support::argv(&argv));
-    attempt.payload = json!({"x": "a 'b' \"c\" $(id) `id` ; * \n --flag", "n": 41});
+    attempt.payload = payload(json!({"x": "a 'b' \"c\" $(id) `id` ; * \n --flag", "n": 41}));
     let done = rig.run_attempt(attempt).await;
     assert_eq!(done.report.outcome, Outcome::Completed, "{done:?}");
     assert_eq!(
@@ -147,7 +146,7 @@ async fn a_value_is_one_word_of_a_shell_line_or_the_line_is_refused(rig: Rig) {
             .iter()
             .map(|x| {
                 let mut attempt = rig.attempt(work.clone());
-                attempt.payload = json!({ "x": x });
+                attempt.payload = payload(json!({ "x": x }));
                 rig.start_attempt(attempt)
             })
             .collect();
@@ -162,7 +161,7 @@ async fn a_value_is_one_word_of_a_shell_line_or_the_line_is_refused(rig: Rig) {
                 written.check_templates().unwrap_err().to_string().contains("`shell` line is not a template")
             );
             let mut attempt = rig.attempt(written);
-            attempt.payload = json!({"x": VALUES[0]});
+            attempt.payload = payload(json!({"x": VALUES[0]}));
             let report = rig.run_attempt(attempt).await.report;
             assert_eq!(report.outcome, Outcome::Failed { reason: Reason::Template, retryable: false });
         }
@@ -177,12 +176,12 @@ async fn what_looks_like_another_template_is_text_of_a_shell_line(rig: Rig) {
 
 async fn a_prompt_of_a_definition_is_a_template_and_a_payload_is_not(rig: Rig) {
     let mut attempt = rig.attempt(argv(&["printf", "%s", "{{ prompt }}"]));
-    attempt.prompt = Prompt::Template("Handle {{ payload.ref }}.".into());
-    attempt.payload = json!({"ref": "{{ 7*7 }} {{ prompt }} ${jndi:x} $where"});
+    set_template(&mut attempt, "Handle {{ payload.ref }}.");
+    attempt.payload = payload(json!({"ref": "{{ 7*7 }} {{ prompt }} ${jndi:x} $where"}));
     let done = rig.run_attempt(attempt.clone()).await;
     assert_eq!(done.stdout, "Handle {{ 7*7 }} {{ prompt }} ${jndi:x} $where.");
 
-    attempt.prompt = Prompt::Template("{{ payload.nope }}".into());
+    set_template(&mut attempt, "{{ payload.nope }}");
     let report = rig.run_attempt(attempt).await.report;
     assert_eq!(report.outcome, Outcome::Failed { reason: Reason::Template, retryable: false });
     let error = report.error.unwrap();
@@ -194,17 +193,17 @@ async fn a_prompt_of_a_run_is_used_as_it_is(rig: Rig) {
         [format!("{{{{ {}1 }}}}", "-".repeat(6000)), "{{ payload.nope }} {% if".into(), String::new()]
     {
         let mut attempt = rig.attempt(argv(&["printf", "%s", "{{ prompt }}"]));
-        attempt.prompt = Prompt::Text(prompt.clone());
+        attempt.prompt = Some(prompt.clone());
         assert_eq!(rig.run_attempt(attempt).await.stdout, prompt);
     }
 }
 
 async fn an_error_is_one_line(rig: Rig) {
     let mut attempt = rig.attempt(argv(&["echo", "{{ payload.x | date }}", "{{ nope\n\n }}"]));
-    attempt.payload = json!({"x": "1\n2026-01-01 ERROR event=fake\u{1b}[31m"});
+    attempt.payload = payload(json!({"x": "1\n2026-01-01 ERROR event=fake\u{1b}[31m"}));
     let error = rig.run_attempt(attempt.clone()).await.report.error.unwrap();
     assert!(error.contains("run[1]") && !error.contains(char::is_control), "{error:?}");
-    attempt.payload = json!({"x": "2026-05-04T09:00:00Z"});
+    attempt.payload = payload(json!({"x": "2026-05-04T09:00:00Z"}));
     let error = rig.run_attempt(attempt).await.report.error.unwrap();
     assert!(error.contains("run[2]") && !error.contains(char::is_control), "{error:?}");
 }
@@ -277,13 +276,13 @@ async fn the_child_inherits_no_other_file(rig: Rig) {
 
 async fn stdin_is_what_was_asked_for(rig: Rig) {
     let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["cat"]) });
-    attempt.prompt = Prompt::Template("Hello {{ payload.who }}\n".into());
-    attempt.payload = json!({"who": "you"});
+    set_template(&mut attempt, "Hello {{ payload.who }}\n");
+    attempt.payload = payload(json!({"who": "you"}));
     assert_eq!(rig.run_attempt(attempt).await.stdout, "Hello you\n");
 
     let work = Work { stdin: Stdin::Payload, ..shell("cat; cat $BELFRY_PAYLOAD_FILE") };
     let mut attempt = rig.attempt(work);
-    attempt.payload = json!({"a": 1, "b": 3});
+    attempt.payload = payload(json!({"a": 1, "b": 3}));
     assert_eq!(rig.run_attempt(attempt).await.stdout, r#"{"a":1,"b":3}{"a":1,"b":3}"#);
 
     assert_eq!(rig.run(argv(&["cat"])).await.stdout, "");
@@ -291,7 +290,7 @@ async fn stdin_is_what_was_asked_for(rig: Rig) {
 
 async fn a_child_that_never_reads_its_stdin_ends(rig: Rig) {
     let mut attempt = rig.attempt(Work { stdin: Stdin::Prompt, ..argv(&["true"]) });
-    attempt.prompt = Prompt::Text("x".repeat(4 << 20));
+    attempt.prompt = Some("x".repeat(4 << 20));
     assert_eq!(rig.run_attempt(attempt).await.report.outcome, Outcome::Completed);
 }
 

@@ -134,7 +134,9 @@ impl Sim {
             let edited = self.ledger.edited_at(&other.agent);
             other.lane == process.lane && other.claimed_at > changed_at && Some(other.claimed_at) > edited
         };
-        if process.claimed_at <= changed_at {
+        // It may have been of another lane when it was claimed.
+        let edited = self.ledger.edited_at(&process.agent);
+        if process.claimed_at <= changed_at || Some(process.claimed_at) <= edited {
             return;
         }
         let running = self.processes.values().filter(counts).count();

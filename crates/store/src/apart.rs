@@ -145,12 +145,10 @@ impl Part for Commit {
     }
 
     async fn lesser<S: Store>(&self, store: &S, error: &Error) -> Vec<Commit> {
-        let mut lesser: Vec<Commit> = self.without_live_ticks(store).await.into_iter().collect();
         let error = error.to_string();
         let error = bounded(&error, 500);
-        lesser
-            .push(self.made_invalid(&format!("its tick could not be stored: {error}. `resume` tries again")));
-        lesser
+        let invalid = format!("its tick could not be stored: {error}. `resume` tries again");
+        vec![self.without_live_ticks(store).await, self.made_invalid(&invalid)]
     }
 
     fn refused(&self, error: &Error) -> RefusedPart {
@@ -162,8 +160,9 @@ impl Part for Commit {
 }
 
 impl Commit {
-    /// The plan without the runs of ticks that have a live run already; none where there are no such.
-    async fn without_live_ticks<S: Store>(&self, store: &S) -> Option<Commit> {
+    /// The plan without the runs of ticks that have a live run already. Where none has, the plan as it is: a run that it was
+    /// refused for may have ended since.
+    async fn without_live_ticks<S: Store>(&self, store: &S) -> Commit {
         let mut plan = self.clone();
         for run in &self.runs {
             let Some(tick_at) = run.tick_at else { continue };
@@ -178,7 +177,7 @@ impl Commit {
                 plan.next = Arm::Wait(known.id);
             }
         }
-        (plan.runs.len() < self.runs.len()).then_some(plan)
+        plan
     }
 }
 
@@ -198,5 +197,48 @@ impl Part for Finish {
 
     fn refused(&self, _error: &Error) -> RefusedPart {
         RefusedPart::End(self.run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use belfry_core::definition::When;
+    use belfry_core::plan::plan;
+    use belfry_core::{AgentDefinition, AgentSpec, RunId, ScheduleDefinition};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::memory::Memory;
+
+    #[tokio::test]
+    async fn a_plan_that_was_refused_for_a_run_that_has_ended_since_is_written_as_it_is() {
+        let store = Memory::new();
+        let mut now: Timestamp = "2026-03-02T11:59:30Z".parse().unwrap();
+        let every_minute = ScheduleDefinition::new(When::Cron("* * * * *".into()));
+        let agent = AgentSpec {
+            name: "a".into(),
+            definition: AgentDefinition::default(),
+            schedules: vec![("s".into(), every_minute)],
+        };
+        store.apply(now, "files", "digest", &[agent]).await.unwrap();
+        let mut commit = None;
+        for _ in 0..2 {
+            let due = store.due(now, None, 1).await.unwrap();
+            let schedule = due[0].compiled.clone().unwrap();
+            let planned = plan(&schedule, &due[0].standing, &due[0].facts(now), now);
+            let made = due[0].commit(&schedule, planned, || RunId(Uuid::from_u128(1)));
+            store.commit(now, std::slice::from_ref(&made)).await.unwrap();
+            commit = Some(made);
+            now = "2026-03-02T12:00:00Z".parse().unwrap();
+        }
+        let commit = commit.unwrap();
+        assert_eq!(commit.runs.len(), 1);
+        let refused = Error::Refused { detail: "it lives".into() };
+        let while_it_lives = commit.lesser(&store, &refused).await;
+        assert!(while_it_lives[0].runs.is_empty() && while_it_lives[0].invalid.is_none());
+        store.cancel(now, commit.runs[0].id, belfry_core::Reason::Requested).await.unwrap();
+        let lesser = commit.lesser(&store, &refused).await;
+        assert_eq!(lesser[0], commit);
+        assert!(lesser[1].invalid.is_some(), "if that is refused, too");
     }
 }

@@ -25,7 +25,7 @@ const NODES_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct LastClaim(Mutex<Claims>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Claims {
     opened_at: Instant,
     /// The latest instant in microseconds, and when it came.
@@ -57,6 +57,12 @@ impl Clock {
 impl Default for LastClaim {
     fn default() -> LastClaim {
         LastClaim(Mutex::new(Claims::new(Instant::now())))
+    }
+}
+
+impl Clone for LastClaim {
+    fn clone(&self) -> LastClaim {
+        LastClaim(Mutex::new(self.0.lock().clone()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What goes into the verbs of sessions and lanes, and what comes out.
 
 use belfry_core::gate::Place;
+use belfry_core::input::StoredPayload;
 use belfry_core::session::{MESSAGE_KEYS, Message, Policy, Session, Usage};
 use belfry_core::{AgentDefinition, AgentId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_time::Timestamp;
@@ -199,29 +200,12 @@ pub(crate) fn add_message(payload: &mut Value, now: Timestamp, seq: i64, new: &N
     }
 }
 
-/// The payload of a run as its attempt and its readers get it. That of messages has `text` as well, all of them joined; it
-/// is not stored beside them.
-pub(crate) fn given(trigger: Trigger, mut payload: Value) -> Value {
-    if trigger == Trigger::Message
-        && let Value::Object(map) = &mut payload
-        && let Some(Value::Array(messages)) = map.get("messages")
-    {
-        let texts: Vec<&str> = messages.iter().filter_map(|message| message.get("text")?.as_str()).collect();
-        let text = texts.join("\n");
-        map.insert("text".into(), text.into());
-    }
-    payload
-}
-
 /// What is stored of a run's payload and trigger, and what of it cannot be read.
 pub(crate) fn read_given(trigger_code: i16, payload: &[u8]) -> (Trigger, Value, Option<String>) {
     let (trigger, unknown) = read_trigger(trigger_code);
-    match serde_json::from_slice(payload) {
-        Ok(payload) => (trigger, given(trigger, payload), unknown),
-        Err(error) => {
-            let wrong = format!("its stored payload cannot be read: {error}");
-            (trigger, Value::Object(Map::new()), Some(wrong))
-        }
+    match StoredPayload::new(trigger, payload).read() {
+        Ok(payload) => (trigger, payload, unknown),
+        Err(wrong) => (trigger, Value::Object(Map::new()), Some(wrong)),
     }
 }
 
@@ -252,8 +236,8 @@ impl RunRecord {
 
 impl Claimed {
     /// The key of its session, if it is of one.
-    pub fn session(&self) -> Option<&str> {
-        session_of(self.trigger, &self.payload)
+    pub fn session(&self) -> Option<String> {
+        self.payload.session()
     }
 }
 

@@ -9,6 +9,7 @@ use belfry_core::definition::Scope;
 use belfry_core::edit;
 pub use belfry_core::gate::Gates;
 use belfry_core::gate::Place;
+use belfry_core::input::StoredPayload;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
 use belfry_core::retry::Verdict;
@@ -486,10 +487,10 @@ pub struct Claimed {
     /// The prompt that came with it, never a template.
     pub prompt: Option<String>,
     /// The payload that came with it.
-    pub payload: Value,
+    pub payload: StoredPayload,
     /// Its trace.
     pub trace_id: Option<Uuid>,
-    /// What of it cannot be read: then it must not be started.
+    /// What of it cannot be read, other than its payload: then it must not be started.
     pub unreadable: Option<String>,
     /// It came back from a node that died.
     pub rescued: bool,

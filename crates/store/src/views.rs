@@ -51,10 +51,10 @@ pub struct Definitions {
 
 impl Definitions {
     /// The schedule's definition, also of one that does not compile: its runs that wait are started all the same.
-    pub fn definition(&self) -> Option<&ScheduleDefinition> {
+    pub fn definition(&self) -> Option<&Arc<ScheduleDefinition>> {
         match &self.compiled {
             Ok(schedule) => Some(&schedule.definition),
-            Err(_) => self.uncompiled.as_deref(),
+            Err(_) => self.uncompiled.as_ref(),
         }
     }
 }

@@ -73,3 +73,37 @@ agents:
     api.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).is(200);
     api.stop();
 }
+
+#[test]
+fn runs_that_start_together_read_their_payloads_a_few_at_a_time() {
+    let site = Site::sqlite();
+    site.config(
+        "api: {rate: 100000/s}
+lanes: {narrow: 1}
+agents:
+  a:
+    shell: 'sleep 60'
+    lane: narrow
+    max_concurrent: 100
+    grace: 1s
+    schedules: {s: {cron: '0 0 1 1 *', if_running: allow}}
+",
+    );
+    let api = Api::start(&site);
+    let pid = api.up.lock().unwrap().pid();
+    let runs: Vec<Value> = (0..=CLIENTS)
+        .map(|_| api.post("/api/v1/schedules/a/s/run", &json!({"payload": document()})).is(201)["id"].clone())
+        .collect();
+    let before = peak(pid);
+    let running =
+        || api.get("/api/v1/runs?state=running&limit=1000").is(200)["items"].as_array().unwrap().len();
+    eventually("the first to run", || (running() == 1).then_some(()));
+    api.json("PATCH", "/api/v1/lanes/narrow", &json!({"slots": 100})).is(200);
+    eventually("all to run", || (running() == CLIENTS + 1).then_some(()));
+    let after = peak(pid);
+    assert!(after < before + GROWTH_MAX, "their start took {} MiB", (after - before) >> 20);
+    for run in &runs {
+        api.post(&format!("/api/v1/runs/{}/cancel", run.as_str().unwrap()), &json!({})).is(200);
+    }
+    api.stop();
+}

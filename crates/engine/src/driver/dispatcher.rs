@@ -1,9 +1,5 @@
 //! Who starts, within the slots of this node.
 
-use belfry_core::ScheduleDefinition;
-use belfry_core::definition::When;
-use belfry_core::input::{self, Prompt};
-
 use super::*;
 
 impl Driver {
@@ -127,18 +123,14 @@ impl Driver {
             let verdict = Verdict::End { state: RunState::Cancelled, reason: Some(Reason::ScheduleRemoved) };
             return self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, None));
         };
-        let Some(ScheduleDefinition { when, options }) = definitions.definition() else {
+        let Some(schedule_definition) = definitions.definition().cloned() else {
             let verdict = Verdict::End { state: RunState::Failed, reason: Some(Reason::SpawnFailed) };
             let error = definitions.compiled.as_ref().err().map(|error| format!("its schedule: {error}"));
             return self.endings.push_back(Ending::unstarted(claimed.run, claimed.epoch, verdict, error));
         };
-        let session = claimed.session().map(str::to_owned);
+        let session = claimed.session();
         let trace = claimed.run.trace(claimed.trace_id);
         let (_, schedule) = definitions.name.split_once('/').unwrap_or(("", &definitions.name));
-        let work = &definitions.agent_definition.work;
-        let said = claimed.payload.get("text").and_then(|text| text.as_str());
-        let message = said.filter(|_| matches!(when, When::Chat(_)));
-        let prompt = Prompt::of(claimed.prompt, options, message, work);
         let attempt = Attempt {
             run: claimed.run,
             epoch: claimed.epoch,
@@ -150,11 +142,11 @@ impl Driver {
             tick_at: claimed.tick_at,
             session: session.clone(),
             last_success_at: definitions.last_success_at,
-            timezone: options.timezone.clone(),
-            prompt,
-            payload: input::payload(claimed.payload, options, work),
+            prompt: claimed.prompt,
+            payload: claimed.payload,
             trace_id: trace,
-            work: Arc::new(work.clone()),
+            agent_definition: definitions.agent_definition.clone(),
+            schedule_definition,
         };
         let name = definitions.name.clone();
         self.tasks.insert(

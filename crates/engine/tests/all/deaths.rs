@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belfry::{AgentBuilder, AnyStore, Engine, Options, RunId, RunRequest, When};
-use belfry_core::input::Prompt;
 use belfry_core::rescue::SUSPECT_ERROR;
 use belfry_core::{Reason, RunState};
 
@@ -37,7 +36,7 @@ async fn work(url: &str) {
         .store(store)
         .options(Options { lease: if dies_later { LONG_LEASE } else { LEASE }, ..Options::default() })
         .on_trigger(move |attempt| {
-            if dies_early && matches!(&attempt.prompt, Prompt::Text(text) if text == DEADLY) {
+            if dies_early && attempt.prompt.as_deref() == Some(DEADLY) {
                 std::process::abort();
             }
         })

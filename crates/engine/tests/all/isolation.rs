@@ -6,6 +6,7 @@ use crate::support::{Does, World, on_each, start, stop};
 use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
+use belfry_core::input::StoredPayload;
 use belfry_core::{NodeId, RunState, Trigger};
 use belfry_store::{Claimed, Definitions, Enqueue, Marks, NewRun, Renewed, Store};
 
@@ -219,9 +220,9 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
         prompt: None,
         rescued: false,
         suspect: false,
-        payload: serde_json::json!({}),
+        payload: StoredPayload::new(Trigger::Manual, "{}"),
         trace_id: None,
-        unreadable: Some("its stored payload cannot be read".into()),
+        unreadable: Some("its stored trigger 99 is not known".into()),
     };
     let now = Now { wall: start(), mono: 60 * SECOND };
     let lease = start() + belfry::SignedDuration::from_secs(30);
@@ -235,7 +236,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
         _ => None,
     });
     let ends = ends.unwrap();
-    assert_eq!((ends[0].run, ends[0].error.as_deref()), (run, Some("its stored payload cannot be read")));
+    assert_eq!((ends[0].run, ends[0].error.as_deref()), (run, Some("its stored trigger 99 is not known")));
     let written = belfry_store::Written {
         answers: vec![Some(belfry_store::Finished::Ended(RunState::Failed))],
         changed: Vec::new(),
@@ -311,9 +312,9 @@ async fn unreadable_claims() -> impl Fn(u128) -> (Claimed, Option<Definitions>) 
             prompt: None,
             rescued: false,
             suspect: false,
-            payload: serde_json::json!({}),
+            payload: StoredPayload::new(Trigger::Manual, "{}"),
             trace_id: None,
-            unreadable: Some("its stored payload cannot be read".into()),
+            unreadable: Some("its stored trigger 99 is not known".into()),
         };
         (claimed, definitions.clone())
     }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use belfry::driver::{Ask, Driver, Effect, Input, Now, Phase};
 use belfry::{NodeId, Options, SignedDuration, Timestamp};
+use belfry_core::Trigger;
+use belfry_core::input::StoredPayload;
 use belfry_store::Renewed;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -107,7 +109,7 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
         tick_at: None,
         lane: "cron".into(),
         prompt: None,
-        payload: serde_json::json!({}),
+        payload: StoredPayload::new(Trigger::Manual, "{}"),
         trace_id: None,
         unreadable: None,
         rescued: false,

@@ -450,8 +450,9 @@ async fn who_is_told_of_starts_hears_of_each_in_order_and_of_nothing_that_was_st
         let tell = heard.clone();
         let engine = bots
             .engine_with(&world, json!({"debounce": "0s", "max_concurrent": 4}), |builder| {
-                let text =
-                    |attempt: &belfry_runner::Attempt| attempt.payload["text"].as_str().unwrap().to_owned();
+                let text = |attempt: &belfry_runner::Attempt| {
+                    attempt.payload.read().unwrap()["text"].as_str().unwrap().to_owned()
+                };
                 builder.lane("narrow", 1).on_trigger(move |attempt| tell.lock().push(text(attempt)))
             })
             .await;

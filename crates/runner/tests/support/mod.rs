@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use belfry_core::input::Prompt;
-use belfry_core::model::{NodeId, RunId};
+use belfry_core::definition::{AgentDefinition, Options, ScheduleDefinition, When};
+use belfry_core::input::StoredPayload;
+use belfry_core::model::{NodeId, RunId, Trigger};
 use belfry_core::work::{Action, Work};
 use belfry_runner::{
     Attempt, CancelSender, Chunk, KeeperHandle, KeeperOptions, Report, Runner, RunnerOptions, Stop, Stream,
@@ -149,11 +150,11 @@ impl Rig {
             tick_at: Some("2026-05-04T09:00:00Z".parse().unwrap()),
             session: None,
             last_success_at: None,
-            timezone: None,
-            prompt: Prompt::Text("Go.".into()),
-            payload: serde_json::Value::Null,
+            prompt: Some("Go.".into()),
+            payload: payload(serde_json::Value::Null),
             trace_id: Uuid::from_u128(0x1234),
-            work: Arc::new(work),
+            agent_definition: Arc::new(AgentDefinition { work, ..AgentDefinition::default() }),
+            schedule_definition: Arc::new(every_hour()),
         }
     }
 
@@ -280,4 +281,20 @@ pub async fn is_gone(pid: i32, within: Duration) {
 
 pub fn signal(pid: i32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+}
+
+/// A payload as it comes with a run.
+pub fn payload(value: serde_json::Value) -> StoredPayload {
+    StoredPayload::new(Trigger::Manual, value.to_string())
+}
+
+/// Gives an attempt the template of its schedule instead of a prompt that came with its run.
+pub fn set_template(attempt: &mut Attempt, template: &str) {
+    let mut definition = every_hour();
+    definition.options.prompt = Some(template.into());
+    (attempt.prompt, attempt.schedule_definition) = (None, Arc::new(definition));
+}
+
+fn every_hour() -> ScheduleDefinition {
+    ScheduleDefinition { when: When::Every("1h".into()), options: Options::default() }
 }

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use belfry_core::broken::{self, Broken};
 use belfry_core::definition::Options;
 use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit};
+use belfry_core::input::StoredPayload;
 use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Live, ScheduleRow, State};
-use crate::sessions::given;
 use crate::shapes::*;
 
 /// A place in the order of starting, fixed when the run is made.
@@ -214,7 +214,7 @@ impl State {
             tick_at: new.tick_at,
             lane: new.lane.clone(),
             prompt: new.prompt.clone(),
-            payload: given(new.trigger, new.payload.clone()),
+            payload: StoredPayload::new(new.trigger, new.payload.to_string()),
             trace_id: new.trace_id,
             unreadable: None,
             rescued: live.rescue.is_some(),

@@ -10,7 +10,7 @@ use super::State;
 use crate::sessions::*;
 
 /// What a lane may hold: by the files, and by what was said since.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct LaneRow {
     pub(super) file: Option<LaneSettings>,
     pub(super) set: Option<LaneSettings>,

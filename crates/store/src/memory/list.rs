@@ -1,9 +1,10 @@
 //! Lists, and records as they are listed.
 
+use belfry_core::input::with_text;
 use belfry_core::{RunId, RunState};
 
 use super::{Live, ScheduleRow, State};
-use crate::sessions::{given, session_of};
+use crate::sessions::session_of;
 use crate::shapes::*;
 use crate::views::*;
 
@@ -34,7 +35,7 @@ impl State {
             usage: None,
             session: session_of(new.trigger, &new.payload).map(str::to_owned),
             prompt: new.prompt.clone(),
-            payload: given(new.trigger, new.payload.clone()),
+            payload: with_text(new.trigger, new.payload.clone()),
             trace_id: new.trace_id,
             created_at: live.created_at,
             started_at: live.started_at,

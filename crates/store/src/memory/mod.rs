@@ -54,7 +54,7 @@ pub struct Memory {
     pub sabotage: Switch,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct State {
     sources: BTreeMap<String, String>,
     /// Schedules of files that went with their run, as their definitions ask, by source and name.
@@ -87,6 +87,7 @@ struct State {
     last_number: i64,
 }
 
+#[derive(Clone)]
 struct Agent {
     name: String,
     source: String,
@@ -95,6 +96,7 @@ struct Agent {
     retired_at: Option<Timestamp>,
 }
 
+#[derive(Clone)]
 struct ScheduleRow {
     record: ScheduleRecord,
     compiled: Compiled,
@@ -106,6 +108,7 @@ struct ScheduleRow {
     retired_at: Option<Timestamp>,
 }
 
+#[derive(Clone)]
 struct Live {
     new: NewRun,
     created_at: Timestamp,
@@ -290,9 +293,15 @@ impl Store for Memory {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let commits = &*all_storable(commits);
-        self.state.lock().check_ticks(commits)?;
+        // What is refused changes nothing, also where other plans came before it.
+        let before = self.state.lock().may_refuse(commits);
         let commit = |commit| self.change(|state| state.commit(now, commit, &self.sabotage));
-        let committed: Vec<Committed> = commits.iter().map(commit).collect();
+        let committed: Answer<Vec<Committed>> = commits.iter().map(commit).collect();
+        let committed = committed.inspect_err(|_| {
+            if let Some(before) = before {
+                *self.state.lock() = before;
+            }
+        })?;
         self.hint.after(Ok(committed), |committed| hint::made_runs(commits, committed))
     }
 

@@ -74,49 +74,52 @@ impl State {
         last.started_at.or(last.finished_at)
     }
 
-    /// The tripwire: a tick has one live run, and an id one run. Refuses all of the plans where one would make another.
-    pub(super) fn check_ticks(&self, commits: &[Commit]) -> Answer<()> {
-        for commit in commits {
-            let lives = |run: &NewRun| {
-                self.live.values().any(|live| {
-                    let is_same = live.new.schedule == run.schedule && live.new.tick_at == run.tick_at;
-                    is_same && (live.running.is_some() || !commit.cancel_live)
-                })
-            };
-            let is_taken = |run: &NewRun| self.live.contains_key(&run.id) || self.ended.contains_key(&run.id);
-            let holds = self.schedules.get(&commit.schedule).is_some_and(|row| row.version == commit.version);
-            if let Some(run) = commit.runs.iter().find(|run| holds && (is_taken(run) || lives(run))) {
-                let detail =
-                    format!("run {}: there is a run with that id, or a live one of its tick", run.id);
-                return Err(Error::Refused { detail });
-            }
-        }
-        Ok(())
+    /// The state before plans of which one may be refused.
+    pub(super) fn may_refuse(&self, commits: &[Commit]) -> Option<State> {
+        commits.iter().any(|commit| self.check_ticks(commit).is_err()).then(|| self.clone())
     }
 
-    pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> Committed {
+    /// The tripwire: a tick has one live run, and an id one run.
+    fn check_ticks(&self, commit: &Commit) -> Answer<()> {
+        let lives = |run: &NewRun| {
+            self.live.values().any(|live| {
+                let is_same = live.new.schedule == run.schedule && live.new.tick_at == run.tick_at;
+                is_same && (live.running.is_some() || !commit.cancel_live)
+            })
+        };
+        let is_taken = |run: &NewRun| self.live.contains_key(&run.id) || self.ended.contains_key(&run.id);
+        match commit.runs.iter().find(|run| is_taken(run) || lives(run)) {
+            Some(run) => Err(Error::Refused {
+                detail: format!("run {}: there is a run with that id, or a live one of its tick", run.id),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn commit(&mut self, now: Timestamp, commit: &Commit, sabotage: &Switch) -> Answer<Committed> {
         let id = commit.schedule;
-        let Some(row) = self.schedules.get(&id) else { return Committed::Lost };
+        let Some(row) = self.schedules.get(&id) else { return Ok(Committed::Lost) };
         let unchanged = row.version == commit.version && row.record.token == Some(commit.token);
         let is_unchecked = sabotage.is(Sabotage::NoTokenCheck) || broken::is(Broken::PlannedTwice);
         if !unchanged && !is_unchecked {
-            return Committed::Lost;
+            return Ok(Committed::Lost);
         }
         if commit.token.kind == TokenKind::Resume && commit.invalid.is_none() {
-            return self.commit_resume(now, commit);
+            return Ok(self.commit_resume(now, commit));
         }
         if let Some(lane) = self.full_lane(commit) {
             self.defer(now, commit, lane);
-            return Committed::Deferred;
+            return Ok(Committed::Deferred);
         }
         let in_scope: Vec<RunId> = self.in_scope(commit.overlap()).map(|(run, _)| run).collect();
         // Only a scope beyond the schedule can have grown without touching its token.
         if commit.scope != Scope::Schedule && in_scope.len() as u32 > commit.live {
-            return Committed::Lost;
+            return Ok(Committed::Lost);
         }
         if !self.take_probe(now, commit) {
-            return Committed::Lost;
+            return Ok(Committed::Lost);
         }
+        self.check_ticks(commit)?;
         if commit.cancel_live {
             for run in in_scope {
                 self.cancel(now, run, Reason::Overlap);
@@ -126,7 +129,7 @@ impl State {
         for run in &commit.runs {
             self.insert_run(now, run);
         }
-        let Some(row) = self.schedules.get_mut(&id) else { return Committed::Lost };
+        let Some(row) = self.schedules.get_mut(&id) else { return Ok(Committed::Lost) };
         row.record.open_skip = commit.open_skip;
         row.record.origin = commit.origin.or(row.record.origin);
         row.record.cursor_at = commit.cursor_at.or(row.record.cursor_at);
@@ -142,7 +145,7 @@ impl State {
             self.set_status(id, Status::Exhausted, now);
         }
         self.set_token(id, token);
-        Committed::Held
+        Ok(Committed::Held)
     }
 
     /// Moves a breaker to half open for the probe that a plan makes; `false` if somebody else has the probe.

@@ -11,6 +11,7 @@ use crate::shapes::*;
 use crate::views::Page;
 
 /// A session, with how many of its runs may be running at once by its schedule.
+#[derive(Clone)]
 pub(super) struct SessionRow {
     pub(super) schedule: ScheduleId,
     pub(super) key: String,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
+use belfry_core::input::StoredPayload;
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -21,7 +22,7 @@ use super::rows::{get, small};
 use crate::Error;
 use crate::clock::Clock;
 use crate::sabotage::Sabotage;
-use crate::sessions::read_given;
+use crate::sessions::read_trigger;
 use crate::shapes::*;
 use crate::store::Answer;
 
@@ -552,8 +553,7 @@ pub(super) fn passes(row: &Row) -> Result<Vec<(i64, Pass)>, Fault> {
 }
 
 pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
-    let (trigger, payload, unreadable) =
-        read_given(get(row, "trigger")?, get::<&str>(row, "payload")?.as_bytes());
+    let (trigger, unreadable) = read_trigger(get(row, "trigger")?);
     Ok(Claimed {
         run: RunId(get(row, "id")?),
         epoch: get(row, "epoch")?,
@@ -566,7 +566,7 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         tick_at: get(row, "tick_at")?,
         lane: lane.to_owned(),
         prompt: get(row, "prompt")?,
-        payload,
+        payload: StoredPayload::new(trigger, get::<&str>(row, "payload")?),
         trace_id: get(row, "trace_id")?,
         unreadable,
         rescued: get::<Option<i64>>(row, "rescue")?.is_some(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
+use belfry_core::input::StoredPayload;
 use belfry_core::{NodeId, RunId};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -12,7 +13,7 @@ use super::source::from_json;
 use super::unread::{counter, own_id};
 use super::{Done, Verb, bytes, lossy, maybe_id, micros, node_bytes, number, run_id, text};
 use crate::clock::Clock;
-use crate::sessions::read_given;
+use crate::sessions::read_trigger;
 use crate::shapes::*;
 use crate::unknown;
 
@@ -367,7 +368,7 @@ impl Verb<'_> {
 
 fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result<Ready> {
     let id = own_id(row, 0)?;
-    let (trigger, payload, unreadable) = read_given(number(row, 9)?, row.get_ref(12)?.as_bytes()?);
+    let (trigger, unreadable) = read_trigger(number(row, 9)?);
     let claimed = Claimed {
         run: run_id(id),
         epoch: counter(row, 3)?,
@@ -380,7 +381,7 @@ fn ready_of(row: &rusqlite::Row<'_>, queue: i64, lane: &str) -> rusqlite::Result
         tick_at: row.get::<_, Option<i64>>(10)?.map(unknown::instant),
         lane: lane.to_owned(),
         prompt: lossy(row, 11)?,
-        payload,
+        payload: StoredPayload::new(trigger, row.get_ref(12)?.as_bytes()?),
         trace_id: maybe_id(row, 13)?.map(uuid::Uuid::from_bytes),
         unreadable,
         rescued: row.get(14)?,

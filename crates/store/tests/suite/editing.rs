@@ -239,7 +239,7 @@ async fn definitions_are_those_of_now(store: &impl Store) {
     let second = store.definitions(&[id]).await.unwrap().remove(0).unwrap();
     assert_ne!(second.agent_revision, first.agent_revision);
     assert_eq!(second.agent_definition.max_concurrent, Some(2));
-    assert_eq!(second.compiled.unwrap().definition, every("10m"));
+    assert_eq!(*second.compiled.unwrap().definition, every("10m"));
     assert_eq!((second.origin, second.waits_for), (None, None), "a new revision starts anew");
     world.apply(&fleet(Some(2), "10m")).await;
     let third = store.definitions(&[id]).await.unwrap().remove(0).unwrap();

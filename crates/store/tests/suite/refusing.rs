@@ -312,7 +312,7 @@ pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(St
     }
     let id = async |name: &str| world.schedule(name).await.id;
     let (s1, s3, talk) = (id("a/s1").await, id("a/s3").await, id("a/talk").await);
-    // A payload that is no JSON: it is claimed, and its node is told not to start it; all else goes on.
+    // A payload that is no JSON: it is claimed, and its attempt finds that out; all else goes on.
     spoil(format!("update live set payload = '{{\"broken' where schedule_id in ({s1}, {talk})")).await;
     let runs = store.runs(&RunFilter::default(), None, 10).await.unwrap().items;
     let of_session = RunFilter { session: Some("x".into()), ..RunFilter::default() };
@@ -331,7 +331,7 @@ pub async fn rows_that_cannot_be_read(store: &impl Store, spoil: impl AsyncFn(St
     assert_eq!(sessions.iter().map(|session| session.queued).collect::<Vec<_>>(), [1, 1]);
     world.send("a/talk", "x", "again", |_| ()).await;
     let claimed = world.claim(node, 10).await;
-    let unreadable: Vec<bool> = claimed.iter().map(|claimed| claimed.unreadable.is_some()).collect();
+    let unreadable: Vec<bool> = claimed.iter().map(|claimed| claimed.payload.read().is_err()).collect();
     assert_eq!((unreadable.len(), unreadable.iter().filter(|unreadable| **unreadable).count()), (4, 3));
     for claimed in &claimed {
         assert_eq!(world.complete(claimed).await, Finished::Ended(RunState::Completed));
