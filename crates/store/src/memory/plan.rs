@@ -76,7 +76,11 @@ impl State {
 
     /// The state before plans of which one may be refused.
     pub(super) fn may_refuse(&self, commits: &[Commit]) -> Option<State> {
-        commits.iter().any(|commit| self.check_ticks(commit).is_err()).then(|| self.clone())
+        let is_current = |commit: &&Commit| {
+            self.schedules.get(&commit.schedule).is_some_and(|row| row.version == commit.version)
+        };
+        let is_refused = |commit: &Commit| self.check_ticks(commit).is_err();
+        commits.iter().filter(is_current).any(is_refused).then(|| self.clone())
     }
 
     /// The tripwire: a tick has one live run, and an id one run.
