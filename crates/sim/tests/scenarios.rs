@@ -4,6 +4,12 @@
 //! - `a_repeated_backfill_does_not_spoil_a_plan`: PostgreSQL changed the timer before it knew that the run was there already.
 //! - usage in `crates/store/tests/suite/sessions.rs`: PostgreSQL stored the usage of a report before it compared the epochs.
 //! - `runs_that_an_edit_brings_under_a_limit_were_not_let_in_by_it`: PostgreSQL's integrity check counted them as too many.
+//!
+//! Those of one rule are beside its home:
+//! - `an_edit_by_a_clock_that_was_set_back_goes_on_after_the_last_tick_that_was_planned` in `crates/core/tests/edit.rs`: the new
+//!   timing went on from the next tick of the old one, and lost its own ticks up to there.
+//! - `a_plan_that_was_refused_for_a_run_that_has_ended_since_is_written_as_it_is` in `crates/store/src/apart.rs`: its schedule was
+//!   made invalid.
 
 #![allow(clippy::unwrap_used)]
 

@@ -14,6 +14,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_full_lane_defers_ticks_and_arms_the_oldest_first(&fresh().await).await;
     a_tick_that_was_deferred_is_not_late(&fresh().await).await;
     who_was_deferred_is_not_overtaken(&fresh().await).await;
+    a_tick_whose_run_lives_already_is_deferred_like_any_other(&fresh().await).await;
     a_batch_that_has_room_is_made_whole(&fresh().await).await;
     whoever_leaves_makes_room(&fresh().await).await;
     a_limit_that_is_raised_or_gone_makes_room(&fresh().await).await;
@@ -152,6 +153,23 @@ async fn who_was_deferred_is_not_overtaken(store: &impl Store) {
     world.assert_whole().await;
     world.claim(node, 1).await;
     assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![waits("a/s2")]));
+    world.assert_whole().await;
+}
+
+async fn a_tick_whose_run_lives_already_is_deferred_like_any_other(store: &impl Store) {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    world.apply(&[agent("a", unlimited(), &[("s0", super::refusing::allow("* * * * *"))])]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    world.plan_all().await;
+    // It waits, and fills the lane.
+    super::refusing::plant(&mut world, "a/s0").await;
+    world.now = minute(1);
+    let due = store.due(world.now, None, 10).await.unwrap();
+    let commit = world.decide(&due[0]);
+    assert_eq!(commit.runs.len(), 1);
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Deferred]);
+    assert_eq!(deferred(&world).await, [waits("a/s0")]);
     world.assert_whole().await;
 }
 

@@ -29,7 +29,7 @@ async fn plan<S: Store>(world: &mut World<'_, S>) -> (Vec<Commit>, Written<Commi
 }
 
 /// Makes a run of a schedule's next tick before the planner does.
-async fn plant<S: Store>(world: &mut World<'_, S>, name: &str) -> RunRecord {
+pub async fn plant<S: Store>(world: &mut World<'_, S>, name: &str) -> RunRecord {
     let record = world.schedule(name).await;
     let compiled = record.definition.compile(name).unwrap();
     let id = world.run_id();
@@ -43,7 +43,7 @@ async fn plant<S: Store>(world: &mut World<'_, S>, name: &str) -> RunRecord {
     world.store.run(id).await.unwrap().unwrap()
 }
 
-fn allow(when: &str) -> belfry_core::ScheduleDefinition {
+pub fn allow(when: &str) -> belfry_core::ScheduleDefinition {
     let if_running = belfry_core::definition::IfRunning::Allow;
     schedule(When::Cron(when.into()), Options { if_running, ..Options::default() })
 }
