@@ -4,6 +4,9 @@
 //! left to do. A read alone proves little: a full disk still answers it. So a failed read is also followed by a renewal of the
 //! lease, which is a write. A refusal is no failure: the store is there, and what it was to keep is at fault. Only the loop
 //! that asked waits then.
+//!
+//! An outage is told once. Calls that were on their way when it began may fail long after others have succeeded again: it is
+//! not over before they are answered. Nothing else waits for that.
 
 use super::*;
 
@@ -35,6 +38,10 @@ impl Call {
 pub(super) struct Health {
     /// Kinds of calls that failed and have not succeeded since.
     failing: BTreeSet<Call>,
+    /// Kinds of calls that were on their way when an outage began, and have not been answered since.
+    unanswered: BTreeSet<Call>,
+    /// Whether an outage was told, and not its end.
+    is_away: bool,
     /// Calls that failed since the store was well.
     failures: u32,
     /// Whether one of them failed because the store was removed or replaced.
@@ -53,6 +60,11 @@ impl Health {
         self.failing.is_empty()
     }
 
+    /// Whether an outage was told, and not its end.
+    pub(super) fn is_away(&self) -> bool {
+        self.is_away
+    }
+
     /// Whether the store that was opened is not at its place: nothing can be stored until somebody puts it back.
     pub(super) fn is_replaced(&self) -> bool {
         self.is_replaced
@@ -65,7 +77,7 @@ impl Driver {
         match answer {
             Ok(answer) => {
                 if kind.is_only_read() {
-                    self.store_took(now, kind);
+                    self.store_took(kind);
                 }
                 Some(answer)
             }
@@ -81,7 +93,7 @@ impl Driver {
     pub(super) fn written<T>(&mut self, now: Now, kind: Call, answer: Result<T, Error>) -> Option<T> {
         match answer {
             Ok(answer) => {
-                self.store_took(now, kind);
+                self.store_took(kind);
                 Some(answer)
             }
             Err(error) if error.is_refused() => {
@@ -106,16 +118,43 @@ impl Driver {
         }
     }
 
-    fn store_took(&mut self, now: Now, kind: Call) {
+    fn store_took(&mut self, kind: Call) {
         self.health.refusals.remove(&kind);
         if self.health.failing.remove(&kind) && self.health.is_well() {
             (self.health.failures, self.health.is_replaced) = (0, false);
+        }
+    }
+
+    /// Tells the end of an outage, once all is answered.
+    pub(super) fn tell_health(&mut self, now: Now) {
+        let asking = self.asking();
+        let health = &mut self.health;
+        health.unanswered.retain(|kind| asking.contains(kind));
+        if health.is_away && health.is_well() && health.unanswered.is_empty() {
+            health.is_away = false;
             self.note(Event::new(now.wall, Level::Info, Name::StoreAvailable));
         }
     }
 
+    /// Kinds of calls that are on their way.
+    fn asking(&self) -> Vec<Call> {
+        let loops = [
+            (Call::Plans, self.planner),
+            (Call::Claims, self.dispatcher),
+            (Call::Ends, self.finisher),
+            (Call::Lease, self.renewer),
+            (Call::Heartbeat, self.beater),
+            (Call::Pruning, self.pruner),
+            (Call::Nodes, self.reaper),
+            (Call::Lanes, self.lanes),
+            (Call::Marks, self.marker),
+        ];
+        loops.into_iter().filter(|(_, each)| each.busy).map(|(kind, _)| kind).collect()
+    }
+
     fn store_failed(&mut self, now: Now, kind: Call, error: &Error) {
-        if self.health.is_well() {
+        if !std::mem::replace(&mut self.health.is_away, true) {
+            self.health.unanswered = self.asking().into_iter().collect();
             let event = Event::new(now.wall, Level::Error, Name::StoreUnavailable);
             self.note(Event { detail: Some(error.marked()), ..event });
         }

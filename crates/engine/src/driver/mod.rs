@@ -595,6 +595,7 @@ impl Driver {
     pub fn step(&mut self, now: Now, input: Input) -> Vec<Effect> {
         self.look_at_clock(now);
         self.take_in(now, input);
+        self.tell_health(now);
         self.finish_maybe(now);
         self.renew_maybe(now);
         let serves = self.options.serves && self.options.only.is_none();
@@ -673,9 +674,9 @@ impl Driver {
         self.draining
     }
 
-    /// Whether every kind of call to the store has succeeded since that kind failed last.
+    /// Whether no outage of the store was told whose end was not: every kind of call has succeeded since it failed last.
     pub fn store_is_well(&self) -> bool {
-        self.health.is_well()
+        !self.health.is_away()
     }
 
     /// What it has done so far.

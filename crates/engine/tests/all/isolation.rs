@@ -121,6 +121,12 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     let claimed = |claimed| Input::Claimed { claimed, next: None };
     driver.step(now, Input::Woken);
     assert!(driver.store_is_well());
+    // What else it asks for at first is answered.
+    let marks = || Input::Marks(Ok(Marks { cancels: Vec::new(), draining: None }));
+    let lanes = |lanes, unreadable| Input::Lanes { lanes, unreadable };
+    for input in [lanes(Ok(Vec::new()), Ok(Vec::new())), marks(), Input::Pruned(Ok(Default::default()))] {
+        driver.step(now, input);
+    }
     // A claim cannot be written. Reads and the lease say nothing about claims.
     assert_eq!(told(&driver.step(now, claimed(full()))), ["store_unavailable"]);
     for input in [due(), renewed(), Input::Beaten(Ok(true)), Input::Nodes(Ok(Vec::new())), claimed(full())] {
@@ -137,12 +143,14 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     let later = Now { mono: now.mono + SECOND, ..now };
     let effects = driver.step(later, Input::Woken);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))), "{effects:?}");
+    for input in [marks(), due(), claimed(Ok(Vec::new()))] {
+        assert!(told(&driver.step(later, input)).is_empty());
+    }
     assert_eq!(told(&driver.step(later, renewed())), ["store_available"]);
     // A store of which a part cannot be read is not well because its leases are.
-    let lanes = |lanes, unreadable| Input::Lanes { lanes, unreadable };
     let reads: [(Input, Input); 4] = [
         (Input::Nodes(full()), Input::Nodes(Ok(Vec::new()))),
-        (Input::Marks(full()), Input::Marks(Ok(Marks { cancels: Vec::new(), draining: None }))),
+        (Input::Marks(full()), marks()),
         (lanes(full(), Ok(Vec::new())), lanes(Ok(Vec::new()), Ok(Vec::new()))),
         (lanes(Ok(Vec::new()), full()), lanes(Ok(Vec::new()), Ok(Vec::new()))),
     ];

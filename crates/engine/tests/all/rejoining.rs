@@ -19,6 +19,11 @@ fn at(seconds: u32) -> Now {
 }
 
 fn driver() -> Driver {
+    driver_and_asked().0
+}
+
+/// A driver, and what it has asked for.
+fn driver_and_asked() -> (Driver, Vec<Effect>) {
     let mut number = 1;
     let new_id = Box::new(move |_| {
         number += 1;
@@ -27,8 +32,8 @@ fn driver() -> Driver {
     let lease = wall() + SignedDuration::from_secs(30);
     let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), at(0), lease, new_id);
     // It is alone.
-    driver.step(at(0), Input::Nodes(Ok(Vec::new())));
-    driver
+    let asked = driver.step(at(0), Input::Nodes(Ok(Vec::new())));
+    (driver, asked)
 }
 
 fn joins(effects: &[Effect]) -> Vec<NodeId> {
@@ -89,6 +94,55 @@ fn a_join_that_took_longer_than_the_lease_gives_no_right_to_claim() {
         place(&effects, |effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))).is_some(),
         "{effects:?}"
     );
+}
+
+#[test]
+fn an_outage_is_told_once_however_late_a_call_fails() {
+    let (mut driver, mut asked) = driver_and_asked();
+    let told = |effects: &[Effect]| -> Vec<&'static str> {
+        let names = effects.iter().filter_map(|effect| match effect {
+            Effect::Note(event) => Some(event.event.as_str()),
+            _ => None,
+        });
+        names.filter(|name| name.starts_with("store_")).collect()
+    };
+    let renewed = |asked: u32, renewed| Input::Renewed { asked: asked * SECOND, renewed, is_held: true };
+    let held = || Ok(Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) });
+    // What is due, a claim and a renewal are on their way. The renewal fails, and succeeds the next time.
+    asked.extend(driver.step(at(10), Input::Woken));
+    assert_eq!(told(&driver.step(at(11), renewed(10, unavailable()))), ["store_unavailable"]);
+    driver.step(at(13), Input::Woken);
+    assert_eq!(told(&driver.step(at(13), renewed(13, held()))), [""; 0]);
+    assert!(!driver.store_is_well());
+    // The claim fails as well, long after.
+    let effects = driver.step(at(30), Input::Claimed { claimed: unavailable(), next: None });
+    assert_eq!(told(&effects), [""; 0]);
+    // Then all are answered, the reads first.
+    let answer = |effect: Effect, second: u32| match effect {
+        Effect::Ask(Ask::Claim(_)) => Some(Input::Claimed { claimed: Ok(Vec::new()), next: None }),
+        Effect::Ask(Ask::Due { .. }) => Some(Input::Due { due: Ok(Vec::new()), next: None }),
+        Effect::Ask(Ask::Renew { .. }) => Some(renewed(second, held())),
+        Effect::Ask(Ask::Marks(_)) => Some(Input::Marks(Ok(belfry_store::Marks::default()))),
+        Effect::Ask(Ask::Lanes) => Some(Input::Lanes { lanes: Ok(Vec::new()), unreadable: Ok(Vec::new()) }),
+        Effect::Ask(Ask::Prune { .. }) => Some(Input::Pruned(Ok(belfry_store::Pruned::default()))),
+        Effect::ReadNodes => Some(Input::Nodes(Ok(Vec::new()))),
+        Effect::Beat(_) => Some(Input::Beaten(Ok(true))),
+        _ => None,
+    };
+    let mut all = Vec::new();
+    let is_read = |effect: &Effect| !matches!(effect, Effect::Ask(Ask::Claim(_) | Ask::Renew { .. }));
+    let mut inputs: Vec<Input> =
+        asked.into_iter().filter(is_read).filter_map(|effect| answer(effect, 31)).collect();
+    for second in 31..60 {
+        inputs.push(Input::Woken);
+        while let Some(input) = inputs.pop() {
+            let effects = driver.step(at(second), input);
+            all.extend(told(&effects));
+            inputs.extend(effects.into_iter().filter_map(|effect| answer(effect, second)));
+        }
+    }
+    assert_eq!(all, ["store_available"]);
+    assert!(driver.store_is_well());
 }
 
 #[test]
