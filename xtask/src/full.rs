@@ -23,7 +23,7 @@ pub enum Ended {
 }
 
 /// In order: the longest last.
-pub const PARTS: [Part; 8] = [
+pub const PARTS: [Part; 9] = [
     Part {
         name: "more simulated lives",
         run: |prepare| {
@@ -35,6 +35,7 @@ pub const PARTS: [Part; 8] = [
         run: |prepare| tests(prepare, &[], "-p belfry-sim --test broken -- --ignored"),
     },
     Part { name: "wall clock set", run: clock },
+    Part { name: "full disks", run: full_disks },
     Part { name: "random requests", run: schemathesis },
     Part { name: "torture", run: torture },
     Part { name: "200 killed servers", run: |prepare| tests(prepare, &[("BELFRY_KILLS", "200")], CRASH) },
@@ -90,6 +91,52 @@ fn clock(prepare: &dyn Fn(Command) -> Command) -> Ended {
         return Ended::ToolMissing("install libfaketime (Debian: faketime)");
     }
     tests(prepare, &[("BELFRY_FAKETIME", "1")], "-p belfry-cli --test up clock")
+}
+
+/// Small disks of their own, which the tests fill.
+fn full_disks(prepare: &dyn Fn(Command) -> Command) -> Ended {
+    const TESTS: [(&str, &str); 3] = [
+        ("8m", "-p belfry-cli --test up disk"),
+        ("8m", "-p belfry-store --features testing --test sqlite_files disk"),
+        ("50m", "-p belfry-store --features testing --test postgres full_disk"),
+    ];
+    for (size, which) in TESTS {
+        let Some(disk) = SmallDisk::mount(size) else {
+            return Ended::ToolMissing("run it as root, who may mount a tmpfs");
+        };
+        let place = disk.folder.to_string_lossy().into_owned();
+        if let Ended::Failed = tests(prepare, &[("BELFRY_SMALL_DISK", &place)], which) {
+            return Ended::Failed;
+        }
+    }
+    Ended::Passed
+}
+
+/// A file system in memory that goes with this value.
+struct SmallDisk {
+    folder: PathBuf,
+}
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<SmallDisk> {
+        let folder = std::env::temp_dir().join(format!("belfry-xtask-disk-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).ok()?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size},mode=1777"), "none"]).arg(&folder);
+        let is_mounted = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        if !is_mounted {
+            let _ = std::fs::remove_dir(&folder);
+            return None;
+        }
+        Some(SmallDisk { folder })
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.folder).status();
+        let _ = std::fs::remove_dir(&self.folder);
+    }
 }
 
 const SERVED: &str = r#"
