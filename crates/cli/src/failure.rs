@@ -2,11 +2,16 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::Duration;
 
 use belfry_store as store;
 
 use crate::terminal;
 use crate::words::harmless;
+
+/// How long the message may take.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a command stopped.
 #[derive(Debug)]
@@ -82,8 +87,16 @@ impl Failure {
             Failure::Io(error) => (format!("cannot read or write: {error}"), 5),
         };
         let style = anstyle::AnsiColor::Red.on_default().bold();
-        // Where standard error is closed there is nobody left to tell.
-        let _ = writeln!(terminal::stderr(), "{style}error:{style:#} {}", harmless(&message));
+        let words = format!("{style}error:{style:#} {}", harmless(&message));
+        // Where standard error is closed there is nobody left to tell, and where nobody reads it, nobody is waited for.
+        let (told, heard) = mpsc::channel::<()>();
+        let spawned = std::thread::Builder::new().spawn(move || {
+            let _ = writeln!(terminal::stderr(), "{words}");
+            drop(told);
+        });
+        if spawned.is_ok() {
+            let _ = heard.recv_timeout(TOLD_WITHIN);
+        }
         ExitCode::from(code)
     }
 }

@@ -1,6 +1,10 @@
 //! What happens, one line each: for people, or as JSON.
 
 use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use belfry::Event;
@@ -14,25 +18,49 @@ use crate::words::{harmless, one_line};
 /// Characters of a text from outside in one line.
 const DETAIL_MAX: usize = 200;
 
-/// Writes what happens to standard output. A line that cannot be written, because a disk is full or nobody reads any longer,
+/// Lines that wait to be written, at most.
+const WAITING_MAX: usize = 1_000;
+/// How long the last lines may take when the node ends.
+const LAST_MAX: Duration = Duration::from_secs(2);
+
+/// Writes what happens to standard output, in a thread of its own: a terminal that is stopped, or a reader that does not read,
+/// holds up nothing but that. A line that cannot be written, because a disk is full, nobody reads any longer, or too many wait,
 /// is left out and counted: the work goes on without it.
 pub struct Lines {
     json: bool,
-    zone: Zone,
     level: Level,
-    /// Lines left out since one was written.
-    lost: u64,
+    /// None once this ends.
+    waiting: Option<SyncSender<Line>>,
+    lost: Arc<AtomicU64>,
+    /// Ends with the thread.
+    done: Receiver<()>,
+}
+
+enum Line {
+    Event(Arc<Event>),
+    Sentence(String),
+    Wrong(String),
 }
 
 impl Lines {
-    pub fn new(json: bool, zone: Zone, level: &str) -> Lines {
+    pub fn new(json: bool, zone: Zone, level: &str) -> io::Result<Lines> {
         let level = match level {
             "error" => Level::Error,
             "warn" => Level::Warn,
             "debug" | "trace" => Level::Debug,
             _ => Level::Info,
         };
-        Lines { json, zone, level, lost: 0 }
+        let (waiting, lines) = mpsc::sync_channel(WAITING_MAX);
+        let (ends, done) = mpsc::channel();
+        let lost = Arc::new(AtomicU64::new(0));
+        let writer = Writer { json, zone, lost: lost.clone() };
+        std::thread::Builder::new().name("belfry-lines".into()).spawn(move || {
+            let _ends: mpsc::Sender<()> = ends;
+            for line in lines {
+                writer.write(&line);
+            }
+        })?;
+        Ok(Lines { json, level, waiting: Some(waiting), lost, done })
     }
 
     pub fn is_json(&self) -> bool {
@@ -40,11 +68,57 @@ impl Lines {
     }
 
     /// One event.
-    pub fn event(&mut self, event: &Event) {
+    pub fn event(&self, event: &Arc<Event>) {
         if event.level <= self.level {
-            let written = self.write_event(event);
-            self.count(written);
+            self.add(Line::Event(event.clone()));
         }
+    }
+
+    /// A sentence that is no event.
+    pub fn say(&self, text: &str) {
+        self.add(Line::Sentence(text.to_owned()));
+    }
+
+    /// Something that is wrong with one schedule.
+    pub fn problem(&self, problem: &Problem) {
+        self.add(Line::Wrong(problem.render(!self.json)));
+    }
+
+    /// What is wrong with the files.
+    pub fn errors(&self, errors: &Errors) {
+        self.add(Line::Wrong(errors.render(!self.json)));
+    }
+
+    fn add(&self, line: Line) {
+        if self.waiting.as_ref().is_none_or(|waiting| waiting.try_send(line).is_err()) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        drop(self.waiting.take());
+        // Nothing is ever sent: it ends, or takes too long.
+        let _ = self.done.recv_timeout(LAST_MAX);
+    }
+}
+
+struct Writer {
+    json: bool,
+    zone: Zone,
+    /// Lines left out since one was written.
+    lost: Arc<AtomicU64>,
+}
+
+impl Writer {
+    fn write(&self, line: &Line) {
+        let written = match line {
+            Line::Event(event) => self.write_event(event),
+            Line::Sentence(text) => self.write_sentence(text),
+            Line::Wrong(text) => writeln!(terminal::stderr(), "{text}"),
+        };
+        self.count(written);
     }
 
     fn write_event(&self, event: &Event) -> io::Result<()> {
@@ -66,12 +140,6 @@ impl Lines {
         writeln!(terminal::stdout(), "{time}  {style}{words:<12}{style:#} {name:<24} {details}")
     }
 
-    /// A sentence that is no event.
-    pub fn say(&mut self, text: &str) {
-        let written = self.write_sentence(text);
-        self.count(written);
-    }
-
     fn write_sentence(&self, text: &str) -> io::Result<()> {
         if self.json {
             writeln!(terminal::stderr(), "{}", harmless(text))
@@ -80,37 +148,25 @@ impl Lines {
         }
     }
 
-    /// Something that is wrong with one schedule.
-    pub fn problem(&mut self, problem: &Problem) {
-        let written = writeln!(terminal::stderr(), "{}", problem.render(!self.json));
-        self.count(written);
-    }
-
-    /// What is wrong with the files.
-    pub fn errors(&mut self, errors: &Errors) {
-        let written = writeln!(terminal::stderr(), "{}", errors.render(!self.json));
-        self.count(written);
-    }
-
     /// Counts a line that could not be written, and tells of those before one that could.
-    fn count(&mut self, written: io::Result<()>) {
+    fn count(&self, written: io::Result<()>) {
+        let lost = self.lost.load(Ordering::Relaxed);
         match written {
-            Ok(()) if self.lost > 0 => {
-                let words = format!("{} lines could not be written", self.lost);
-                if self.write_sentence(&words).is_ok() {
-                    self.lost = 0;
+            Ok(()) if lost > 0 => {
+                if self.write_sentence(&format!("{lost} lines could not be written")).is_ok() {
+                    self.lost.fetch_sub(lost, Ordering::Relaxed);
                 }
             }
             Ok(()) => {}
             Err(error) => {
-                if self.lost == 0 {
+                if lost == 0 {
                     // Standard error may lead elsewhere.
                     let _ = writeln!(
                         terminal::stderr(),
                         "a line cannot be written, and the work goes on: {error}"
                     );
                 }
-                self.lost += 1;
+                self.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
     }

@@ -95,8 +95,8 @@ impl Up {
         room: Room,
         output: &Output,
     ) -> Result<(), Failure> {
-        let mut lines =
-            Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str());
+        let lines =
+            Lines::new(self.is_json(&loaded.settings), output.zone()?, loaded.settings.log.level.as_str())?;
         let address = loaded.settings.store.expose().to_owned();
         for told in place::secure_state(&address, file)? {
             lines.say(&told);
@@ -139,7 +139,7 @@ impl Up {
             any_port: self.demo,
         })
         .await?;
-        greet(&mut lines, &engine, &loaded, output)?;
+        greet(&lines, &engine, &loaded, output)?;
         if !lines.is_json() {
             lines.say(&format!("API at http://{}", serving.address()));
             // The link is for the person who looks at the terminal, not for a file or a log.
@@ -172,17 +172,17 @@ impl Up {
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },
                 what = asked.recv() => match what {
-                    Some(Asked::Reload) => watched = reload(&home, watched, &mut lines, &serving).await.0,
-                    Some(Asked::Reset) => reset_sessions(&engine, &mut lines).await,
+                    Some(Asked::Reload) => watched = reload(&home, watched, &lines, &serving).await.0,
+                    Some(Asked::Reset) => reset_sessions(&engine, &lines).await,
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
                     if watched.changed() {
-                        watched = reload(&home, watched, &mut lines, &serving).await.0;
+                        watched = reload(&home, watched, &lines, &serving).await.0;
                     }
                 }
                 Some(tell) = serving.reloads.recv() => {
-                    let (next, came) = reload(&home, watched, &mut lines, &serving).await;
+                    let (next, came) = reload(&home, watched, &lines, &serving).await;
                     watched = next;
                     // Whoever asked may have left.
                     let _ = tell.send(came);
@@ -191,7 +191,7 @@ impl Up {
         }
         watching_skew.abort();
         giving_back.abort();
-        let stopped = stop(&engine, timeout, &mut asked, &mut events, &mut lines).await;
+        let stopped = stop(&engine, timeout, &mut asked, &mut events, &lines).await;
         serving.stop().await;
         stopped
     }
@@ -232,7 +232,7 @@ pub async fn apply(
     Ok((content, applied))
 }
 
-fn greet(lines: &mut Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
+fn greet(lines: &Lines, engine: &Engine, loaded: &Loaded, output: &Output) -> Result<(), Failure> {
     for problem in loaded.invalid.iter().chain(&loaded.warnings) {
         lines.problem(problem);
     }
@@ -307,12 +307,7 @@ struct Home<'a> {
 }
 
 /// Reads the files again, all or nothing. Gives what is to be watched from now on, and what came of it.
-async fn reload(
-    home: &Home<'_>,
-    watched: Watched,
-    lines: &mut Lines,
-    serving: &Serving,
-) -> (Watched, Reloaded) {
+async fn reload(home: &Home<'_>, watched: Watched, lines: &Lines, serving: &Serving) -> (Watched, Reloaded) {
     let engine = home.engine;
     // Before they are read: what changes meanwhile is read again.
     let before = watched.seen();
@@ -385,7 +380,7 @@ fn taken(error: belfry_store::Error, address: &str, file: &Path) -> Failure {
 }
 
 /// A store that does not answer now is heard of elsewhere.
-async fn reset_sessions(engine: &Engine, lines: &mut Lines) {
+async fn reset_sessions(engine: &Engine, lines: &Lines) {
     match engine.reset_sessions().await {
         Ok(count) => lines.say(&format!("{} reset", words::count(count as usize, "session"))),
         Err(error) => lines.say(&format!("sessions were not reset: {error}")),
@@ -397,7 +392,7 @@ async fn stop(
     timeout: Duration,
     asked: &mut mpsc::Receiver<Asked>,
     events: &mut tokio::sync::broadcast::Receiver<Arc<Event>>,
-    lines: &mut Lines,
+    lines: &Lines,
 ) -> Result<(), Failure> {
     let running = engine.running_total();
     if running > 0 && !lines.is_json() {

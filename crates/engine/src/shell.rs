@@ -316,7 +316,11 @@ impl Shell {
                 Some(None) => no_handler(&attempt),
                 None => {
                     let tell = |progress| match progress {
-                        Progress::Waits(why) => delay.begin(why),
+                        // A rescued run that waits has not killed this node, and holds back no other.
+                        Progress::Waits(why) => {
+                            delay.begin(why);
+                            started();
+                        }
                         Progress::Started => {
                             delay.end();
                             started();

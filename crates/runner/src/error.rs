@@ -8,6 +8,10 @@ use belfry_core::text::on_node;
 
 use crate::plan::show;
 
+/// What is said of a start that takes long.
+pub(crate) const HANGS: &str =
+    "its start takes long: a file system of its program or its directory may not answer";
+
 /// Why an attempt could not be started, or something around it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -44,6 +48,9 @@ pub enum Error {
         /// Of what.
         source: io::Error,
     },
+    /// The start took too long, and was given up. Nothing was executed.
+    #[error("{HANGS}, and it was given up")]
+    Hangs,
     /// A file of the attempt could not be written.
     #[error("cannot write {}: {cause}{}", name(path), on_node(&show(&path.to_string_lossy())))]
     File {
@@ -66,7 +73,11 @@ impl Error {
         match self {
             Error::Action(_) | Error::Template { .. } | Error::Environment(_) => false,
             Error::Spawn { retryable, .. } => *retryable,
-            Error::Shortage { .. } | Error::File { .. } | Error::Keeper(_) | Error::Refused => true,
+            Error::Shortage { .. }
+            | Error::Hangs
+            | Error::File { .. }
+            | Error::Keeper(_)
+            | Error::Refused => true,
         }
     }
 

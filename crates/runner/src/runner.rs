@@ -2,6 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,14 @@ use belfry_core::retry::Outcome;
 use belfry_core::work::Work;
 use nix::sys::signal::Signal;
 use tokio::process::Child;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use crate::attempt::{Attempt, CancelReceiver, Chunk, Report, Stop};
 use crate::cgroup;
 use crate::ending::{self, Ending, Members};
 use crate::environment::Variables;
-use crate::error::Error;
+use crate::error::{Error, HANGS};
 use crate::files::{Found, one_line};
 use crate::keeper::KeeperHandle;
 use crate::output::{self, Pump};
@@ -36,6 +37,11 @@ const SHORTAGE_PAUSE: Duration = Duration::from_millis(50);
 const SHORTAGE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A shortage that lasts longer fails the attempt, with its reason.
 const SHORTAGE_MAX: Duration = Duration::from_secs(300);
+
+/// A start that takes longer is told of.
+const START_LONG: Duration = Duration::from_secs(2);
+/// One that takes longer has failed.
+const START_MAX: Duration = Duration::from_secs(30);
 
 /// How many attempts are given their prompts and payloads at the same time.
 const TURNS: usize = 4;
@@ -132,24 +138,38 @@ impl Runner {
         let (mut pause, give_up_at) = (SHORTAGE_PAUSE, Instant::now() + SHORTAGE_MAX);
         let mut is_told = false;
         loop {
-            // A closed semaphore has no turns, and nobody closes this one.
-            let turn = self.inner.turns.clone().acquire_owned().await.ok();
-            let (inner, own) = (self.inner.clone(), attempt.clone());
-            match tokio::task::spawn_blocking(move || inner.start(&own, turn)).await {
-                Ok(Ok((plan, child, guard))) => {
+            let mut start = pin!(self.inner.clone().start_apart(attempt.clone()));
+            let hangs_at = Instant::now() + START_MAX;
+            let started = loop {
+                tokio::select! {
+                    biased;
+                    started = &mut start => break started,
+                    // It may be about to start, and is then ended as one that has started.
+                    stop = stopped(&mut cancel) => match timeout(START_LONG, &mut start).await {
+                        Ok(started) => break started,
+                        Err(_) => return ended(outcome_of(stop)),
+                    },
+                    () = tokio::time::sleep(START_LONG), if !is_told => {
+                        is_told = true;
+                        tell(Progress::Waits(HANGS.into()));
+                    }
+                    () = tokio::time::sleep_until(hangs_at) => return not_started(&Error::Hangs),
+                }
+            };
+            match started {
+                Ok((plan, child, guard)) => {
                     let agent = attempt.agent_definition.clone();
                     // With its prompt and payload, which the program has: they may be large, and it may run for long.
                     drop(attempt);
                     return see_through(plan, child, guard, &agent.work, &mut cancel, output, tell).await;
                 }
                 // The attempt is not to blame, and waits until others have ended.
-                Ok(Err(error)) if error.is_shortage() && Instant::now() < give_up_at => {
+                Err(error) if error.is_shortage() && Instant::now() < give_up_at => {
                     if pause == SHORTAGE_PAUSE_MAX && !std::mem::replace(&mut is_told, true) {
                         tell(Progress::Waits(error.chain()));
                     }
                 }
-                Ok(Err(error)) => return not_started(&error),
-                Err(error) => return not_started(&Error::Action(error.to_string())),
+                Err(error) => return not_started(&error),
             }
             tokio::select! {
                 stop = stopped(&mut cancel) => return ended(outcome_of(stop)),
@@ -159,17 +179,43 @@ impl Runner {
     }
 }
 
+type Began = Result<(Box<Plan>, Started, Guard), Error>;
+
 impl Inner {
-    /// Starts an attempt. Only what takes much memory needs its turn: the rest may wait for a file system.
+    /// Starts an attempt in a thread of its own: it may wait for a file system that does not answer, and then it is in nobody's
+    /// way, also not when this process ends. If nobody waits any longer, nothing is executed, or it is killed.
+    async fn start_apart(self: Arc<Self>, attempt: Arc<Attempt>) -> Began {
+        // A closed semaphore has no turns, and nobody closes this one.
+        let turn = self.turns.clone().acquire_owned().await.ok();
+        let (send, began) = oneshot::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let thread = std::thread::Builder::new().name("belfry-start".into());
+        let spawned = thread.spawn(move || {
+            let _runtime = runtime.enter();
+            let began = self.start(&attempt, turn, &send);
+            let _ = send.send(began);
+        });
+        if let Err(source) = spawned {
+            return Err(Error::Shortage { program: "a thread".into(), source });
+        }
+        let broken = |_| Error::Action("its start has panicked".into());
+        began.await.map_err(broken).flatten()
+    }
+
+    /// Only what takes much memory needs its turn.
     fn start(
         &self,
         attempt: &Attempt,
         turn: Option<OwnedSemaphorePermit>,
-    ) -> Result<(Box<Plan>, Started, Guard), Error> {
+        waiting: &oneshot::Sender<Began>,
+    ) -> Began {
         let RunnerOptions { keeper, cgroup, .. } = &self.options;
         let texts = plan::render(attempt, &self.environment)?;
         drop(turn);
         let plan = Box::new(plan::plan(attempt, texts, &self.options)?);
+        if waiting.is_closed() {
+            return Err(Error::Refused);
+        }
         let started = spawn::start(&plan, keeper.as_ref(), cgroup.as_deref())?;
         let guard = Guard { record: started.record.clone(), keeper: keeper.clone(), gone: false };
         plan.files.write_record(&started.record).map_err(|error| match started.control {

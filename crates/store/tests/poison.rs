@@ -161,6 +161,86 @@ async fn a_gate_that_is_gone_is_told_of_on_postgres() {
     a_gate_that_is_gone_is_told_of(&store, async |text| client.batch_execute(text).await.unwrap()).await;
 }
 
+/// A run that waits behind a gate that is gone holds up nobody else of its agent, and starts itself.
+async fn a_gate_that_is_gone_is_no_limit<S: Store>(store: &S, sql: impl AsyncFn(String)) {
+    for (first, column) in ["turn_gate", "command_gate", "whole_gate", "agent_gate"].into_iter().enumerate() {
+        let mut world = World::new(store);
+        world.ids_from(1_000 * (first as u128 + 1));
+        let limited = belfry_core::AgentDefinition { max_concurrent: Some(2), ..unlimited() };
+        let queue = Options { if_running: IfRunning::Queue, ..Options::default() };
+        let queue = schedule(When::Every("1h".into()), queue);
+        world.apply(&[agent("a", limited, &[("q", queue), ("go", every("1h"))])]).await;
+        let node = world.join(1).await;
+        let (odd, _) = world.enqueue("a/q", None).await;
+        sql(format!("update live set {column} = 999999")).await;
+        let (other, _) = world.enqueue("a/go", None).await;
+        let mut started = Vec::new();
+        for _ in 0..3 {
+            for run in claim(&world, node).await.unwrap() {
+                started.push(run.run);
+                world.complete(&run).await;
+            }
+        }
+        started.sort();
+        assert_eq!(started, [odd, other], "{column}");
+        assert!(store.live_runs().await.unwrap().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_gate_that_is_gone_is_no_limit_on_sqlite() {
+    let file = File::new();
+    a_gate_that_is_gone_is_no_limit(&file.store, async |text| file.sql(&text)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gate_that_is_gone_is_no_limit_on_postgres() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let client = client(&url).await;
+    let sql = async |text: String| client.batch_execute(&text).await.unwrap();
+    Box::pin(a_gate_that_is_gone_is_no_limit(&store, sql)).await;
+}
+
+/// A run whose node was removed by hand, or that has none, can be cancelled, and whoever waits for it goes on.
+async fn a_run_without_a_node_can_be_ended<S: Store>(store: &S, sql: impl AsyncFn(&'static str)) {
+    for (first, text) in ["delete from nodes", "update live set node_id = null"].into_iter().enumerate() {
+        let mut world = World::new(store);
+        world.ids_from(1_000 * (first as u128 + 1));
+        let limited = belfry_core::AgentDefinition { max_concurrent: Some(1), ..unlimited() };
+        world.apply(&[agent("a", limited, &[("s", every("1h")), ("t", every("1h"))])]).await;
+        let node = world.join(1).await;
+        let (run, _) = world.enqueue("a/s", None).await;
+        assert_eq!(claim(&world, node).await.unwrap().len(), 1);
+        let (next, _) = world.enqueue("a/t", None).await;
+        assert_eq!(claim(&world, node).await.unwrap(), []);
+        sql(text).await;
+        let cancelled = store.cancel(world.now, run, Reason::Requested).await.unwrap();
+        assert_eq!(cancelled, Cancelled::Ended, "{text}");
+        assert_eq!(store.run(run).await.unwrap().unwrap().state, RunState::Cancelled);
+        let node = world.join(2).await;
+        let claimed = claim(&world, node).await.unwrap();
+        assert_eq!(claimed.iter().map(|claimed| claimed.run).collect::<Vec<_>>(), [next]);
+        world.complete(&claimed[0]).await;
+        world.assert_whole().await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_without_a_node_can_be_ended_on_sqlite() {
+    let file = File::new();
+    a_run_without_a_node_can_be_ended(&file.store, async |text| file.sql(text)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_without_a_node_can_be_ended_on_postgres() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let client = client(&url).await;
+    let sql = async |text| client.batch_execute(text).await.unwrap();
+    Box::pin(a_run_without_a_node_can_be_ended(&store, sql)).await;
+}
+
 #[tokio::test]
 async fn an_id_of_a_wrong_length_hides_no_other_row() {
     let file = File::new();

@@ -249,7 +249,8 @@ impl Postgres {
             };
             let full_window = counted.waiting.len() as i64 >= window;
             let passed_over = counted.passed_over(full_window);
-            let Counted { free, waiting, mut standings, .. } = counted;
+            let Counted { free, mut waiting, mut standings, .. } = counted;
+            forget_gone_gates(tx, &mut waiting, &standings).await?;
             let free = plain.get_or_insert(free);
             if !passed_over.is_empty() {
                 tx.execute(RELEASE, &[&passed_over]).await?;
@@ -437,6 +438,27 @@ async fn claim_free(
     }
     started.sort_by_key(|(order, _)| *order);
     Ok((started.into_iter().map(|(_, claimed)| claimed).collect(), gated))
+}
+
+/// Takes gates that are not there away from runs that wait behind them: somebody has changed the store by hand. A gate that is
+/// there and not ours is held by somebody else.
+async fn forget_gone_gates(
+    tx: &mut Tx<'_>,
+    waiting: &mut [Waiting],
+    standings: &HashMap<i64, Standing<Order>>,
+) -> Result<(), Fault> {
+    let is_ours = |gate: &i64| standings.contains_key(gate);
+    let gates = waiting.iter().flat_map(|run| run.gates.iter().map(|(gate, _)| *gate));
+    let not_ours: Vec<i64> = gates.filter(|gate| !is_ours(gate)).collect();
+    if not_ours.is_empty() {
+        return Ok(());
+    }
+    let found = tx.query("select id from gates where id = any($1)", &[&not_ours]).await?;
+    let there: HashSet<i64> = found.iter().map(|row| get(row, "id")).collect::<Result<_, Fault>>()?;
+    for run in waiting {
+        run.gates.retain(|(gate, _)| is_ours(gate) || there.contains(gate));
+    }
+    Ok(())
 }
 
 /// Counts behind all gates, and only then locks them: only for a store that is broken on purpose.

@@ -201,6 +201,10 @@ impl Postgres {
         run: RunId,
         reason: Reason,
     ) -> Result<Cancelled, Fault> {
+        // A node that is not there hears nothing: somebody has removed it by hand. Its run waits for nobody then.
+        let sql = "update live l set state = 0, node_id = null where l.id = $1 and l.state + 0 = 2 \
+                   and not exists (select 1 from nodes n where n.id = l.node_id)";
+        tx.execute(sql, &[&run.0]).await?;
         if let Some(node) = mark(tx, &[run.0], reason).await?.pop() {
             return Ok(Cancelled::Told(node));
         }

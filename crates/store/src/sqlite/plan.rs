@@ -444,9 +444,12 @@ impl Verb<'_> {
     }
 
     pub(super) fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Done<Cancelled> {
-        let live = self.row("select state, node_id from live where id = ?", [bytes(run)], |row| {
-            Ok((row.get::<_, i64>(0)?, maybe_id(row, 1)?))
-        })?;
+        // A node that is not there hears nothing: somebody has removed it by hand.
+        let live = self.row(
+            "select state, (select id from nodes where id = node_id) from live where id = ?",
+            [bytes(run)],
+            |row| Ok((row.get::<_, i64>(0)?, maybe_id(row, 1)?)),
+        )?;
         match live {
             Some((2, Some(node))) => {
                 self.execute(
