@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         a_bad_result_file_is_no_failure,
         the_private_directory_is_private_and_goes_away,
         a_disk_that_takes_nothing_is_waited_for,
+        a_start_that_hangs_can_be_cancelled_and_is_in_nobodys_way,
     ])
 }
 
@@ -492,4 +494,30 @@ async fn a_disk_that_takes_nothing_is_waited_for(rig: Rig) {
         assert_eq!(std::fs::read_to_string(&ran).unwrap(), "ran\n");
         std::fs::remove_file(&ran).unwrap();
     }
+}
+
+/// A file system that answers nothing, as one whose server is away.
+async fn a_start_that_hangs_can_be_cancelled_and_is_in_nobodys_way(rig: Rig) {
+    let fuse = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    let Some(fuse) = fuse.ok().filter(|_| nix::unistd::Uid::effective().is_root()) else {
+        println!("SKIPPED: only root can mount a file system that does not answer");
+        return;
+    };
+    let disk = Disk(rig.path("hangs"));
+    std::fs::create_dir(&disk.0).unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+    let flags = nix::mount::MsFlags::empty();
+    nix::mount::mount(Some("hangs"), &disk.0, Some("fuse"), flags, Some(options.as_str())).unwrap();
+    let cwd = Some(disk.0.display().to_string());
+    let hung: Vec<_> = (0..8).map(|_| rig.start(Work { cwd: cwd.clone(), ..shell("true") })).collect();
+    assert_eq!(rig.run(shell("true")).await.report.outcome, Outcome::Completed);
+    for live in &hung {
+        live.cancel.send(Some(Stop::Cancel(Reason::Requested))).unwrap();
+    }
+    for live in hung {
+        let done = live.done().await;
+        assert_eq!(done.report.outcome, Outcome::Cancelled(Reason::Requested), "{done:?}");
+    }
+    // Whoever still waits for it is told that it is gone.
+    drop(fuse);
 }

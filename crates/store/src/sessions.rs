@@ -200,12 +200,13 @@ pub(crate) fn add_message(payload: &mut Value, now: Timestamp, seq: i64, new: &N
     }
 }
 
-/// What is stored of a run's payload and trigger, and what of it cannot be read.
+/// What is stored of a run's payload and trigger, and what of it cannot be read. A payload that cannot is null.
 pub(crate) fn read_given(trigger_code: i16, payload: &[u8]) -> (Trigger, Value, Option<String>) {
     let (trigger, unknown) = read_trigger(trigger_code);
     match StoredPayload::new(trigger, payload).read() {
+        Ok(Value::Null) => (trigger, Value::Object(Map::new()), unknown),
         Ok(payload) => (trigger, payload, unknown),
-        Err(wrong) => (trigger, Value::Object(Map::new()), Some(wrong)),
+        Err(wrong) => (trigger, Value::Null, Some(wrong)),
     }
 }
 

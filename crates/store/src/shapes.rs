@@ -704,7 +704,7 @@ pub struct RunRecord {
     pub session: Option<String>,
     /// The prompt that came with it. Lists leave it out.
     pub prompt: Option<String>,
-    /// The payload that came with it. Lists leave it out: there it is empty.
+    /// The payload that came with it; null where it cannot be read. Lists leave it out: there it is empty.
     pub payload: Value,
     /// Its trace.
     pub trace_id: Option<Uuid>,

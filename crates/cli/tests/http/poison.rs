@@ -132,3 +132,18 @@ fn one_row_makes_no_node_unready_and_a_store_without_writes_does() {
         api.stop();
     }
 }
+
+#[test]
+fn a_run_whose_payload_cannot_be_read_is_not_repeated_without_it() {
+    for site in Site::each() {
+        site.config("agents: {a: {shell: 'true', schedules: {s: {cron: '0 0 1 1 *'}}}}");
+        let api = Api::start(&site);
+        let made =
+            api.post("/api/v1/schedules/a/s/run", &json!({"payload": {"x": 1}, "wait_ms": 20000})).is(201);
+        let retry = format!("/api/v1/runs/{}/retry", made["id"].as_str().unwrap());
+        api.send("POST", &retry, &[], b"").is(201);
+        sql(&site, "update history set payload = '{bad'");
+        api.send("POST", &retry, &[], b"").refused(409, "unreadable");
+        api.stop();
+    }
+}

@@ -106,3 +106,27 @@ fn a_log_that_cannot_be_written_stops_no_work() {
         assert_eq!(errors.matches("a line cannot be written, and the work goes on").count(), 1, "{errors}");
     }
 }
+
+/// A reader that is there and does not read, as a terminal after Ctrl-S. It is also where errors go.
+#[test]
+fn a_log_that_nobody_reads_holds_up_neither_work_nor_signals() {
+    let site = Site::sqlite();
+    site.config("agents: {a: {shell: 'echo run >> side.log', schedules: {s: {every: 100ms}}}}");
+    let (unread, write) = std::io::pipe().unwrap();
+    // What a pipe holds is written full.
+    let mut full = write.try_clone().unwrap();
+    let filler = std::thread::spawn(move || {
+        use std::io::Write;
+        // It waits until nobody holds the other end.
+        let _ = full.write_all(&vec![b' '; 4 << 20]);
+    });
+    let mut command = site.command();
+    command.args(["up", "--log-format", "json"]).stdout(write.try_clone().unwrap()).stderr(write);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    site.wait_for_side("runs without a reader", |lines| lines.len() >= 20);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    drop(unread);
+    filler.join().unwrap();
+}

@@ -189,6 +189,10 @@ async fn retry(
     shared.bodies.open(&share, COPIED_BYTES).await?;
     let given = shared.store().run(id).await?;
     let given = given.ok_or_else(|| Problem::not_found(format!("run {id} is no longer kept")))?;
+    if given.payload.is_null() {
+        let detail = format!("the payload of run {id} cannot be read: nobody knows what to run again");
+        return Err(Problem::conflict("unreadable", detail).way_out("make a new run with its payload"));
+    }
     let run = NewRun {
         command: old.command,
         prompt: given.prompt,
