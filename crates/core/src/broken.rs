@@ -13,6 +13,8 @@ pub enum Broken {
     PlansWithEarlierClock,
     /// A missed tick runs although the window of its schedule is closed.
     CatchUpOutsideWindow,
+    /// A tick that is on time starts before those that were missed.
+    MissedAfterOnTime,
     /// Missed ticks that `catch_up` leaves out are recorded nowhere.
     MissedNotRecorded,
     /// An edit of the timing forgets the ticks that are overdue.
@@ -59,11 +61,12 @@ pub enum Broken {
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 25] = [
+    pub const ALL: [Broken; 26] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
         Broken::CatchUpOutsideWindow,
+        Broken::MissedAfterOnTime,
         Broken::MissedNotRecorded,
         Broken::EditForgetsOverdue,
         Broken::LimitOneTooMany,

@@ -218,8 +218,15 @@ impl Pass<'_> {
             let (from, to) = (oldest.tick_at, self.before(first, newer.tick_at));
             self.skip(SkipRange { reason: SkipReason::QueueFull, from, to, count: crowded });
         }
+        // They start after those that were missed: runs that wait start in the order of these instants.
+        let missed = self.plan.runs.last().filter(|_| !broken::is(Broken::MissedAfterOnTime));
+        let behind = missed.map(|missed| missed.not_before);
         for tick in offered {
-            self.offer(*tick, tick.due_at, Trigger::Schedule);
+            self.offer(
+                *tick,
+                behind.map_or(tick.due_at, |behind| behind.max(tick.due_at)),
+                Trigger::Schedule,
+            );
         }
         self.then(due.newest.last().copied().unwrap_or(first))
     }
@@ -391,7 +398,7 @@ impl Default for Spread {
 }
 
 /// Spreads the catch-up runs of a batch of plans, each with its schedule and that one's name, by hash. The runs of one
-/// schedule keep their order.
+/// schedule keep their order, also with those of ticks that were on time.
 pub fn spread_catch_up(plans: &mut [(&str, &Schedule, &mut Plan)], spread: Spread, now: Timestamp) {
     let caught_up = |run: &PlannedRun| run.trigger == Trigger::CatchUp;
     let total: usize =
@@ -411,6 +418,11 @@ pub fn spread_catch_up(plans: &mut [(&str, &Schedule, &mut Plan)], spread: Sprea
         delays.sort_unstable();
         for (run, delay) in plan.runs.iter_mut().filter(|run| caught_up(run)).zip(delays) {
             run.not_before = run.not_before.saturating_add(delay).unwrap_or(run.not_before);
+        }
+        // Ticks that were on time stay behind them.
+        let last = plan.runs.iter().filter(|run| caught_up(run)).map(|run| run.not_before).max();
+        for run in plan.runs.iter_mut().filter(|run| !caught_up(run)) {
+            run.not_before = last.map_or(run.not_before, |last| last.max(run.not_before));
         }
     }
 }

@@ -317,6 +317,30 @@ fn many_caught_up_runs_are_spread_in_tick_order() {
 }
 
 #[test]
+fn a_tick_that_is_on_time_starts_behind_those_that_were_missed() {
+    for catch_up in [CatchUp::RunOnce, CatchUp::RunAll] {
+        // 12:00 is on time at 12:04; those before it were missed, and more than three of them are spread.
+        for first in ["02T11:00:00", "02T01:00:00"] {
+            let options = Options {
+                catch_up: Some(catch_up),
+                if_running: IfRunning::Queue,
+                max_pending: 1_000,
+                ..Options::default()
+            };
+            let hourly = schedule(When::Cron("0 * * * *".into()), options);
+            let now = at("02T12:04:00");
+            let mut plan = plan(&hourly, &due(first), &Facts::CLEAR, now);
+            assert!(plan.runs.len() >= 2);
+            assert_eq!(plan.runs.last().map(|run| run.trigger), Some(Trigger::Schedule));
+            let in_order = |plan: &Plan| plan.runs.is_sorted_by_key(|run| (run.not_before, run.tick_at));
+            assert!(in_order(&plan), "{plan:?}");
+            spread_catch_up(&mut [("agent/schedule", &hourly, &mut plan)], Spread::default(), now);
+            assert!(in_order(&plan), "{plan:?}");
+        }
+    }
+}
+
+#[test]
 fn a_spread_is_over_before_the_next_tick_and_before_the_window_ends() {
     let all = |when: When, options: Options| {
         let (catch_up, if_running) = (Some(CatchUp::RunAll), IfRunning::Allow);

@@ -1,6 +1,6 @@
 //! What must hold when an attempt starts, and when it ends.
 
-use belfry::RunState;
+use belfry::{RunState, Timestamp};
 use belfry_core::Trigger;
 use belfry_core::breaker::State;
 use belfry_core::definition::{IfRunning, Scope};
@@ -64,7 +64,7 @@ impl Sim {
         }
     }
 
-    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule. Messages have the order of
+    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule, and ticks in their order. Messages have the order of
     /// their sessions.
     fn check_order(&mut self, process: &Process, record: &ScheduleRecord) {
         let queues = matches!(record.definition.options.if_running, IfRunning::Queue | IfRunning::Cancel);
@@ -82,7 +82,10 @@ impl Sim {
                 && run.trigger != Trigger::Message
                 // One that was made after the claim, whose answer took its time, is not before it.
                 && Some(run.created_at) < own.started_at
-                && (run.due_at, run.id) < (own.due_at, own.id)
+                && match (tick_of(run), tick_of(own)) {
+                    (Some(one), Some(other)) => one < other,
+                    _ => (run.due_at, run.id) < (own.due_at, own.id),
+                }
         };
         if let Some(earlier) = live.iter().find(is_earlier) {
             let words = format!(
@@ -218,4 +221,9 @@ impl Sim {
             }
         }
     }
+}
+
+/// The tick that a run was planned for.
+fn tick_of(run: &RunRecord) -> Option<Timestamp> {
+    run.tick_at.filter(|_| matches!(run.trigger, Trigger::Schedule | Trigger::CatchUp))
 }
