@@ -6,6 +6,7 @@ use std::hash::Hash;
 
 use crate::definition::{AgentDefinition, IfRunning, Options, Scope};
 use crate::model::{AgentId, ScheduleId};
+use crate::rescue::Rescues;
 
 /// The lane of messages, unless their schedule or their sender names another.
 const MESSAGE_LANE: &str = "main";
@@ -231,6 +232,8 @@ pub struct Candidate<G, O> {
     pub gates: Vec<(G, Pass)>,
     /// It came back from a node that died, see [`crate::rescue`].
     pub rescued: bool,
+    /// It may have killed that node.
+    pub suspect: bool,
 }
 
 impl<G, O> Candidate<G, O> {
@@ -247,8 +250,8 @@ pub enum Admission<G> {
     Start,
     /// It waits at this gate until somebody leaves or passes it.
     Park(G),
-    /// Somebody else holds one of its gates, it is rescued and another rescued run goes first, or a run before it has started
-    /// alone in its scope, so that the gates stand differently; ask again.
+    /// Somebody else holds one of its gates, it is rescued and must not start yet, or a run before it has started alone in its
+    /// scope, so that the gates stand differently; ask again.
     Later,
     /// There are no slots left.
     NoSlot,
@@ -257,7 +260,7 @@ pub enum Admission<G> {
 /// Admits candidates in the order given, as far as slots and gates allow. `standings` has the gates whose locks we hold; a
 /// gate that is not in it is somebody else's.
 ///
-/// At most `rescues` rescued runs start; that number goes down with each.
+/// Of rescued runs at most one starts, as `rescues` allows; that becomes `None` then.
 ///
 /// First come, first served: nobody overtakes at a gate where somebody waits for a slot or for another gate's lock. Such
 /// a one is not parked, because nobody would release it: only a gate that holds it is certain to be freed.
@@ -265,13 +268,13 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
     candidates: &[Candidate<G, O>],
     standings: &mut HashMap<G, Standing<O>>,
     mut slots: usize,
-    rescues: &mut usize,
+    rescues: &mut Rescues,
 ) -> Vec<Admission<G>> {
     let mut blocked: HashSet<G> = HashSet::new();
     let mut admissions = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         let gates = &candidate.gates;
-        let held_back = candidate.rescued && *rescues == 0;
+        let held_back = candidate.rescued && !rescues.allow(candidate.suspect);
         let later = held_back
             || gates.iter().any(|(gate, _)| !standings.contains_key(gate))
             || gates.iter().any(|(gate, pass)| *pass != Pass::Beside && blocked.contains(gate));
@@ -288,7 +291,9 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
         match admission {
             Admission::Start => {
                 slots -= 1;
-                *rescues -= usize::from(candidate.rescued);
+                if candidate.rescued {
+                    *rescues = Rescues::None;
+                }
                 for (gate, _) in gates {
                     standings.entry(*gate).and_modify(|standing| standing.room -= 1);
                 }
@@ -393,7 +398,7 @@ mod tests {
 
     fn run(gates: &[u8]) -> Candidate<u8, u8> {
         let gates = gates.iter().map(|gate| (*gate, Pass::Limit)).collect();
-        Candidate { order: 0, gates, rescued: false }
+        Candidate { order: 0, gates, rescued: false, suspect: false }
     }
 
     fn rescued(gates: &[u8]) -> Candidate<u8, u8> {
@@ -401,7 +406,7 @@ mod tests {
     }
 
     fn at(order: u8, gates: &[(u8, Pass)]) -> Candidate<u8, u8> {
-        Candidate { order, gates: gates.to_vec(), rescued: false }
+        Candidate { order, gates: gates.to_vec(), rescued: false, suspect: false }
     }
 
     fn limits<const N: usize>(rooms: [(u8, i64); N]) -> HashMap<u8, Standing<u8>> {
@@ -441,13 +446,19 @@ mod tests {
         ];
         // Something of the scope is running.
         let mut standings = one([(9, 0, Some(2)), (7, 1, None)]);
-        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Start, Park(9), Park(9), Park(9), Start]);
+        assert_eq!(
+            admit(&runs, &mut standings, 9, &mut Rescues::None),
+            [Start, Park(9), Park(9), Park(9), Start]
+        );
         // Nothing is: the older run starts, and then something is.
         let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
-        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Start, Park(9), Park(9), Park(9), Start]);
+        assert_eq!(
+            admit(&runs, &mut standings, 9, &mut Rescues::None),
+            [Start, Park(9), Park(9), Park(9), Start]
+        );
         // With one that started alone all others are asked again.
         let mut standings = one([(9, 1, Some(2)), (7, 1, None)]);
-        assert_eq!(admit(&runs[1..], &mut standings, 9, &mut 0), [Start, Later, Later, Later]);
+        assert_eq!(admit(&runs[1..], &mut standings, 9, &mut Rescues::None), [Start, Later, Later, Later]);
     }
 
     fn live(order: u8, schedule: ScheduleId, turn: Option<Scope>) -> Live<'static, u8> {
@@ -530,16 +541,26 @@ mod tests {
     fn a_run_waits_for_every_earlier_one_of_its_schedule_also_while_that_only_waits() {
         let mut standings = one([(1, 1, Some(3))]);
         let runs = [at(4, &[(1, Pass::Turn)]), at(3, &[(1, Pass::Turn)])];
-        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Admission::Park(1), Admission::Start]);
+        assert_eq!(
+            admit(&runs, &mut standings, 9, &mut Rescues::None),
+            [Admission::Park(1), Admission::Start]
+        );
         let mut standings = one([(1, 0, Some(3))]);
-        assert_eq!(admit(&runs, &mut standings, 9, &mut 0), [Admission::Park(1), Admission::Park(1)]);
+        assert_eq!(
+            admit(&runs, &mut standings, 9, &mut Rescues::None),
+            [Admission::Park(1), Admission::Park(1)]
+        );
     }
 
     #[test]
     fn candidates_start_in_order_until_a_gate_is_full() {
         let mut free = limits([(1, 2), (2, 1)]);
-        let admissions =
-            admit(&[run(&[1]), run(&[1, 2]), run(&[1]), run(&[2]), run(&[])], &mut free, 10, &mut 0);
+        let admissions = admit(
+            &[run(&[1]), run(&[1, 2]), run(&[1]), run(&[2]), run(&[])],
+            &mut free,
+            10,
+            &mut Rescues::None,
+        );
         use Admission::{Park, Start};
         assert_eq!(admissions, [Start, Start, Park(1), Park(2), Start]);
     }
@@ -547,14 +568,14 @@ mod tests {
     #[test]
     fn nobody_overtakes_one_that_waits_for_a_lock_and_nobody_is_parked_behind_it() {
         let mut free = limits([(1, 5)]);
-        let admissions = admit(&[run(&[1, 9]), run(&[1]), run(&[])], &mut free, 10, &mut 0);
+        let admissions = admit(&[run(&[1, 9]), run(&[1]), run(&[])], &mut free, 10, &mut Rescues::None);
         assert_eq!(admissions, [Admission::Later, Admission::Later, Admission::Start]);
     }
 
     #[test]
     fn without_slots_nobody_is_parked_at_a_gate_that_has_room() {
         let mut free = limits([(1, 5)]);
-        let admissions = admit(&[run(&[1]), run(&[1]), run(&[1])], &mut free, 1, &mut 0);
+        let admissions = admit(&[run(&[1]), run(&[1]), run(&[1])], &mut free, 1, &mut Rescues::None);
         assert_eq!(admissions, [Admission::Start, Admission::NoSlot, Admission::Later]);
     }
 
@@ -562,17 +583,30 @@ mod tests {
     fn rescued_runs_start_one_at_a_time_and_nobody_overtakes_one_at_its_gate() {
         let mut free = limits([(1, 5), (2, 5)]);
         let candidates = [rescued(&[]), rescued(&[1]), run(&[1]), run(&[2]), run(&[])];
-        let mut rescues = 1;
+        let mut rescues = Rescues::Any;
         use Admission::{Later, Start};
         assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Start, Later, Later, Start, Start]);
-        assert_eq!(rescues, 0);
+        assert_eq!(rescues, Rescues::None);
         assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Later, Later, Later, Start, Start]);
     }
 
     #[test]
     fn a_rescued_run_at_a_full_gate_leaves_its_turn_to_the_next() {
         let mut free = limits([(1, 0)]);
-        let admissions = admit(&[rescued(&[1]), rescued(&[])], &mut free, 10, &mut 1);
+        let admissions = admit(&[rescued(&[1]), rescued(&[])], &mut free, 10, &mut Rescues::Any);
         assert_eq!(admissions, [Admission::Park(1), Admission::Start]);
+    }
+
+    #[test]
+    fn a_suspect_waits_until_suspects_may_start_and_keeps_its_place_meanwhile() {
+        let mut free = limits([(1, 5)]);
+        let suspect = |gates: &[u8]| Candidate { suspect: true, ..rescued(gates) };
+        let candidates = [suspect(&[1]), rescued(&[]), suspect(&[]), run(&[1])];
+        use Admission::{Later, Start};
+        let mut rescues = Rescues::Unsuspected;
+        assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Later, Start, Later, Later]);
+        assert_eq!(rescues, Rescues::None);
+        let mut rescues = Rescues::Any;
+        assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Start, Later, Later, Start]);
     }
 }

@@ -4,8 +4,43 @@
 //! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued runs that it claimed since
 //! its last renewal are *suspects*. A suspect is started alone: the next rescued run follows only when the suspect has ended,
 //! or when the node has renewed its lease since. So at the third death one suspect is left, and it is given up.
+//!
+//! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
+//! while ([`steady_after`]): then a death tells more of the suspect than of the node.
+
+use std::time::Duration;
 
 use crate::{Reason, RunState};
+
+/// How long a node has lived when it starts a suspect, at most.
+const STEADY_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// How long a node with this lease has lived when it starts a suspect: as long as between two renewals, within a bound.
+pub fn steady_after(lease: Duration) -> Duration {
+    (lease / 3).min(STEADY_AFTER_MAX)
+}
+
+/// Which rescued runs a claim may start. It starts at most one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rescues {
+    /// None: another rescued run has not started yet, or is watched.
+    None,
+    /// One that is not a suspect.
+    Unsuspected,
+    /// Any.
+    Any,
+}
+
+impl Rescues {
+    /// Whether a rescued run may start.
+    pub fn allow(self, is_suspect: bool) -> bool {
+        match self {
+            Rescues::None => false,
+            Rescues::Unsuspected => !is_suspect,
+            Rescues::Any => true,
+        }
+    }
+}
 
 /// A run is given up when it is the suspect for this many deaths.
 pub const SUSPICIONS_MAX: u32 = 2;

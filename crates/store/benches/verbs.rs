@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use belfry_core::definition::{Options, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition, plan};
 use belfry_store::postgres::Postgres;
@@ -199,7 +200,7 @@ async fn work_off<S: Store>(store: &S, node: NodeId, now: Timestamp, runs: usize
         labels: Vec::new(),
         total: u32::MAX,
         only: None,
-        rescue: true,
+        rescues: Rescues::Any,
     };
     let began = Instant::now();
     let mut done = 0;

@@ -12,6 +12,7 @@ use belfry_core::gate::Place;
 use belfry_core::input::StoredPayload;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Verdict;
 use belfry_core::session::RunUsage;
 use belfry_core::{
@@ -456,9 +457,9 @@ pub struct Claim {
     /// Only this run, whatever its lane, for a node that is there for nothing else. It passes those that wait before it,
     /// but no limit: where a gate is full it stays as it is.
     pub only: Option<RunId>,
-    /// Whether one rescued run may be among them: not while the node has a rescued run that has not started yet, or a
+    /// Which rescued run may be among them: none while the node has a rescued run that has not started yet, or a
     /// suspect that has neither ended nor outlived a renewal. A run claimed by `only` is alone anyway.
-    pub rescue: bool,
+    pub rescues: Rescues,
 }
 
 /// A run that is now running under the claiming node.

@@ -7,6 +7,7 @@ mod pg;
 mod suite;
 
 use belfry_core::definition::{IfRunning, Options, Scope, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::{NodeId, Reason, RunState};
 use belfry_store::postgres::Postgres;
 use belfry_store::sqlite::Sqlite;
@@ -41,7 +42,7 @@ async fn client(url: &str) -> tokio_postgres::Client {
 
 async fn claim<S: Store>(world: &World<'_, S>, node: NodeId) -> Result<Vec<Claimed>, Error> {
     let lanes = vec![("cron".into(), 1), ("main".into(), 1)];
-    let claim = Claim { node, lanes, labels: Vec::new(), only: None, rescue: true, total: u32::MAX };
+    let claim = Claim { node, lanes, labels: Vec::new(), only: None, rescues: Rescues::Any, total: u32::MAX };
     world.store.claim(world.now, &claim).await
 }
 

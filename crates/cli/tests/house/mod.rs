@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belfry::{AnyStore, Engine, HandlerError, ManualClock, Options, StopOptions, Timestamp};
+use belfry_core::rescue::Rescues;
 use belfry_core::work::Action;
 use belfry_core::{NodeId, RunId, ScheduleId};
 use belfry_store::{Claim, Claimed, Enqueue, Enqueued, NewRun, Node, Store};
@@ -189,7 +190,14 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
     let mut claimed = store
         .claim(
             now,
-            &Claim { node: node.id, lanes, total: u32::MAX, labels: Vec::new(), only: None, rescue: true },
+            &Claim {
+                node: node.id,
+                lanes,
+                total: u32::MAX,
+                labels: Vec::new(),
+                only: None,
+                rescues: Rescues::Any,
+            },
         )
         .await
         .unwrap();

@@ -43,16 +43,20 @@ impl Driver {
             total,
             labels: self.options.labels.clone(),
             only,
-            rescue: self.may_rescue(),
+            rescues: self.rescues(now),
         }));
     }
 
     /// What kills a node must not take other rescued runs with it: also none that has ended and whose end is not stored yet,
     /// unless the store refuses it.
-    fn may_rescue(&self) -> bool {
+    fn rescues(&self, now: Now) -> Rescues {
         let is_refused = |run| self.refused_ends.iter().any(|(_, ending)| ending.finish.run == run);
         let mut tasks = self.tasks.iter();
-        !tasks.any(|(run, task)| task.rescue != Rescue::Over && !is_refused(*run))
+        match tasks.any(|(run, task)| task.rescue != Rescue::Over && !is_refused(*run)) {
+            true => Rescues::None,
+            false if now.mono < self.steady_at => Rescues::Unsuspected,
+            false => Rescues::Any,
+        }
     }
 
     /// Free slots by lane, and how many runs may start in all of them together. The lane in which nothing has started for
@@ -79,7 +83,10 @@ impl Driver {
         claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
         next: Option<Timestamp>,
     ) {
-        self.dispatcher.rest(now, now.mono + self.poll_interval());
+        let poll_at = now.mono + self.poll_interval();
+        // Suspects may start from a certain instant on.
+        let ask_at = if now.mono < self.steady_at { poll_at.min(self.steady_at) } else { poll_at };
+        self.dispatcher.rest(now, ask_at);
         let Some(claimed) = self.written(now, Call::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff(Call::Claims);
             (self.claim_wanted, self.is_claim_old) = (true, false);

@@ -12,6 +12,7 @@ use belfry_core::breaker::Transition;
 use belfry_core::budget::Budget;
 use belfry_core::definition::Budget as BudgetPolicy;
 use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
+use belfry_core::rescue::{Rescues, steady_after};
 use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, ScheduleId, Token};
 use belfry_runner::{Attempt, Report, Stop};
@@ -484,6 +485,8 @@ pub struct Driver {
     /// Nodes that were gone at the first look and are not fenced yet; none before that look. Nothing is claimed meanwhile: runs
     /// of theirs have their places before those that wait.
     unfenced: Option<BTreeSet<NodeId>>,
+    /// From when on this node has lived for long enough to start suspects.
+    steady_at: Duration,
     pruner: Loop,
     /// Where looking for runs beyond their number goes on.
     prune_after: Option<RunId>,
@@ -579,6 +582,7 @@ impl Driver {
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
             unfenced: None,
+            steady_at: now.mono + steady_after(lease),
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,
             exhausted: HashMap::new(),

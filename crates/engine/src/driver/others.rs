@@ -113,7 +113,7 @@ impl Driver {
                 state: Some(RunState::Pending.as_str()),
                 reason: Some(Reason::Orphaned.as_str().to_owned()),
                 detail: is_suspect
-                    .then(|| "its node died soon after starting it: it is a suspect".to_owned()),
+                    .then(|| "its node died soon after starting it: it starts alone, on a node that has been up for a while".to_owned()),
                 ..event
             });
         }

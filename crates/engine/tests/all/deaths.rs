@@ -1,4 +1,5 @@
-//! A run that kills every node that starts it: it is given up, and takes no other run with it.
+//! A run that kills every node that starts it: it is given up, and takes no other run with it. And nodes that are killed
+//! for another reason, again and again: no run is given up for that.
 //!
 //! Each node is a process of its own, this test program started again; the test starts another when one dies.
 
@@ -15,7 +16,7 @@ use crate::support::pg;
 /// The store that a node of this test works on.
 const STORE: &str = "BELFRY_TEST_DEADLY_STORE";
 /// Where the deadly run aborts the process: in its `handler`, a moment `later` there, or before, while the attempt is
-/// prepared (`trigger`).
+/// prepared (`trigger`); or `nowhere`.
 const PLACE: &str = "BELFRY_TEST_DEADLY_PLACE";
 const DEADLY: &str = "abort";
 const INNOCENT: usize = 50;
@@ -31,23 +32,26 @@ async fn open(url: &str, serve: bool) -> AnyStore {
 async fn work(url: &str) {
     let store = Arc::new(open(url, true).await);
     let place = std::env::var(PLACE).unwrap();
-    let (dies_early, dies_later) = (place == "trigger", place == "later");
+    let (dies_early, dies_later, dies_never) = (place == "trigger", place == "later", place == "nowhere");
     let engine = Engine::builder()
         .store(store)
-        .options(Options { lease: if dies_later { LONG_LEASE } else { LEASE }, ..Options::default() })
+        .options(Options {
+            lease: if dies_later || dies_never { LONG_LEASE } else { LEASE },
+            ..Options::default()
+        })
         .on_trigger(move |attempt| {
             if dies_early && attempt.prompt.as_deref() == Some(DEADLY) {
                 std::process::abort();
             }
         })
         .handler("a", move |run| async move {
-            if run.prompt() == DEADLY {
+            if run.prompt() == DEADLY && !dies_never {
                 if dies_later {
                     tokio::time::sleep(Duration::from_millis(60)).await;
                 }
                 std::process::abort();
             }
-            tokio::time::sleep(Duration::from_millis(if dies_later { 100 } else { 20 })).await;
+            tokio::time::sleep(Duration::from_millis(if dies_later || dies_never { 100 } else { 20 })).await;
             Ok(())
         })
         .build();
@@ -106,8 +110,8 @@ impl Drop for Nodes {
     }
 }
 
-/// Makes the runs, lets nodes work until all have ended, and gives the number of nodes that died.
-async fn deaths(url: &str, mut nodes: Nodes, at_once: usize) -> usize {
+/// Who makes runs and looks at them, the runs that harm nobody, and the deadly one.
+async fn make_runs(url: &str) -> (Engine, Vec<RunId>, RunId) {
     let store = Arc::new(open(url, false).await);
     let asking = Engine::builder().store(store).build();
     let agent = AgentBuilder::new("a")
@@ -126,11 +130,16 @@ async fn deaths(url: &str, mut nodes: Nodes, at_once: usize) -> usize {
         let run = asking.run_now("a/s", RunRequest { prompt, ..RunRequest::default() }).await.unwrap();
         if is_deadly { deadly = Some(run) } else { innocent.push(run) }
     }
+    (asking, innocent, deadly.unwrap())
+}
+
+/// Makes the runs, lets nodes work until all have ended, and gives the number of nodes that died.
+async fn deaths(url: &str, mut nodes: Nodes, at_once: usize) -> usize {
+    let (asking, innocent, deadly) = make_runs(url).await;
     for _ in 0..at_once {
         nodes.start();
     }
     let live = async |run: RunId| asking.run(run).await.unwrap().unwrap().state.is_live();
-    let deadly = deadly.unwrap();
     let all_ended = async {
         for run in innocent.iter().chain([&deadly]) {
             while live(*run).await {
@@ -187,4 +196,41 @@ async fn a_handler_that_aborts_its_node_is_given_up_on_four_nodes() {
     let died = deaths(&url, nodes, 4).await;
     // A renewal may fall between a claim and the abort; then that death tells nothing.
     assert!(died <= 4, "{died} nodes died");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_of_nodes_that_are_killed_again_and_again_are_not_given_up() {
+    if let Ok(url) = std::env::var(STORE) {
+        return work(&url).await;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}/belfry.db", folder.path().display());
+    let test = "runs_of_nodes_that_are_killed_again_and_again_are_not_given_up";
+    let mut nodes = Nodes::new(&url, "nowhere", test);
+    let (asking, innocent, harmless) = make_runs(&url).await;
+    let mut runs: Vec<RunId> = innocent.into_iter().chain([harmless]).collect();
+    let state = async |run: RunId| asking.run(run).await.unwrap().unwrap().state;
+    let until = async |run: RunId, is_wanted: &dyn Fn(RunState) -> bool| {
+        let wanted = async {
+            while !is_wanted(state(run).await) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wanted).await.expect("runs start and end");
+    };
+    // Each node is killed while it runs some of those that the one before left behind, and one that is new.
+    for _ in 0..5 {
+        let new = asking.run_now("a/s", RunRequest::default()).await.unwrap();
+        runs.push(new);
+        nodes.start();
+        until(new, &|state| state != RunState::Pending).await;
+        let mut child = nodes.children.pop().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    nodes.start();
+    for run in runs {
+        until(run, &|state| !state.is_live()).await;
+        assert_eq!(state(run).await, RunState::Completed);
+    }
 }

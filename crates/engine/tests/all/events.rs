@@ -11,6 +11,7 @@ use belfry::{
     ScheduleOptions, SendOptions, SessionVerb, When, chat,
 };
 use belfry_core::Reason;
+use belfry_core::rescue::Rescues;
 
 use crate::support::{Does, World, on_each, start, stop};
 use belfry_core::definition::{AnchorName, Breaker, CatchUp, Retry};
@@ -157,7 +158,7 @@ async fn claim(world: &World, node: NodeId) -> usize {
         lanes: vec![("narrow".into(), 10)],
         labels: vec!["handler:idle".into(), "nothing".into()],
         only: None,
-        rescue: true,
+        rescues: Rescues::Any,
     };
     world.store.claim(world.clock.now().wall, &claim).await.unwrap().len()
 }

@@ -7,6 +7,7 @@ use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::input::StoredPayload;
+use belfry_core::rescue::Rescues;
 use belfry_core::{NodeId, RunState, Trigger};
 use belfry_store::{Claimed, Definitions, Enqueue, Marks, NewRun, Renewed, Store};
 
@@ -344,28 +345,52 @@ fn answer(answers: Vec<Option<belfry_store::Finished>>, error: Option<belfry_sto
     Input::Finished(belfry_store::Written { answers, changed: Vec::new(), error })
 }
 
+/// Which rescued runs are asked for, if runs are asked for.
+fn rescues(effects: &[Effect]) -> Option<Rescues> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Ask(Ask::Claim(claim)) => Some(claim.rescues),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_node_that_has_not_lived_for_long_asks_for_no_suspect() {
+    let (mut driver, now) = long_leased();
+    let effects = driver.step(now, Input::Nodes(Ok(Vec::new())));
+    assert_eq!(rescues(&effects), Some(Rescues::Unsuspected));
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    // Then it asks without being told that there is something.
+    let mut later = now;
+    while later.mono < now.mono + 10 * SECOND {
+        later = later_by(later, driver.wait(later));
+        let effects = driver.step(later, Input::Woken);
+        if let Some(asked) = rescues(&effects) {
+            let is_steady = later.mono >= now.mono + 10 * SECOND;
+            assert_eq!(asked, if is_steady { Rescues::Any } else { Rescues::Unsuspected });
+            driver.step(later, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+        }
+    }
+    assert_eq!(later.mono, now.mono + 10 * SECOND, "it wakes up for that");
+}
+
+fn later_by(now: Now, wait: Duration) -> Now {
+    let wall = now.wall + belfry::SignedDuration::try_from(wait).unwrap();
+    Now { wall, mono: now.mono + wait }
+}
+
 #[tokio::test]
 async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
     let claims = unreadable_claims().await;
     let (mut driver, now) = long_leased();
     driver.step(now, Input::Nodes(Ok(Vec::new())));
-    let may_rescue = |effects: &[Effect]| {
-        effects.iter().find_map(|effect| match effect {
-            Effect::Ask(Ask::Claim(claim)) => Some(claim.rescue),
-            _ => None,
-        })
-    };
     let (claimed, definitions) = claims(5);
     let claimed = Claimed { rescued: true, suspect: true, ..claimed };
     let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
-    assert_eq!(
-        may_rescue(&effects),
-        Some(false),
-        "it has ended here, and the store does not know: {effects:?}"
-    );
+    let held = "it has ended here, and the store does not know";
+    assert_eq!(rescues(&effects), Some(Rescues::None), "{held}: {effects:?}");
     driver.step(now, answer(vec![Some(belfry_store::Finished::Ended(RunState::Failed))], None));
     let effects = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    assert_eq!(may_rescue(&effects), Some(true), "{effects:?}");
+    assert_eq!(rescues(&effects), Some(Rescues::Unsuspected), "{effects:?}");
     // One whose end is refused holds back nobody.
     let (claimed, definitions) = claims(6);
     let claimed = Claimed { rescued: true, ..claimed };
@@ -373,7 +398,7 @@ async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
     driver.step(now, answer(vec![None], refused::<()>().err()));
     driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
     let effects = driver.step(now, Input::Hint);
-    assert_eq!(may_rescue(&effects), Some(true), "{effects:?}");
+    assert_eq!(rescues(&effects), Some(Rescues::Unsuspected), "{effects:?}");
 }
 
 /// Seed 56: the answer to a claim came when its node had been fenced and had joined again. What others had taken over and

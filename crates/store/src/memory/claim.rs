@@ -6,6 +6,7 @@ use belfry_core::broken::{self, Broken};
 use belfry_core::definition::Options;
 use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit};
 use belfry_core::input::StoredPayload;
+use belfry_core::rescue::Rescues;
 use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
 
@@ -58,7 +59,7 @@ impl State {
             return self.claim_one(now, claim, run).into_iter().collect();
         }
         let mut claimed: Vec<Claimed> = Vec::new();
-        let mut rescues = usize::from(claim.rescue);
+        let mut rescues = claim.rescues;
         let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
         while let Some((at, mut slots)) = deal.next_lane() {
             let before = claimed.len();
@@ -126,7 +127,7 @@ impl State {
         lane: &str,
         slots: u32,
         labels: &[String],
-        rescues: &mut usize,
+        rescues: &mut Rescues,
     ) -> (Vec<RunId>, bool) {
         let serves =
             |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
@@ -150,7 +151,8 @@ impl State {
                 let stands = || Standing::of(*gate, self.cap(*gate), &all, own);
                 standings.entry(*gate).or_insert_with(stands);
             }
-            candidates.push(Candidate { order: live.order(), gates, rescued: live.rescue.is_some() });
+            let (rescued, suspect) = (live.rescue.is_some(), live.suspicions > 0);
+            candidates.push(Candidate { order: live.order(), gates, rescued, suspect });
         }
         let admissions = admit(&candidates, &mut standings, slots as usize, rescues);
         let started =

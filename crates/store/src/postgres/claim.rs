@@ -11,6 +11,7 @@ use std::time::Duration;
 use belfry_core::RunId;
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
 use belfry_core::input::StoredPayload;
+use belfry_core::rescue::Rescues;
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -48,6 +49,7 @@ struct Waiting {
     run: RunId,
     gates: Vec<(i64, Pass)>,
     rescued: bool,
+    suspect: bool,
 }
 
 impl Waiting {
@@ -102,6 +104,16 @@ struct Taken {
     passed: Vec<Uuid>,
 }
 
+impl Taken {
+    /// Which rescued run may still start, if these were allowed before.
+    fn rescues(&self, before: Rescues) -> Rescues {
+        match self.claimed.iter().any(|run| run.rescued) {
+            true => Rescues::None,
+            false => before,
+        }
+    }
+}
+
 /// Starts the runs in `$3`, but for those whose rows somebody else holds.
 /// `state + 0` keeps the planner from going through all that are ready instead of to those that are named.
 const START: &str = "update live set state = 2, node_id = $1, attempt = attempt + 1, epoch = epoch + 1, started_at = $2, \
@@ -114,11 +126,11 @@ const START: &str = "update live set state = 2, node_id = $1, attempt = attempt 
 /// read all schedules.
 const START_FREE: &str = "select id, rank, due_at, epoch, attempt, max_attempts, agent_id, schedule_id, command, \
     trigger, tick_at, prompt, payload, trace_id, null::bigint as rescue, 0::smallint as suspicions, place \
-    from claim_free($1, $2, $3, $4, $5, $6)";
+    from claim_free($1, $2, $3, $4, $5, $6, $7)";
 
 /// Who waits in a lane, after locking gates, and the room of these.
 const CANDIDATES: &str = "select id, rank, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate, room, rescued, \
-    parked from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+    suspect, parked from candidates($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
 /// The room of gates: cap less running; and who is the first there.
 const ROOM: &str = "select g.id as gate, room_at(g) as room, f.* from gates g cross join lateral first_at(g, $1, '{}') f where kind < 4";
@@ -184,7 +196,7 @@ impl Postgres {
                 }
                 claim.total = claim.total.saturating_sub(1);
             }
-            claim.rescue &= !taken.claimed.iter().any(|run| run.rescued);
+            claim.rescues = taken.rescues(claim.rescues);
             claimed.extend(taken.claimed);
             let is_passed = !taken.passed.is_empty();
             passed.extend(taken.passed);
@@ -211,9 +223,9 @@ impl Postgres {
         let mut gates = HashSet::new();
         let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
         while let Some((at, slots)) = deal.next_lane() {
-            let may_rescue = claim.rescue && !taken.claimed.iter().any(|run| run.rescued);
+            let rescues = taken.rescues(claim.rescues);
             let (name, is_last) = (claim.lanes[at].0.as_str(), deal.is_last());
-            let mut lane = Lane { name, now, claim, slots, may_rescue, is_last, held: &mut gates, passed };
+            let mut lane = Lane { name, now, claim, slots, rescues, is_last, held: &mut gates, passed };
             let before = taken.claimed.len();
             taken.is_changed = false;
             self.claim_lane(tx, &mut lane, &mut taken).await?;
@@ -262,7 +274,7 @@ impl Postgres {
             }) {
                 self.gates_in_the_way.store(true, Ordering::Relaxed);
             }
-            let decided = decide(free, &waiting, &mut standings, lane.slots, lane.may_rescue);
+            let decided = decide(free, &waiting, &mut standings, lane.slots, lane.rescues);
             // Whoever parks the rest hides from the others that they have counted too early.
             if !decided.parks.is_empty() && !self.sabotage.is(Sabotage::CountBeforeLock) {
                 parked_any = true;
@@ -287,7 +299,7 @@ impl Postgres {
             lane.start(tx, &starts, false, taken).await?;
             tx.query(super::finish::UNPARK, &[&[gate].as_slice()]).await?;
             lane.slots = lane.slots.saturating_sub(starts.len() as u32);
-            lane.may_rescue &= !taken.claimed.iter().any(|run| run.rescued);
+            lane.rescues = taken.rescues(lane.rescues);
             taken.is_changed = true;
             (plain, starts, busy) = (None, Vec::new(), false);
             if lane.slots == 0 {
@@ -328,7 +340,8 @@ impl Postgres {
             &window,
             &slots,
             &held,
-            &lane.may_rescue,
+            &lane.rescues.allow(false),
+            &lane.rescues.allow(true),
             &self.unread.ids(),
         ];
         let found = tx.query(CANDIDATES, params).await?;
@@ -351,7 +364,8 @@ impl Postgres {
             }
             let gates = passes(row)?;
             let list = if gates.is_empty() { &mut counted.free } else { &mut counted.waiting };
-            list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued: get(row, "rescued")? });
+            let (rescued, suspect) = (get(row, "rescued")?, get(row, "suspect")?);
+            list.push(Waiting { order: order(row)?, run: RunId(run), gates, rescued, suspect });
         }
         if let Some(standings) = early {
             counted.standings = standings;
@@ -366,8 +380,8 @@ struct Lane<'a> {
     now: Timestamp,
     claim: &'a Claim,
     slots: u32,
-    /// One rescued run may start here.
-    may_rescue: bool,
+    /// Which rescued run may start here.
+    rescues: Rescues,
     /// None follows in this transaction.
     is_last: bool,
     /// Gates whose locks we hold, for whatever lane.
@@ -424,7 +438,18 @@ async fn claim_free(
         .map(|(lane, slots)| (lane.as_str(), i64::from(*slots)))
         .unzip();
     let found = tx
-        .query_and_commit(START_FREE, &[&now, &claim.node.0, &lanes, &slots, &claim.labels, &claim.rescue])
+        .query_and_commit(
+            START_FREE,
+            &[
+                &now,
+                &claim.node.0,
+                &lanes,
+                &slots,
+                &claim.labels,
+                &claim.rescues.allow(false),
+                &claim.rescues.allow(true),
+            ],
+        )
         .await?;
     let (mut started, mut gated) = (Vec::with_capacity(found.len()), Vec::new());
     for row in &found {
@@ -490,12 +515,16 @@ fn decide(
     gated: &[Waiting],
     standings: &mut HashMap<i64, Standing<Order>>,
     slots: u32,
-    may_rescue: bool,
+    mut rescues: Rescues,
 ) -> Decided {
     let mut all: Vec<&Waiting> = plain.iter().chain(gated).collect();
     all.sort_by_key(|run| run.order);
-    let candidate =
-        |run: &&Waiting| Candidate { order: run.order, gates: run.gates.clone(), rescued: run.rescued };
+    let candidate = |run: &&Waiting| Candidate {
+        order: run.order,
+        gates: run.gates.clone(),
+        rescued: run.rescued,
+        suspect: run.suspect,
+    };
     let candidates: Vec<Candidate<i64, Order>> = all.iter().map(candidate).collect();
     let limits: HashSet<i64> = all.iter().filter_map(|run| run.limit()).collect();
     let room = |standings: &HashMap<i64, Standing<Order>>| -> HashMap<i64, i64> {
@@ -503,7 +532,7 @@ fn decide(
         of_limit.map(|(gate, standing)| (*gate, standing.room)).collect()
     };
     let mut before = room(standings);
-    let admissions = admit(&candidates, standings, slots as usize, &mut usize::from(may_rescue));
+    let admissions = admit(&candidates, standings, slots as usize, &mut rescues);
     let left = room(standings).into_iter().filter(|(_, room)| *room > 0);
     let mut decided = Decided { left_open: left.collect(), ..Decided::default() };
     for (run, admission) in all.iter().zip(admissions) {

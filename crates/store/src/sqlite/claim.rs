@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
 use belfry_core::input::StoredPayload;
+use belfry_core::rescue::Rescues;
 use belfry_core::{NodeId, RunId};
 use belfry_time::Timestamp;
 use rusqlite::params;
@@ -69,7 +70,7 @@ impl Verb<'_> {
         }
         self.execute("update live set state = 0 where state = 3 and not_before <= ?", [micros(now)])?;
         let mut claimed: Vec<Claimed> = Vec::new();
-        let mut rescues = usize::from(claim.rescue);
+        let mut rescues = claim.rescues;
         let mut deal = Deal::new(claim.lanes.iter().map(|(_, slots)| *slots), claim.total);
         while let Some((at, slots)) = deal.next_lane() {
             let lane = &claim.lanes[at].0;
@@ -300,7 +301,7 @@ impl Verb<'_> {
         claim: &Claim,
         ready: Vec<Ready>,
         slots: usize,
-        rescues: &mut usize,
+        rescues: &mut Rescues,
         claimed: &mut Vec<Claimed>,
     ) -> Done<Next> {
         let candidates: Vec<_> = ready
@@ -309,6 +310,7 @@ impl Verb<'_> {
                 order: run.place,
                 gates: run.gates.passes(),
                 rescued: run.claimed.rescued,
+                suspect: run.claimed.suspect,
             })
             .collect();
         let mut standings: HashMap<i64, Standing<Order>> = HashMap::new();
@@ -325,7 +327,9 @@ impl Verb<'_> {
             let id = bytes(run.claimed.run);
             match admission {
                 Admission::Start => {
-                    *rescues -= usize::from(run.claimed.rescued);
+                    if run.claimed.rescued {
+                        *rescues = Rescues::None;
+                    }
                     if !run.gates.is_gated() && !run.claimed.rescued && reads_all {
                         free_starts.insert(run.queue, run.place);
                     } else {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::suite::world::{World, agent, chat, retention, schedule};
 use belfry_core::definition::{Breaker, Budget, IfRunning, Options, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Outcome;
 use belfry_core::session::Usage;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId};
@@ -242,7 +243,7 @@ async fn claim(store: &Postgres, now: Timestamp, node: NodeId, lane: &str, slots
         labels: vec!["gpu".into()],
         total: u32::MAX,
         only: None,
-        rescue: true,
+        rescues: Rescues::Any,
     };
     store.claim(now, &claim).await.unwrap()
 }

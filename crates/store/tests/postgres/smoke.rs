@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use belfry_core::definition::{IfRunning, Scope, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentDefinition, NodeId, RunId, RunState, ScheduleDefinition};
 use belfry_store::postgres::Postgres;
@@ -68,7 +69,7 @@ fn claim(node: NodeId, slots: u32) -> Claim {
         total: u32::MAX,
         labels: Vec::new(),
         only: None,
-        rescue: true,
+        rescues: Rescues::Any,
     }
 }
 

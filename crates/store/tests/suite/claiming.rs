@@ -1,6 +1,7 @@
 //! Sentences about the order of starting, and about what runs wait for.
 
 use belfry_core::definition::{IfRunning, Options, Scope, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, NodeId, RunId, ScheduleDefinition};
 use belfry_store::*;
@@ -319,12 +320,16 @@ async fn a_total_is_dealt_out_to_the_lanes_in_turn(store: &impl Store) {
     let main = AgentDefinition { lane: "main".into(), ..unlimited() };
     world.apply(&[agent("a", unlimited(), &[("s", allow())]), agent("b", main, &[("s", allow())])]).await;
     let runs = [world.next("a/s").await, world.next("a/s").await, world.next("a/s").await];
-    assert_eq!(ids(&world.claim_in_total(node, 9, 1, true).await), runs[..1], "the other lane has nothing");
-    let other = [world.next("b/s").await, world.next("b/s").await, world.next("b/s").await];
-    assert_eq!(ids(&world.claim_in_total(node, 9, 3, true).await), [runs[1], runs[2], other[0]]);
-    assert!(world.claim_in_total(node, 9, 0, true).await.is_empty());
     assert_eq!(
-        ids(&world.claim_in_total(node, 9, 5, true).await),
+        ids(&world.claim_in_total(node, 9, 1, Rescues::Any).await),
+        runs[..1],
+        "the other lane has nothing"
+    );
+    let other = [world.next("b/s").await, world.next("b/s").await, world.next("b/s").await];
+    assert_eq!(ids(&world.claim_in_total(node, 9, 3, Rescues::Any).await), [runs[1], runs[2], other[0]]);
+    assert!(world.claim_in_total(node, 9, 0, Rescues::Any).await.is_empty());
+    assert_eq!(
+        ids(&world.claim_in_total(node, 9, 5, Rescues::Any).await),
         other[1..],
         "and this one has all that is left"
     );

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use belfry_core::definition::{Retry, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Verdict;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId, RunState, ScheduleDefinition};
 use belfry_store::*;
@@ -234,7 +235,7 @@ async fn claim<S: Store>(arena: &Arena<S>, node: NodeId, random: &mut Random, ru
         labels: Vec::new(),
         total: u32::MAX,
         only: None,
-        rescue: true,
+        rescues: Rescues::Any,
     };
     let start = Instant::now();
     let claimed = arena.store.claim(now(), &claim).await.unwrap();

@@ -1,8 +1,10 @@
 //! Sentences about what a node asks for beside its work: hints, cancel marks, what is left of processes.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use belfry_core::edit::Resume;
+use belfry_core::rescue::Rescues;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId, RunState};
 use belfry_store::*;
 use belfry_time::SignedDuration;
@@ -19,6 +21,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(rescued_runs_are_claimed_one_at_a_time(&fresh().await)).await;
     Box::pin(a_rescued_run_keeps_its_place_at_a_gate(&fresh().await)).await;
     Box::pin(a_run_that_kills_three_nodes_is_given_up_and_no_other(&fresh().await)).await;
+    Box::pin(a_suspect_that_waits_holds_back_those_behind_it_at_its_gate_and_nobody_else(&fresh().await))
+        .await;
     Box::pin(nobody_is_suspect_after_a_renewal(&fresh().await)).await;
 }
 
@@ -177,17 +181,21 @@ async fn rescued_runs_are_claimed_one_at_a_time(store: &impl Store) {
     let ids = |claimed: &[Claimed]| claimed.iter().map(|run| (run.run, run.rescued)).collect::<Vec<_>>();
     let first = world.claim(node, 50).await;
     assert_eq!(ids(&first), [(made[0], true), (fresh, false)], "one of them, and what is new");
-    assert_eq!(ids(&world.claim_with(node, 50, false).await), [], "it has not started");
+    assert_eq!(ids(&world.claim_with(node, 50, Rescues::None).await), [], "it has not started");
     let second = world.claim(node, 50).await;
     assert_eq!(ids(&second), [(made[1], true)]);
     let given = [(second[0].run, second[0].epoch)];
     assert_eq!(store.give_back(world.now, node, &given).await.unwrap().len(), 1);
-    assert_eq!(ids(&world.claim_with(node, 50, false).await), [], "also one that was never started");
+    assert_eq!(ids(&world.claim_with(node, 50, Rescues::None).await), [], "also one that was never started");
     assert_eq!(ids(&world.claim(node, 50).await), [(made[1], true)]);
     assert_eq!(ids(&world.claim_only(node, made[2]).await), [(made[2], true)], "a guest has only one");
     world.fail(&first[0]).await;
     world.advance(60_000);
-    assert_eq!(ids(&world.claim_with(node, 50, false).await), [(made[0], false)], "not after an attempt");
+    assert_eq!(
+        ids(&world.claim_with(node, 50, Rescues::None).await),
+        [(made[0], false)],
+        "not after an attempt"
+    );
 }
 
 async fn a_rescued_run_keeps_its_place_at_a_gate(store: &impl Store) {
@@ -205,14 +213,14 @@ async fn a_rescued_run_keeps_its_place_at_a_gate(store: &impl Store) {
     let (younger, _) = world.enqueue("a/s", None).await;
     let (free, _) = world.enqueue("b/s", None).await;
     let ids = |claimed: Vec<Claimed>| claimed.iter().map(|run| run.run).collect::<Vec<_>>();
-    assert_eq!(ids(world.claim_with(node, 1, false).await), [free], "nobody overtakes at the gate");
+    assert_eq!(ids(world.claim_with(node, 1, Rescues::None).await), [free], "nobody overtakes at the gate");
     assert_eq!(ids(world.claim(node, 50).await), [made[0]]);
-    assert_eq!(ids(world.claim_with(node, 50, false).await), []);
+    assert_eq!(ids(world.claim_with(node, 50, Rescues::None).await), []);
     let second = world.claim(node, 50).await;
     assert_eq!(second[0].run, made[1]);
     assert_eq!(ids(world.claim(node, 50).await), [], "two at once");
     world.complete(&second[0]).await;
-    assert_eq!(ids(world.claim_with(node, 50, false).await), [younger]);
+    assert_eq!(ids(world.claim_with(node, 50, Rescues::None).await), [younger]);
 }
 
 async fn a_run_that_kills_three_nodes_is_given_up_and_no_other(store: &impl Store) {
@@ -225,6 +233,7 @@ async fn a_run_that_kills_three_nodes_is_given_up_and_no_other(store: &impl Stor
     let rescued = die(&mut world, node).await;
     assert_eq!((rescued.suspects, rescued.pending.len()), (made.clone(), 3));
     let node = world.join(3).await;
+    assert_eq!(world.claim_with(node, 50, Rescues::Unsuspected).await, [], "the node has not lived for long");
     let first = world.claim(node, 50).await.remove(0);
     assert_eq!((first.run, first.suspect), (made[0], true));
     // The first lives on over a renewal; then the one that kills is started.
@@ -244,6 +253,31 @@ async fn a_run_that_kills_three_nodes_is_given_up_and_no_other(store: &impl Stor
     }
     others.sort();
     assert_eq!(others, [made[0], made[2]]);
+    world.assert_whole().await;
+}
+
+async fn a_suspect_that_waits_holds_back_those_behind_it_at_its_gate_and_nobody_else(store: &impl Store) {
+    let mut world = World::new(store);
+    let limited = AgentDefinition { max_concurrent: Some(2), ..AgentDefinition::default() };
+    let [a, b, c] = [("a", &limited), ("b", &limited), ("c", &unlimited())]
+        .map(|(name, definition)| agent(name, definition.clone(), &[("s", every("1h"))]));
+    world.apply(&[a, b, c]).await;
+    let made = [world.enqueue("a/s", None).await.0, world.enqueue("c/s", None).await.0];
+    for node in 1..3 {
+        let node = world.join(node).await;
+        while !world.claim(node, 50).await.is_empty() {}
+        die(&mut world, node).await;
+    }
+    let node = world.join(3).await;
+    let (behind, other, free) = (
+        world.enqueue("a/s", None).await.0,
+        world.enqueue("b/s", None).await.0,
+        world.enqueue("c/s", None).await.0,
+    );
+    let ids = |claimed: Vec<Claimed>| claimed.iter().map(|run| run.run).collect::<BTreeSet<_>>();
+    assert_eq!(ids(world.claim_with(node, 50, Rescues::Unsuspected).await), BTreeSet::from([other, free]));
+    assert_eq!(ids(world.claim(node, 50).await), BTreeSet::from([made[0], behind]));
+    assert_eq!(ids(world.claim(node, 50).await), BTreeSet::from([made[1]]));
     world.assert_whole().await;
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use belfry_core::edit::Resume;
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::Outcome;
 use belfry_core::session::{Mode, RunUsage, Usage};
 use belfry_core::{AgentDefinition, Reason, RunId};
@@ -77,7 +78,7 @@ enum Operation {
     Enqueue(usize, Option<usize>),
     Backfill { which: usize, minutes: i64, key: Option<usize> },
     Knock { which: usize, max_pending: u32, signed: Option<usize>, key: Option<usize> },
-    Claim(u128, u32, bool, u32),
+    Claim(u128, u32, Rescues, u32),
     Finish { which: usize, outcome: usize, stale: bool },
     Cancel(usize),
     GiveBack(usize),
@@ -144,7 +145,12 @@ fn operation(random: &mut Random) -> Operation {
         }
         30..=47 => {
             let total = if random.chance(30) { random.below(5) as u32 } else { u32::MAX };
-            Operation::Claim(random.below(3) as u128, random.below(4) as u32, random.chance(70), total)
+            let rescues = match random.below(10) {
+                0..3 => Rescues::None,
+                3..5 => Rescues::Unsuspected,
+                _ => Rescues::Any,
+            };
+            Operation::Claim(random.below(3) as u128, random.below(4) as u32, rescues, total)
         }
         48..=69 => {
             Operation::Finish { which: random.below(1000), outcome: random.below(7), stale: random.chance(5) }
@@ -318,8 +324,8 @@ impl<'a, S: Store + Hooks> Side<'a, S> {
                 self.runs.push(knock.run.id);
                 format!("{:?}", store.knock(now, &knock).await.unwrap())
             }
-            Operation::Claim(node, slots, rescue, total) => {
-                let claimed = self.world.claim_in_total(node_id(*node), *slots, *total, *rescue).await;
+            Operation::Claim(node, slots, rescues, total) => {
+                let claimed = self.world.claim_in_total(node_id(*node), *slots, *total, *rescues).await;
                 let words: Vec<_> = claimed.iter().map(|claimed| self.claimed_words(claimed)).collect();
                 self.claimed.extend(claimed);
                 words.join("\n")

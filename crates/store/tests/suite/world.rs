@@ -1,6 +1,7 @@
 //! One client of a store, with a clock of its own and ids that repeat: what the other parts of the suite drive.
 
 use belfry_core::definition::{AnchorName, Breaker, Budget, CatchUp, IfRunning, Options, Retry, Scope, When};
+use belfry_core::rescue::Rescues;
 use belfry_core::retry::{Outcome, verdict};
 use belfry_core::session::Message;
 use belfry_core::{AgentDefinition, NodeId, Reason, RunId, ScheduleDefinition, Trigger, plan};
@@ -305,21 +306,27 @@ impl<'a, S: Store> World<'a, S> {
 
     /// As a node without a rescued run that has yet to start.
     pub async fn claim(&self, node: NodeId, slots: u32) -> Vec<Claimed> {
-        self.claim_with(node, slots, true).await
+        self.claim_with(node, slots, Rescues::Any).await
     }
 
-    pub async fn claim_with(&self, node: NodeId, slots: u32, rescue: bool) -> Vec<Claimed> {
-        self.claim_in_total(node, slots, u32::MAX, rescue).await
+    pub async fn claim_with(&self, node: NodeId, slots: u32, rescues: Rescues) -> Vec<Claimed> {
+        self.claim_in_total(node, slots, u32::MAX, rescues).await
     }
 
-    pub async fn claim_in_total(&self, node: NodeId, slots: u32, total: u32, rescue: bool) -> Vec<Claimed> {
+    pub async fn claim_in_total(
+        &self,
+        node: NodeId,
+        slots: u32,
+        total: u32,
+        rescues: Rescues,
+    ) -> Vec<Claimed> {
         let claim = Claim {
             node,
             lanes: vec![("cron".into(), slots), ("main".into(), slots)],
             total,
             labels: vec!["gpu".into()],
             only: None,
-            rescue,
+            rescues,
         };
         self.store.claim(self.now, &claim).await.unwrap()
     }
@@ -331,7 +338,7 @@ impl<'a, S: Store> World<'a, S> {
             total: 1,
             labels: vec!["gpu".into()],
             only: Some(run),
-            rescue: true,
+            rescues: Rescues::Any,
         };
         self.store.claim(self.now, &claim).await.unwrap()
     }

@@ -175,9 +175,10 @@ end $$;
 
 -- Starts the first ready runs of lanes, as far as nobody who waits behind a gate comes before them. Of a lane that has
 -- slots left then, and somebody who waits, it tells the place and the slots, with no run. Rescued runs are not started
--- here: if one may be and there is one, nothing is started and all slots are told.
+-- here: if one may start and there is one, nothing is started and all slots are told. A suspect may start if `may_suspect`.
 create function claim_free(
-    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean
+    claimed_at timestamptz, node uuid, lanes text[], slots bigint[], labels text[], may_rescue boolean,
+    may_suspect boolean
 ) returns table (
     place integer, id uuid, rank integer, due_at timestamptz, epoch integer, attempt bigint, max_attempts bigint,
     agent_id bigint, schedule_id bigint, command text, trigger smallint, tick_at timestamptz, prompt text, payload text,
@@ -192,7 +193,8 @@ declare
 begin
     perform wake_waiting(claimed_at);
     if may_rescue then
-        perform 1 from live l where l.state = 0 and l.rescue is not null and l.due_at <= claimed_at and l.not_before <= claimed_at limit 1;
+        perform 1 from live l where l.state = 0 and l.rescue is not null and l.due_at <= claimed_at and l.not_before <= claimed_at
+            and (may_suspect or l.suspicions <= 0) limit 1;
         rescued := found;
     end if;
     for nth in 1 .. cardinality(lanes) loop
@@ -270,10 +272,10 @@ end $$;
 -- under them.
 create function candidates(
     claimed_at timestamptz, node uuid, served text, labels text[], wanted bigint, slots bigint, held bigint[],
-    may_rescue boolean, unread bigint[]
+    may_rescue boolean, may_suspect boolean, unread bigint[]
 ) returns table (
     id uuid, rank integer, due_at timestamptz, agent_gate bigint, turn_gate bigint, command_gate bigint, whole_gate bigint,
-    alone_gate bigint, room bigint, rescued boolean, parked boolean
+    alone_gate bigint, room bigint, rescued boolean, suspect boolean, parked boolean
 ) language plpgsql as $$
 declare
     -- First, so that what is read below has them.
@@ -311,7 +313,7 @@ begin
         perform 1 from nodes n where n.id = node and not n.fenced;
         if found then
             return query select null::uuid, 0, claimed_at, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint,
-                null::bigint, false, false;
+                null::bigint, false, false, false;
         end if;
         return;
     end if;
@@ -336,33 +338,34 @@ begin
             select g.id, g.kind, room_at(g) as room, f.rank, f.due_at, f.id as first
             from gates g cross join lateral first_at(g, claimed_at, unread) f where g.id = any(held || ours)
         )
-        select s.first, s.rank, s.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, s.room, false, false
+        select s.first, s.rank, s.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, s.room, false, false, false
         from standing s
         union all
-        select p.id, p.rank, p.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, false, true
+        select p.id, p.rank, p.due_at, s.id, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, false, false, true
         from standing s cross join unnest(behind) as q (id) cross join lateral (
             select l.id, l.rank, l.due_at from live l
             where l.state = 1 and l.parked_on = s.id and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.due_at, l.id limit greatest(s.room, 0)
         ) p where s.kind = 0 and s.room > 0;
     return query select c.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false from live l
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false, false from live l
             where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
             order by l.rank, l.due_at, l.id limit most
         ) c order by c.rank, c.due_at, c.id limit most;
     if cardinality(others) > 0 then
-        return query select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false
+        return query select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, false, false, false
             from live l where l.id = any(others) and l.state + 0 = 0;
     end if;
     -- Read again: a run that came back before the gates were locked keeps its place, too.
     return query select l.* from unnest(behind) as q (id) cross join lateral (
-            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true, false from live l
+            select l.id, l.rank, l.due_at, l.agent_gate, l.turn_gate, l.command_gate, l.whole_gate, l.alone_gate, null::bigint, true,
+                l.suspicions > 0, false from live l
             where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
         ) l;
     if slots > 0 then
         return query select c.* from queues q cross join lateral (
                 select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
-                    null::bigint, null::bigint, false, false from live l
+                    null::bigint, null::bigint, false, false, false from live l
                 where l.state = 0 and l.queue_id = q.id and l.rescue is null and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
                 order by l.rank, l.due_at, l.id limit slots for update skip locked
             ) c where q.lane = served and not q.gated and q.needs <@ labels
@@ -370,8 +373,9 @@ begin
         if may_rescue then
             return query select c.* from queues q cross join lateral (
                     select l.id, l.rank, l.due_at, null::bigint, null::bigint, null::bigint, null::bigint,
-                    null::bigint, null::bigint, true, false from live l
+                    null::bigint, null::bigint, true, l.suspicions > 0, false from live l
                     where l.state = 0 and l.rescue is not null and l.queue_id = q.id and l.due_at <= claimed_at and l.not_before <= claimed_at and not l.schedule_id = any(unread)
+                        and (may_suspect or l.suspicions <= 0)
                     order by l.rank, l.due_at, l.id limit 1 for update skip locked
                 ) c where q.lane = served and not q.gated and q.needs <@ labels
                 order by c.rank, c.due_at, c.id limit 1;
