@@ -404,7 +404,7 @@ impl Engine {
             draining: false,
             last_seen_at: now,
             max_concurrent: self.inner.options.max_concurrent,
-            process: own_process(&self.inner.state_dir),
+            process: own_process(&self.inner.state_dir, self.inner.options.lease),
         };
         let asked_at = std::time::Instant::now();
         self.inner.store.join(&node).await?;

@@ -36,7 +36,7 @@ pub fn host() -> String {
 }
 
 /// This process, as its node's row names it.
-pub(crate) fn own_process(state_dir: &Path) -> NodeProcess {
+pub(crate) fn own_process(state_dir: &Path, lease: Duration) -> NodeProcess {
     let start_time = match ProcessState::of(std::process::id()) {
         ProcessState::Found { start_time, .. } => start_time,
         ProcessState::Unknown | ProcessState::Gone => 0,
@@ -48,6 +48,7 @@ pub(crate) fn own_process(state_dir: &Path) -> NodeProcess {
         start_time,
         state_dir: state_dir.to_string_lossy().into_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
     }
 }
 

@@ -479,6 +479,7 @@ impl Sim {
             start_time: self.nodes[place].lives,
             state_dir: "/state".into(),
             version: "sim".into(),
+            lease_ms: self.params.options.lease.as_millis() as u64,
         }
     }
 

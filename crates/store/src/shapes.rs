@@ -587,6 +587,8 @@ pub struct NodeProcess {
     pub state_dir: String,
     /// The version of Belfry that it runs.
     pub version: String,
+    /// How long its leases are.
+    pub lease_ms: u64,
 }
 
 impl NodeProcess {

@@ -251,7 +251,8 @@ pub trait Store: Send + Sync + 'static {
     /// Makes a node known, with its first lease.
     fn join(&self, node: &Node) -> impl Future<Output = Answer<()>> + Send;
 
-    /// Extends a node's lease, unless it was fenced.
+    /// Renews a node's lease, unless it was fenced. The new one ends earlier if the clock was set back since. After a crash the
+    /// old or the new one holds.
     fn renew(&self, node: NodeId, lease_until: Timestamp) -> impl Future<Output = Answer<Renewed>> + Send;
 
     /// What others want of a node: which of its runs are to be ended, and whether it is to take no new work. Reads only,

@@ -8,7 +8,7 @@ impl Driver {
             self.renewer.busy = true;
             let until = later(now.wall, self.options.lease);
             if self.is_joined {
-                self.lease_until = self.lease_until.max(until);
+                self.lease_until = until;
                 self.ask(Ask::Renew { node: self.node, until });
             } else {
                 // A new id for each try: an earlier try may have joined although it failed, and may be fenced by now.

@@ -39,6 +39,14 @@ impl Sight {
     }
 }
 
+/// Whether the lease of a node has lapsed: by the store's clock, and by the monotonic clock of this node, which saw its last
+/// change at `seen`. A lease that ends later than a renewal could set it is one of before the store's clock was set back.
+fn is_lapsed(node: &Node, seen: Duration, now: Now, own_lease: Duration) -> bool {
+    let lease = own_lease.max(Duration::from_millis(node.process.lease_ms));
+    let is_over = node.lease_until < now.wall || node.lease_until > later(now.wall, lease);
+    is_over && now.mono >= seen.saturating_add(lease)
+}
+
 impl Driver {
     pub(super) fn reap_maybe(&mut self, now: Now) {
         if self.reaper.is_due(now) {
@@ -60,10 +68,8 @@ impl Driver {
             if seen.0 != node.lease_until {
                 *seen = (node.lease_until, now.mono);
             }
-            // By the store's clock it lapsed, and nobody renewed it for as long in monotonic time. While the server of a
-            // file holds the file's lock nobody takes over from it.
-            let is_lapsed =
-                node.lease_until < now.wall && now.mono >= seen.1 + self.options.lease && !sight.serves_file;
+            // While the server of a file holds the file's lock nobody takes over from it.
+            let is_lapsed = is_lapsed(&node, seen.1, now, self.options.lease) && !sight.serves_file;
             if is_lapsed || sight.is_gone(&node) {
                 let is_beside = sight.here.is_beside(&node.process);
                 fencing.insert(node.id);
@@ -197,6 +203,51 @@ mod tests {
             start_time,
             state_dir: "/state".into(),
             version: String::new(),
+            lease_ms: 30_000,
+        }
+    }
+
+    fn node(process: NodeProcess, lease_until: Timestamp) -> Node {
+        let at = Timestamp::UNIX_EPOCH;
+        Node {
+            id: NodeId(Uuid::nil()),
+            host: "host".into(),
+            pid: 1,
+            labels: Vec::new(),
+            started_at: at,
+            lease_until,
+            fenced: false,
+            draining: false,
+            last_seen_at: at,
+            max_concurrent: None,
+            process,
+        }
+    }
+
+    #[test]
+    fn a_lease_lapses_by_both_clocks_whatever_was_done_to_the_wall_clock() {
+        // Seconds: the end of the lease, the wall clock, for how long nobody has renewed it; the lease of the node that looks.
+        for (lease_until, wall, unrenewed, own, wanted) in [
+            (1_000, 1_001, 30, 30, true),
+            (1_000, 1_000, 30, 30, false),
+            // The wall clock goes forward: a node that lives renews its lease within that time.
+            (1_000, 8_200, 29, 30, false),
+            (1_000, 8_200, 30, 30, true),
+            // It goes back by more than a lease, and the node has died before.
+            (8_200, 1_000, 30, 30, true),
+            (8_200, 1_000, 29, 30, false),
+            // A lease that may have been renewed just now.
+            (1_030, 1_000, 30, 30, false),
+            // The longer one of the two leases counts.
+            (1_000, 1_001, 30, 60, false),
+            (1_000, 1_001, 30, 10, true),
+            (1_000, 1_001, 29, 10, false),
+        ] {
+            let at = |seconds| Timestamp::from_second(seconds).unwrap();
+            let [seen, now, own] = [100, 100 + unrenewed, own].map(Duration::from_secs);
+            let node = node(process("b1", "ns1", 1), at(lease_until));
+            let lapsed = is_lapsed(&node, seen, Now { wall: at(wall), mono: now }, own);
+            assert_eq!(lapsed, wanted, "until {lease_until}, at {wall}, for {unrenewed}");
         }
     }
 
@@ -223,20 +274,7 @@ mod tests {
         ] {
             let sight =
                 Sight { here: Arc::new(here.clone()), is_same_host, process: state, serves_file: false };
-            let at = Timestamp::UNIX_EPOCH;
-            let node = Node {
-                id: NodeId(Uuid::nil()),
-                host: "host".into(),
-                pid: 1,
-                labels: Vec::new(),
-                started_at: at,
-                lease_until: at,
-                fenced: false,
-                draining: false,
-                last_seen_at: at,
-                max_concurrent: None,
-                process: there,
-            };
+            let node = node(there, Timestamp::UNIX_EPOCH);
             assert_eq!(sight.is_gone(&node), wanted, "{:?} {state:?} {is_same_host}", node.process);
         }
         let nowhere = Sight {

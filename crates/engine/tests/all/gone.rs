@@ -145,6 +145,7 @@ fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
         start_time,
         state_dir: "/state".into(),
         version: String::new(),
+        lease_ms: 30_000,
     };
     let id = |n| belfry_core::NodeId(uuid::Uuid::from_u128(n));
     let wall = start();

@@ -13,7 +13,7 @@ use crate::shapes::*;
 impl State {
     pub(super) fn renew(&mut self, id: NodeId, lease_until: Timestamp) -> Renewed {
         let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.fenced) else { return Renewed::Fenced };
-        node.lease_until = node.lease_until.max(lease_until);
+        node.lease_until = lease_until;
         let number = self.number();
         self.renewals.insert(id, number);
         let own = self.live.iter().filter(|(_, live)| live.running == Some(id));

@@ -17,14 +17,14 @@ use crate::unknown;
 
 pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
     let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at, \
-                   renewal, boot_id, pid_ns, process_start, state_dir, version, max_concurrent) \
-               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13, $14, $15) \
+                   renewal, boot_id, pid_ns, process_start, state_dir, version, max_concurrent, lease_ms) \
+               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13, $14, $15, $16) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
                lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, \
                last_seen_at = excluded.last_seen_at, renewal = excluded.renewal, boot_id = excluded.boot_id, \
                pid_ns = excluded.pid_ns, process_start = excluded.process_start, state_dir = excluded.state_dir, \
-               version = excluded.version, max_concurrent = excluded.max_concurrent";
+               version = excluded.version, max_concurrent = excluded.max_concurrent, lease_ms = excluded.lease_ms";
     let pid = i64::from(node.pid);
     let process_start = i64::try_from(node.process.start_time).unwrap_or(0);
     tx.execute(
@@ -45,15 +45,16 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
             &node.process.state_dir,
             &node.process.version,
             &node.max_concurrent.map(i64::from),
+            &i64::try_from(node.process.lease_ms).unwrap_or(i64::MAX),
         ],
     )
     .await?;
     Ok(())
 }
 
-/// Extends a lease; `false` where it was fenced. It touches no other table: one that somebody locks must not end the lease.
+/// Renews a lease; `false` where it was fenced. It touches no other table: one that somebody locks must not end the lease.
 pub(super) async fn renew(tx: &mut Tx<'_>, id: NodeId, lease_until: Timestamp) -> Result<bool, Fault> {
-    let sql = "update nodes set lease_until = greatest(lease_until, $2), renewal = nextval('numbers') \
+    let sql = "update nodes set lease_until = $2, renewal = nextval('numbers') \
                where id = $1 and not fenced returning 1";
     Ok(!tx.query(sql, &[&id.0, &lease_until]).await?.is_empty())
 }

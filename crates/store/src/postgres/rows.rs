@@ -185,6 +185,7 @@ pub(super) fn node(row: &Row) -> Result<Node, Fault> {
             start_time: get::<i64>(row, "process_start")?.unsigned_abs(),
             state_dir: get(row, "state_dir")?,
             version: get(row, "version")?,
+            lease_ms: get::<i64>(row, "lease_ms")?.unsigned_abs(),
         },
     })
 }

@@ -15,14 +15,14 @@ impl Verb<'_> {
     pub(super) fn join(&self, node: &Node) -> Done<()> {
         self.execute(
             "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at,
-                 boot_id, pid_ns, process_start, state_dir, version, max_concurrent)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 boot_id, pid_ns, process_start, state_dir, version, max_concurrent, lease_ms)
+             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
              on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
                  started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
                  draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues,
                  boot_id = excluded.boot_id, pid_ns = excluded.pid_ns, process_start = excluded.process_start,
                  state_dir = excluded.state_dir, version = excluded.version,
-                 max_concurrent = excluded.max_concurrent",
+                 max_concurrent = excluded.max_concurrent, lease_ms = excluded.lease_ms",
             params![
                 node_bytes(node.id),
                 node.host,
@@ -38,16 +38,17 @@ impl Verb<'_> {
                 i64::try_from(node.process.start_time).unwrap_or(0),
                 node.process.state_dir,
                 node.process.version,
-                node.max_concurrent
+                node.max_concurrent,
+                i64::try_from(node.process.lease_ms).unwrap_or(i64::MAX)
             ],
         )
         .map(drop)
     }
 
-    /// Extends a lease; `false` where it was fenced.
+    /// Renews a lease; `false` where it was fenced.
     pub(super) fn renew(&self, id: NodeId, lease_until: Timestamp) -> Done<bool> {
         let renewed = self.execute(
-            "update nodes set lease_until = max(lease_until, ?), renewal = rescues where id = ? and not fenced",
+            "update nodes set lease_until = ?, renewal = rescues where id = ? and not fenced",
             params![micros(lease_until), node_bytes(id)],
         )?;
         Ok(renewed > 0)
@@ -129,6 +130,7 @@ impl Verb<'_> {
                         start_time: number(row, "process_start")?,
                         state_dir: text(row, "state_dir")?,
                         version: text(row, "version")?,
+                        lease_ms: number(row, "lease_ms")?,
                     },
                 };
                 Ok((node, text(row, "labels")?))

@@ -160,7 +160,7 @@ async fn rows_that_make_no_sense_stop_nobody() {
     // Nodes whose labels are no list of texts.
     for (n, labels) in [(7, "array[null]::text[]"), (8, "array[array['a', 'b'], array['c', null]]")] {
         let columns = "host, pid, started_at, lease_until, fenced, draining, last_seen_at, max_concurrent, boot_id, pid_ns, \
-                       process_start, state_dir, version, renewal";
+                       process_start, state_dir, version, lease_ms, renewal";
         run(&format!(
             "insert into nodes (id, labels, {columns}) select '00000000-0000-0000-0000-00000000000{n}', {labels}, {columns} \
              from nodes limit 1"

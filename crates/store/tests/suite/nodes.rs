@@ -18,6 +18,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_node_reads_its_cancel_marks(&fresh().await).await;
     a_rescued_run_has_its_trace(&fresh().await).await;
     a_node_reads_that_it_is_to_drain(&fresh().await).await;
+    a_lease_that_is_renewed_by_a_clock_that_was_set_back_ends_by_that_clock(&fresh().await).await;
     Box::pin(rescued_runs_are_claimed_one_at_a_time(&fresh().await)).await;
     Box::pin(a_rescued_run_keeps_its_place_at_a_gate(&fresh().await)).await;
     Box::pin(a_run_that_kills_three_nodes_is_given_up_and_no_other(&fresh().await)).await;
@@ -172,6 +173,17 @@ async fn die<S: Store>(world: &mut World<'_, S>, node: NodeId) -> Rescued {
     let nodes = world.store.nodes().await.unwrap();
     let lease = nodes.iter().find(|known| known.id == node).unwrap().lease_until;
     world.store.fence(world.now, node, lease).await.unwrap().unwrap()
+}
+
+async fn a_lease_that_is_renewed_by_a_clock_that_was_set_back_ends_by_that_clock(store: &impl Store) {
+    let world = World::new(store);
+    let node = world.join(1).await;
+    let lease = async || store.nodes().await.unwrap()[0].lease_until;
+    let first = lease().await;
+    let earlier = first - SignedDuration::from_hours(1);
+    assert!(matches!(store.renew(node, earlier).await.unwrap(), Renewed::Held { .. }));
+    assert_eq!(lease().await, earlier, "others see that it was renewed");
+    assert_eq!(store.fence(world.now, node, first).await.unwrap(), None, "who saw the old lease is late");
 }
 
 async fn rescued_runs_are_claimed_one_at_a_time(store: &impl Store) {

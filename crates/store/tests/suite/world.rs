@@ -298,6 +298,7 @@ impl<'a, S: Store> World<'a, S> {
                 start_time: u64::from(n as u32) + (1 << 40),
                 state_dir: "/var/lib/bel'fry".into(),
                 version: "0.1.0-x".into(),
+                lease_ms: 30_000 + n as u64,
             },
         };
         self.store.join(&node).await.unwrap();

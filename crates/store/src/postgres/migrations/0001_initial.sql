@@ -286,6 +286,8 @@ create table nodes (
     process_start bigint not null default 0,
     state_dir text not null default '',
     version text not null default '',
+    -- How long its leases are.
+    lease_ms bigint not null default 0,
     -- How many runs it runs at once at most, if there is a limit.
     max_concurrent bigint,
     labels text[] not null,

@@ -258,6 +258,8 @@ create table nodes (
   process_start integer not null default 0,
   state_dir text not null default '',
   version text not null default '',
+  -- How long its leases are.
+  lease_ms integer not null default 0,
   -- How many runs it runs at once at most, if there is a limit.
   max_concurrent integer,
   labels text not null,
