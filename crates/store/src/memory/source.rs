@@ -225,6 +225,7 @@ impl State {
             origin: None,
             open_skip: None,
             cursor_at: None,
+            planned_at: None,
             last: None,
             last_success: None,
             last_error: None,
