@@ -91,6 +91,18 @@ pub enum Resume {
     FromNow,
 }
 
+/// Why a one-shot never had a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NeverFired {
+    /// Its time had passed when it was first seen.
+    TimePassed,
+    /// Its time is not after the last planned tick of its schedule: the clock was set back after that.
+    ClockBack {
+        /// That tick.
+        planned_at: Timestamp,
+    },
+}
+
 /// A schedule that is new at `now`.
 pub fn add(definition: &ScheduleDefinition, compiled: Compiled<'_>, now: Timestamp) -> Change {
     let change = Change {
@@ -179,6 +191,12 @@ pub fn resume(
             let planned_at = last_planned(found, compiled, now);
             Some(forget(Change { timer: Some(Token::next(now)), planned_at, ..keep(found) }, now))
         }
+        Status::Exhausted if how == Resume::FromNow => {
+            let never_fired = never_fired(compiled.ok()?, found)?;
+            let change = Change { since: now, ..forget(keep(found), now) };
+            let begun = begin(change, definition, compiled, Token::next(now));
+            Some(begun).filter(|begun| never_fired != NeverFired::TimePassed && begun.timer.is_some())
+        }
         _ => None,
     }
 }
@@ -250,9 +268,14 @@ pub fn clock_back(found: &Found, schedule: &Schedule, now: Timestamp) -> Option<
     is_back.then_some(timer.due_at)
 }
 
-/// Whether a one-shot never had a tick: its time had passed when it was first seen.
-pub fn is_expired(schedule: &Schedule, status: &Status, origin: Option<Timestamp>) -> bool {
-    *status == Status::Exhausted && schedule.is_one_shot() && origin.is_none()
+/// Why a one-shot is exhausted that never had a tick. None of any other schedule.
+pub fn never_fired(schedule: &Schedule, found: &Found) -> Option<NeverFired> {
+    if found.status != Status::Exhausted || !schedule.is_one_shot() || found.origin.is_some() {
+        return None;
+    }
+    // The cursor is the later one of that tick and of the instant at which it was first seen.
+    let planned_at = found.planned_at.filter(|planned_at| found.cursor_at <= Some(*planned_at));
+    Some(planned_at.map_or(NeverFired::TimePassed, |planned_at| NeverFired::ClockBack { planned_at }))
 }
 
 /// The latest instant whose next tick is the given one. Without a timing, the instant before it.

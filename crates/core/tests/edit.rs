@@ -4,7 +4,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, CatchUp, Options, ScheduleDefinition, When};
-use belfry_core::edit::{self, Change, Found, Resume};
+use belfry_core::edit::{self, Change, Found, NeverFired, Resume};
 use belfry_core::plan::{Next, Standing};
 use belfry_core::{Facts, Schedule, SkipRange, SkipReason, Token, TokenKind, plan};
 use belfry_time::Timestamp;
@@ -56,6 +56,10 @@ fn active(timer: Option<Token>) -> Found {
 fn found(change: Change) -> Found {
     let Change { status, since, timer, waits, origin, cursor_at, planned_at, .. } = change;
     Found { status, since, timer, deferred: None, waits, origin, open_skip: None, cursor_at, planned_at }
+}
+
+fn is_expired(schedule: &Schedule, change: &Change) -> bool {
+    edit::never_fired(schedule, &found(change.clone())) == Some(NeverFired::TimePassed)
 }
 
 fn paused(until: Option<&str>) -> Status {
@@ -450,14 +454,50 @@ fn a_one_shot_first_seen_after_its_time_is_exhausted_at_once() {
     let past = once(When::At("2026-03-01T00:00:00Z".into()));
     let new = edit::add(&past.definition, Ok(&past), at("02T12:00:00"));
     assert_eq!((&new.status, new.timer, new.origin), (&Status::Exhausted, None, None));
-    assert!(edit::is_expired(&past, &new.status, new.origin));
+    assert!(is_expired(&past, &new));
     let to_come = once(When::At("2026-03-03T00:00:00Z".into()));
     let new = edit::add(&to_come.definition, Ok(&to_come), at("02T12:00:00"));
     assert_eq!((&new.status, new.timer), (&Status::Active, tick("03T00:00:00")));
     assert_eq!(new.origin, Some(at("03T00:00:00")));
-    assert!(!edit::is_expired(&to_come, &Status::Exhausted, new.origin), "it has fired");
+    assert!(!is_expired(&to_come, &Change { status: Status::Exhausted, ..new.clone() }), "it has fired");
     let edited = define(&found(new), &to_come, &past, "02T12:00:00");
-    assert!(edit::is_expired(&past, &edited.status, edited.origin), "also by an edit");
+    assert!(is_expired(&past, &edited), "also by an edit");
+}
+
+#[test]
+fn a_one_shot_that_is_edited_by_an_earlier_clock_says_why_it_does_not_fire() {
+    let one_shot = |at: &str| once(When::At(format!("2026-03-{at}Z")));
+    let planned_at = Some(at("02T12:00:00"));
+    let fired = Found {
+        status: Status::Exhausted,
+        origin: planned_at,
+        cursor_at: planned_at,
+        planned_at,
+        ..active(None)
+    };
+    // It fired at 12:00, and the clock says 11:00.
+    let noon = one_shot("02T12:00:00");
+    let between = one_shot("02T11:30:00");
+    let edited = found(define(&fired, &noon, &between, "02T11:00:00"));
+    assert_eq!((&edited.status, edited.timer), (&Status::Exhausted, None), "nothing is armed before noon");
+    let behind = NeverFired::ClockBack { planned_at: at("02T12:00:00") };
+    assert_eq!(edit::never_fired(&between, &edited), Some(behind));
+    for how in [Resume::Skip, Resume::CatchUp] {
+        assert_eq!(edit::resume(&edited, &between.definition, Ok(&between), how, at("02T11:10:00")), None);
+    }
+    let resumed = resume(&edited, &between, Resume::FromNow, "02T11:10:00");
+    assert_eq!((&resumed.status, resumed.timer), (&Status::Active, tick("02T11:30:00")));
+    assert_eq!((resumed.new_revision, resumed.planned_at), (false, None));
+    let late = edit::resume(&edited, &between.definition, Ok(&between), Resume::FromNow, at("02T11:40:00"));
+    assert_eq!(late, None, "its time has passed");
+    assert_eq!(edit::resume(&fired, &noon.definition, Ok(&noon), Resume::FromNow, at("02T11:00:00")), None);
+    // Later, with a clock that is right, a time that has passed is only that.
+    let past = one_shot("02T12:30:00");
+    let edited = found(define(&edited, &between, &past, "02T13:00:00"));
+    assert_eq!(edit::never_fired(&past, &edited), Some(NeverFired::TimePassed));
+    // One that is to come is armed.
+    let later = one_shot("02T12:30:00");
+    assert_eq!(define(&fired, &noon, &later, "02T11:00:00").timer, tick("02T12:30:00"));
 }
 
 #[test]

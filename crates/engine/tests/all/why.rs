@@ -492,6 +492,31 @@ async fn a_one_shot_whose_time_had_passed_says_so() {
 }
 
 #[tokio::test]
+async fn a_one_shot_that_is_edited_after_the_clock_was_set_back_says_so() {
+    let shot = |at: &str| AgentBuilder::new("plain").schedule("s", When::At(at.into()));
+    let house = House::new(vec![shot("2026-03-02T12:05:00Z")]).await;
+    house.pass(301).await;
+    house.clock.step_to(at("2026-03-02T12:01:00Z"));
+    let edited = shot("2026-03-02T12:03:00Z").build();
+    let applied = house.engine.store().apply(house.engine.now(), "engine", "", &[edited]).await.unwrap();
+    assert_eq!(applied.expired, 0, "its time has not passed");
+    let why = house.why("plain/s").await;
+    assert_eq!(reason(&why), Some("exhausted"));
+    let words =
+        "the clock was set back, and its time is not after the last planned tick, 2026-03-02T12:05:00Z";
+    assert!(why.words.contains(words), "{}", why.words);
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    let shown = Schedule::of(&record, &Default::default(), house.engine.now());
+    assert!(shown.reason.as_deref().is_some_and(|reason| reason.contains(words)), "{:?}", shown.reason);
+    let store = house.engine.store();
+    let resumed = belfry::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::FromNow).await;
+    assert_eq!(resumed.unwrap(), belfry::Resumed::Now { skipped: 0 });
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    assert_eq!(record.token.map(|token| token.tick_at), Some(at("2026-03-02T12:03:00Z")));
+    house.end().await;
+}
+
+#[tokio::test]
 async fn a_tick_that_was_overdue_at_a_pause_or_an_edit_says_so() {
     let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
     let record = house.engine.schedule_state("plain/s").await.unwrap();

@@ -131,7 +131,7 @@ impl Postgres {
         if specs.iter().flat_map(|spec| &spec.schedules).any(is_at) {
             let sql = "select count(*) as expired from schedule_state s join schedules c on c.id = s.schedule_id \
                        where s.schedule_id = any($1) and s.status = 4 and s.origin is null \
-                       and c.definition like '{\"at\"%'";
+                       and (s.planned_at is null or s.cursor_at > s.planned_at) and c.definition like '{\"at\"%'";
             let row = tx.query(sql, &[&news]).await?;
             applied.expired = row.first().map_or(Ok(0), |row| get::<i64>(row, "expired"))? as u32;
         }
