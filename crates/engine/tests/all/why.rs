@@ -262,7 +262,7 @@ async fn a_run_that_waits_says_for_what() {
     assert_eq!(house.why("gated/s").await.reason.as_deref(), Some("already_running"));
     let waits = house.why("gated/t").await;
     assert_eq!(reason(&waits), Some("at_capacity"));
-    assert!(waits.words.contains("1 of 1 runs of gated are running"), "{}", waits.words);
+    assert!(waits.words.contains("1 of 1 run of gated is running"), "{}", waits.words);
     let retries = house.why("broken/s").await;
     assert_eq!(reason(&retries), Some("not_due"));
     assert!(retries.words.contains("for attempt 2 of 4"), "{}", retries.words);
@@ -435,7 +435,7 @@ async fn a_turn_is_by_priority_and_a_full_node_is_named() {
     let runs = house.run_in_order(&["gated/held", "gated/low", "gated/high"]).await;
     let high = house.why("gated/high").await;
     assert_eq!(reason(&high), Some("at_capacity"));
-    let words = "waits for its node: 1 of 1 runs are running on it, its max_concurrent";
+    let words = "waits for its node: 1 of 1 run is running on it, its max_concurrent";
     assert!(high.words.contains(words), "{}", high.words);
     assert!(!is_ok(&high, "at_capacity"));
     let low = house.why("gated/low").await;
