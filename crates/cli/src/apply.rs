@@ -70,7 +70,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         false => applied_words,
     };
     if cancelled > 0 {
-        words.push_str(&format!("; {cancelled} waiting runs ended"));
+        words.push_str(&format!("; {} ended", crate::words::count(ended.len(), "waiting run")));
     }
     if foreign > 0 {
         words.push_str(&format!(
@@ -79,7 +79,13 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     }
     if expired > 0 {
         words.push_str(&format!(
-            "; {expired} never run, because their time has passed: `belfry check` names them"
+            "; {}: `belfry check` names {}",
+            if expired == 1 {
+                "1 never runs, because its time has passed".to_owned()
+            } else {
+                format!("{expired} never run, because their time has passed")
+            },
+            if expired == 1 { "it" } else { "them" }
         ));
     }
     reach::answer(

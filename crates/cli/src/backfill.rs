@@ -161,8 +161,9 @@ impl Backfill {
             last.push_str(&format!(", from {first} to {newest}"));
         }
         if answer.left_out > 0 {
-            let why = if self.missing { "have a run" } else { "have a run that lives" };
-            last.push_str(&format!("; {} {why}", words::count(answer.left_out as usize, "tick")));
+            let have = if answer.left_out == 1 { "has" } else { "have" };
+            let run = if self.missing { "a run" } else { "a run that lives" };
+            last.push_str(&format!("; {} {have} {run}", words::count(answer.left_out as usize, "tick")));
         }
         if let Some(next) = answer.next_from {
             let more = words::count(answer.more as usize, "more tick");

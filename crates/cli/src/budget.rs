@@ -76,7 +76,7 @@ async fn reset(client: &Client, name: &str) -> Result<(), Failure> {
     let path = format!("/api/v1/budgets/{}/reset", encoded(name));
     let _: Agent = client.send(Method::POST, &path, None, &[]).await?;
     let remark = match before.budget {
-        Some(budget) => format!("{name} may fail {} times again", budget.max),
+        Some(budget) => format!("{name} may fail {} again", words::count(budget.max as usize, "time")),
         None => format!("{name} has used nothing of its budget: nothing was changed"),
     };
     reading::remark(&remark);

@@ -13,7 +13,7 @@ use belfry_config::{Errors, Problem};
 use belfry_time::Zone;
 
 use crate::terminal::{self, Layout};
-use crate::words::{harmless, one_line};
+use crate::words::{self, harmless, one_line};
 
 /// Characters of a text from outside in one line.
 const DETAIL_MAX: usize = 200;
@@ -153,7 +153,8 @@ impl Writer {
         let lost = self.lost.load(Ordering::Relaxed);
         match written {
             Ok(()) if lost > 0 => {
-                if self.write_sentence(&format!("{lost} lines could not be written")).is_ok() {
+                let lines = words::count(lost as usize, "line");
+                if self.write_sentence(&format!("{lines} could not be written")).is_ok() {
                     self.lost.fetch_sub(lost, Ordering::Relaxed);
                 }
             }

@@ -1,16 +1,18 @@
 //! `belfry resume`: the end of a pause, by hand.
 
+use belfry_store::API;
 use belfry_time::Timestamp;
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::client::schedule_path;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::pause::all_of;
-use crate::place::{Need, Place};
+use crate::place::{Need, Place, SOURCE};
 use crate::reach;
+use crate::words;
 
 /// Resume schedules that were paused: they tick from now on
 #[derive(Debug, Args)]
@@ -61,20 +63,32 @@ impl Resume {
             for name in all_of(&client, &self.names).await? {
                 let body = json!({"catch_up": self.catch_up, "from_now": self.from_now});
                 let came: Came = client.post(&schedule_path(&name, "/resume")?, &body).await?;
+                let disabled = came.disabled_words(&name);
                 if !came.resumed {
-                    let why = match came.ended_at {
-                        Some(until) => format!("its pause has ended at {}", crate::up::local(until, &zone)),
-                        None if self.from_now => "it is not paused, and does not wait for the clock".into(),
-                        None => "it is not paused".into(),
+                    let why = match (came.ended_at, disabled) {
+                        (Some(until), _) => {
+                            format!("its pause has ended at {}", crate::up::local(until, &zone))
+                        }
+                        (None, Some(disabled)) => format!("it is disabled: {disabled}"),
+                        (None, None) if self.from_now => {
+                            "it is not paused, and does not wait for the clock".into()
+                        }
+                        (None, None) => "it is not paused".into(),
                     };
                     lines.push(format!("{name} left as it is: {why}"));
                     answer.unchanged.push(name);
                     continue;
                 }
-                lines.push(match (self.catch_up, came.skipped) {
-                    (true, _) => format!("{name} resumed from where the pause began"),
-                    (false, 0) => format!("{name} resumed"),
-                    (false, count) => format!("{name} resumed; the pause left out {count} ticks"),
+                lines.push(match (disabled, self.catch_up, came.skipped) {
+                    (Some(disabled), ..) => {
+                        format!("{name} is no longer paused, but stays disabled: {disabled}")
+                    }
+                    (None, true, _) => format!("{name} resumed from where the pause began"),
+                    (None, false, 0) => format!("{name} resumed"),
+                    (None, false, skipped) => {
+                        let ticks = words::count(skipped as usize, "tick");
+                        format!("{name} resumed; the pause left out {ticks}")
+                    }
                 });
                 answer.resumed.push(One { schedule: name, skipped: came.skipped });
             }
@@ -89,4 +103,23 @@ struct Came {
     resumed: bool,
     skipped: u64,
     ended_at: Option<Timestamp>,
+    /// Who owns its definition.
+    origin: String,
+    /// The keys of it that differ from the defaults.
+    definition: Map<String, Value>,
+}
+
+impl Came {
+    /// Where `enabled: false` is written, and how to change that.
+    fn disabled_words(&self, name: &str) -> Option<String> {
+        let is_disabled = self.definition.get("enabled") == Some(&Value::Bool(false));
+        is_disabled.then(|| match self.origin.as_str() {
+            API => {
+                format!("its definition says `enabled: false`; `belfry set {name} enabled=true` enables it")
+            }
+            SOURCE => "its file says `enabled: false`; `enabled: true` there and `belfry apply` enable it"
+                .to_owned(),
+            other => format!("its definition says `enabled: false`; {other} owns it, and can enable it"),
+        })
+    }
 }

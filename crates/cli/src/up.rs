@@ -167,7 +167,8 @@ impl Up {
                 event = events.recv() => match event {
                     Ok(event) => lines.event(&event),
                     Err(tokio::sync::broadcast::error::RecvError::Lagged(lost)) => {
-                        lines.say(&format!("{lost} lines were lost: they came faster than they could be written"));
+                        let lines_lost = words::count(lost as usize, "line");
+                        lines.say(&format!("lost {lines_lost}: more came than could be written"));
                     }
                     Err(tokio::sync::broadcast::error::RecvError::Closed) => break,
                 },

@@ -1,6 +1,7 @@
 //! Instants, distances and texts as people read them.
 
 use belfry_core::display::is_unsafe;
+pub use belfry_core::text::count;
 use belfry_time::{SignedDuration, Timestamp, Zone};
 
 /// A whole instant: `Mon 2026-03-02 09:00:00 CET`.
@@ -83,11 +84,6 @@ pub fn one_line(text: &str, longest: usize) -> String {
 /// Text from outside with blanks for the characters that a terminal obeys or does not show; lines and tabs stay.
 pub fn harmless(text: &str) -> String {
     text.chars().map(|c| if is_unsafe(c) && c != '\n' && c != '\t' { ' ' } else { c }).collect()
-}
-
-/// `1 schedule`, `2 schedules`.
-pub fn count(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 #[cfg(test)]

@@ -128,6 +128,24 @@ fn resume_records_what_the_pause_left_out() {
 }
 
 #[test]
+fn resume_says_where_a_schedule_is_disabled_and_how_to_enable_it() {
+    let site = site();
+    let said = site.ok(&["resume", "a/slot"]);
+    let words = "a/slot left as it is: it is disabled: its file says `enabled: false`; `enabled: true` there and `belfry apply` enable it";
+    assert_eq!(said, words);
+    site.ok(&["add", "b/own", "--every", "1h", "enabled=false"]);
+    let said = site.ok(&["resume", "b/own"]);
+    assert!(said.contains("it is disabled") && said.contains("`belfry set b/own enabled=true`"), "{said}");
+    site.ok(&["set", "b/own", "enabled=true"]);
+    assert_eq!(site.ok(&["resume", "b/own"]), "b/own left as it is: it is not paused");
+    // A pause that ends while `enabled` is false does not make it tick.
+    site.ok(&["pause", "b/own"]);
+    site.ok(&["set", "b/own", "enabled=false"]);
+    let said = site.ok(&["resume", "b/own"]);
+    assert!(said.starts_with("b/own is no longer paused, but stays disabled: its definition says"), "{said}");
+}
+
+#[test]
 fn a_pause_that_has_ended_by_itself_is_not_ended_again() {
     let site = site();
     site.ok(&["pause", "a/five", "--for", "500ms"]);
@@ -321,6 +339,14 @@ fn a_backfill_runs_past_ticks_in_their_order() {
     assert_eq!(why["decision"], "fired", "also of a time when it was not known: {why}");
     assert_eq!(site.json(&["runs", "--since", "1h"]), site.json(&["runs"]));
     assert_eq!(site.json(&backfill("a/five", &["--dry-run"]))["runs"].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn a_backfill_counts_one_tick_as_one() {
+    let site = site();
+    site.ok(&backfill("a/five", &["--limit", "1"]));
+    let said = site.ok(&backfill("a/five", &["--dry-run"]));
+    assert!(said.ends_with("; 1 tick has a run that lives"), "{said}");
 }
 
 #[test]

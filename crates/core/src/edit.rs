@@ -2,10 +2,11 @@
 //!
 //! Stores read a schedule as [`Found`], ask here, and write the [`Change`]. Two rules hold in all of it. Every tick has
 //! one result: ticks that nobody planned are counted in a range by the edit that takes their timer away, or by the one
-//! that ends the span which took it. No tick is armed at or before the last one that was planned, whatever the clock
-//! says: `cursor_at` remembers that one while no timer does.
+//! that ends the span which took it. No tick is armed at or before the last one that has a result, whatever the clock
+//! says: `planned_at` remembers that one while no timer tells it, and `cursor_at` where the ticks of a span without a
+//! timer begin.
 
-use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
+use belfry_time::{Allowed, Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::broken::{self, Broken};
 use crate::check::Status;
@@ -39,9 +40,13 @@ pub struct Found {
     pub origin: Option<Timestamp>,
     /// The skips that are still being counted.
     pub open_skip: Option<SkipRange>,
-    /// No tick at or before this instant is armed: those are planned, or belong to a time before. While there is a timer
-    /// of a tick, this may be older than the truth, which is the instant before that tick.
+    /// No tick of this timing is armed at or before this instant: those are planned, or belong to a time before. It need
+    /// not be a tick, and may lie shortly before one to come. While there is a timer of a tick, this may be older than the
+    /// truth, which is the instant before that tick.
     pub cursor_at: Option<Timestamp>,
+    /// The last tick of any timing that has a result. While there is a timer of a tick, this may be older than the truth,
+    /// which is the tick before that one: see [`tells_last`].
+    pub planned_at: Option<Timestamp>,
 }
 
 /// A schedule after an edit. Skips that were being counted are closed, and no tick waits for a lane.
@@ -59,6 +64,8 @@ pub struct Change {
     pub origin: Option<Timestamp>,
     /// See [`Found::cursor_at`].
     pub cursor_at: Option<Timestamp>,
+    /// See [`Found::planned_at`].
+    pub planned_at: Option<Timestamp>,
     /// Ranges of skips and misses that are complete, counted by the definition before the edit.
     pub closed: Vec<SkipRange>,
     /// Whether a new revision begins.
@@ -84,6 +91,18 @@ pub enum Resume {
     FromNow,
 }
 
+/// Why a one-shot never had a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NeverFired {
+    /// Its time had passed when it was first seen.
+    TimePassed,
+    /// Its time is not after the last planned tick of its schedule: the clock was set back after that.
+    ClockBack {
+        /// That tick.
+        planned_at: Timestamp,
+    },
+}
+
 /// A schedule that is new at `now`.
 pub fn add(definition: &ScheduleDefinition, compiled: Compiled<'_>, now: Timestamp) -> Change {
     let change = Change {
@@ -93,6 +112,7 @@ pub fn add(definition: &ScheduleDefinition, compiled: Compiled<'_>, now: Timesta
         waits: false,
         origin: None,
         cursor_at: None,
+        planned_at: None,
         closed: Vec::new(),
         new_revision: true,
     };
@@ -154,8 +174,7 @@ pub fn pause(found: &Found, compiled: Compiled<'_>, paused: Status, now: Timesta
 }
 
 /// The end of a pause by hand, or another try with a schedule that is invalid although its definition is right. Of any
-/// other schedule, only [`Resume::FromNow`] changes something, and only
-/// while the clock is behind its ticks.
+/// other schedule, only [`Resume::FromNow`] changes something, and only while the clock is behind its ticks.
 pub fn resume(
     found: &Found,
     definition: &ScheduleDefinition,
@@ -169,8 +188,14 @@ pub fn resume(
         Status::Invalid { .. } if compiled.is_ok() => Some(rearm(found, definition, compiled, how, now)),
         Status::Active if how == Resume::FromNow => {
             clock_back(found, compiled.ok()?, now)?;
-            let origin = found.origin.filter(|origin| *origin <= now);
-            Some(Change { timer: Some(Token::next(now)), cursor_at: None, origin, ..keep(found) })
+            let planned_at = last_planned(found, compiled, now);
+            Some(forget(Change { timer: Some(Token::next(now)), planned_at, ..keep(found) }, now))
+        }
+        Status::Exhausted if how == Resume::FromNow => {
+            let never_fired = never_fired(compiled.ok()?, found)?;
+            let change = Change { since: now, ..forget(keep(found), now) };
+            let begun = begin(change, definition, compiled, Token::next(now));
+            Some(begun).filter(|begun| never_fired != NeverFired::TimePassed && begun.timer.is_some())
         }
         _ => None,
     }
@@ -185,7 +210,10 @@ pub fn pause_ended(
     until: Timestamp,
 ) -> Change {
     let (status, is_armed) = standing(definition, compiled);
-    let kept = Change { since: until, cursor_at: found.cursor_at.max(Some(until)), ..keep(found) };
+    let left_out = unarmed(found, compiled, until).map(|range| range.to);
+    let planned_at = found.planned_at.max(left_out);
+    let cursor_at = found.cursor_at.max(Some(until));
+    let kept = Change { since: until, cursor_at, planned_at, ..keep(found) };
     match (is_armed, planned) {
         _ if found.waits => Change { status, timer: None, ..kept },
         (true, None) => Change { status: Status::Exhausted, timer: None, ..kept },
@@ -196,8 +224,8 @@ pub fn pause_ended(
 
 /// A schedule that is removed: nothing arms it any more.
 pub fn remove(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Change {
-    let (cursor_at, closed) = (Some(planned_to(found, compiled, now)), close(found, compiled, now));
-    Change { timer: None, waits: false, cursor_at, closed, ..keep(found) }
+    let change = end_timing(found, compiled, now);
+    Change { timer: None, new_revision: false, origin: found.origin, ..change }
 }
 
 /// A removed schedule that comes back while a run of it lives: a new revision of the same schedule, so that this run counts
@@ -240,20 +268,37 @@ pub fn clock_back(found: &Found, schedule: &Schedule, now: Timestamp) -> Option<
     is_back.then_some(timer.due_at)
 }
 
-/// Whether a one-shot never had a tick: its time had passed when it was first seen.
-pub fn is_expired(schedule: &Schedule, status: &Status, origin: Option<Timestamp>) -> bool {
-    *status == Status::Exhausted && schedule.is_one_shot() && origin.is_none()
+/// Why a one-shot is exhausted that never had a tick. None of any other schedule.
+pub fn never_fired(schedule: &Schedule, found: &Found) -> Option<NeverFired> {
+    if found.status != Status::Exhausted || !schedule.is_one_shot() || found.origin.is_some() {
+        return None;
+    }
+    // The cursor is the later one of that tick and of the instant at which it was first seen.
+    let planned_at = found.planned_at.filter(|planned_at| found.cursor_at <= Some(*planned_at));
+    Some(planned_at.map_or(NeverFired::TimePassed, |planned_at| NeverFired::ClockBack { planned_at }))
 }
 
 /// The latest instant whose next tick is the given one. Without a timing, the instant before it.
 pub fn before<'a>(timing: impl Into<Option<&'a Timing>>, tick_at: Timestamp) -> Timestamp {
-    let distance = match timing.into().map(Timing::kind) {
-        Some(Kind::Every { every: Every::Interval(every), anchor: Anchor::Completion | Anchor::Start }) => {
-            *every
-        }
-        _ => MICROSECOND,
-    };
+    let distance = timing.into().and_then(chain).unwrap_or(MICROSECOND);
     tick_at.checked_sub(distance).unwrap_or(tick_at)
+}
+
+/// Whether a timer of this tick tells which tick before it has a result: on a grid the one before it, otherwise the instant
+/// that its interval counts from. A tick of an interval at which the window opens does not: the window may have moved it.
+pub fn tells_last(timing: &Timing, tick_at: Timestamp) -> bool {
+    let just_before = tick_at.checked_sub(MICROSECOND).unwrap_or(tick_at);
+    chain(timing).is_none() || timing.allows(just_before) == Allowed::Yes
+}
+
+/// The distance of ticks that count from each other, or from what happened, rather than lie on a grid.
+fn chain(timing: &Timing) -> Option<SignedDuration> {
+    match timing.kind() {
+        Kind::Every { every: Every::Interval(every), anchor: Anchor::Completion | Anchor::Start } => {
+            Some(*every)
+        }
+        _ => None,
+    }
 }
 
 /// The tick that a timer stands for, where that is known without a plan.
@@ -293,6 +338,7 @@ fn keep(found: &Found) -> Change {
         waits: found.waits,
         origin: found.origin,
         cursor_at: found.cursor_at,
+        planned_at: found.planned_at,
         closed: found.open_skip.into_iter().collect(),
         new_revision: false,
     }
@@ -304,7 +350,8 @@ fn unarm(found: &Found, compiled: Compiled<'_>, status: Status, now: Timestamp) 
     let (cursor_at, origin) = unplanned(found, compiled);
     let cursor_at = cursor_at.or(found.cursor_at).or(Some(now));
     let cursor_at = if broken::is(Broken::PauseDropsOverdue) { Some(now) } else { cursor_at };
-    Change { status, since: now, timer: None, cursor_at, origin, ..keep(found) }
+    let planned_at = last_planned(found, compiled, now);
+    Change { status, since: now, timer: None, cursor_at, planned_at, origin, ..keep(found) }
 }
 
 /// Ends a span without a timer.
@@ -324,13 +371,39 @@ fn rearm(
             Change { timer: Some(Token::next(cursor_at.min(now))), cursor_at: Some(cursor_at), ..kept }
         }
         Resume::Skip | Resume::FromNow => {
-            let closed = kept.closed.iter().copied().chain(unarmed(found, compiled, end)).collect();
-            let cursor_at = Some(cursor_at.max(end)).filter(|_| how == Resume::Skip);
-            Change { timer: Some(Token::next(end)), cursor_at, closed, ..kept }
+            let left_out = unarmed(found, compiled, end);
+            let planned_at = kept.planned_at.max(left_out.map(|range| range.to));
+            let closed = kept.closed.iter().copied().chain(left_out).collect();
+            let cursor_at = Some(cursor_at.max(end));
+            Change { timer: Some(Token::next(end)), cursor_at, planned_at, closed, ..kept }
         }
     };
+    let change = if how == Resume::FromNow { forget(change, now) } else { change };
     let timer = change.timer.filter(|_| is_armed && !found.waits);
     Change { status, since: now, timer, ..change }
+}
+
+/// Forgets the last planned tick. The first one goes with it if it has a result and lies ahead: calendar steps would count
+/// from there.
+fn forget(change: Change, now: Timestamp) -> Change {
+    let origin = change.origin.filter(|origin| *origin <= now || change.planned_at < Some(*origin));
+    Change { cursor_at: None, planned_at: None, origin, ..change }
+}
+
+/// A timing ends: its ticks that have come are recorded. No tick of another one fires at or before now, and none fires
+/// again.
+fn end_timing(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Change {
+    let closed = close(found, compiled, now);
+    let planned_at = last_planned(found, compiled, now).max(closed.iter().map(|range| range.to).max());
+    Change {
+        waits: false,
+        origin: None,
+        cursor_at: planned_at.max(Some(now)),
+        planned_at,
+        closed,
+        new_revision: true,
+        ..keep(found)
+    }
 }
 
 /// A new timing: no tick before now fires, and none fires again.
@@ -341,14 +414,7 @@ fn revise(
     compiled: Compiled<'_>,
     now: Timestamp,
 ) -> Change {
-    let change = Change {
-        waits: false,
-        origin: None,
-        cursor_at: Some(planned_to(found, old, now)),
-        closed: close(found, old, now),
-        new_revision: true,
-        ..keep(found)
-    };
+    let change = end_timing(found, old, now);
     if let Status::Paused { until, .. } = found.status
         && until.is_none_or(|until| until > now)
     {
@@ -412,34 +478,37 @@ fn unplanned(found: &Found, compiled: Compiled<'_>) -> (Option<Timestamp>, Optio
     (cursor_at, origin)
 }
 
-/// The last instant at which a new timing must have no tick: now, or the last planned tick where the clock is behind
-/// that.
-fn planned_to(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Timestamp {
-    let planned = found.cursor_at.map_or(now, |cursor| cursor.max(now));
-    let timing = compiled.ok().and_then(|schedule| schedule.timing.as_ref());
-    let Some(timing) = timing.filter(|_| !found.waits && found.status != Status::Exhausted) else {
-        return planned;
+/// The last tick of any timing that has a result, or the instant that the tick to come counts from.
+fn last_planned(found: &Found, compiled: Compiled<'_>, now: Timestamp) -> Option<Timestamp> {
+    let timer = found.timer.filter(|timer| timer.is_of_tick());
+    let tick_at = timer.map(|timer| timer.tick_at).or(found.deferred);
+    let Some(tick_at) = tick_at.filter(|_| found.status == Status::Active) else { return found.planned_at };
+    let Some(timing) = compiled.ok().and_then(|schedule| schedule.timing.as_ref()) else {
+        // It cannot be read: what is before its tick and has come may be planned.
+        return found.planned_at.max(Some(before(None, tick_at).min(now)));
     };
-    // Where a tick is to come, the cursor may lie shortly before it, and tells nothing of when the last one was.
-    let timing = with_origin(timing, found.origin);
-    let from = match found.status {
-        Status::Active => unplanned(found, compiled).0,
-        _ => found.cursor_at,
+    // Before its first tick, a timing has planned nothing.
+    let Some(origin) = found.origin.filter(|origin| *origin < tick_at) else { return found.planned_at };
+    let last = match chain(timing) {
+        _ if !tells_last(timing, tick_at) => None,
+        Some(_) => Some(before(timing, tick_at)),
+        None => last_before(&with_origin(timing, Some(origin)), tick_at, origin),
     };
-    let next = from.and_then(|from| timing.next(from));
-    match next.filter(|next| is_ahead(&timing, next.tick_at, now)) {
-        Some(next) => last_before(&timing, next.tick_at, now).max(now),
-        None => now,
-    }
+    found.planned_at.max(last)
 }
 
-/// The last tick before one that lies ahead of an instant with other ticks between them. Where each tick has its distance to
-/// the one before, that distance before it.
-fn last_before(timing: &Timing, tick_at: Timestamp, now: Timestamp) -> Timestamp {
-    let before = before(timing, tick_at);
-    match tick_at.duration_since(before) > MICROSECOND {
-        true => before,
-        false => timing.newest_between(now, before, 1).pop().map_or(now, |tick| tick.tick_at),
+/// The last tick of a grid before one of its ticks, not before the first.
+fn last_before(timing: &Timing, tick_at: Timestamp, first: Timestamp) -> Option<Timestamp> {
+    let (floor, just_before) = (before(None, first), before(None, tick_at));
+    // So far back, and eight times as far if there is none.
+    let mut back = SignedDuration::from_mins(1);
+    loop {
+        let from = tick_at.checked_sub(back).map_or(floor, |from| from.max(floor));
+        let last = timing.newest_between(from, just_before, 1).pop();
+        if last.is_some() || from == floor {
+            return last.map(|tick| tick.tick_at);
+        }
+        back = back.checked_mul(8).unwrap_or(SignedDuration::MAX);
     }
 }
 

@@ -238,6 +238,11 @@ pub struct Token {
 }
 
 impl Token {
+    /// Whether it stands for a tick that is known.
+    pub fn is_of_tick(self) -> bool {
+        matches!(self.kind, TokenKind::Tick | TokenKind::Deferred)
+    }
+
     /// A token that asks for the first tick of a schedule seen at `now`.
     pub fn first(now: Timestamp) -> Token {
         Token { kind: TokenKind::First, tick_at: now, due_at: now }

@@ -80,7 +80,7 @@ pub struct Plan {
     pub next: Next,
     /// The schedule's first tick, where this plan found it.
     pub origin: Option<Timestamp>,
-    /// The last tick that it planned, where no token remembers that.
+    /// The last tick that it planned, where no token tells that.
     pub cursor_at: Option<Timestamp>,
 }
 
@@ -367,7 +367,9 @@ impl Pass<'_> {
     /// The plan, once its last tick is known.
     fn then(mut self, last: Tick) -> Plan {
         self.plan.next = self.next_after(last);
-        self.plan.cursor_at = (!matches!(self.plan.next, Next::Token(_))).then_some(last.tick_at);
+        let is_told =
+            matches!(self.plan.next, Next::Token(next) if edit::tells_last(self.timing, next.tick_at));
+        self.plan.cursor_at = (!is_told).then_some(last.tick_at);
         self.plan
     }
 

@@ -9,6 +9,11 @@ pub const ERROR_CHARS: usize = 4_000;
 /// Maximum length of an attempt's summary, in characters.
 pub const SUMMARY_CHARS: usize = 4_000;
 
+/// A number of things: `1 schedule`, `2 schedules`.
+pub fn count(number: usize, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
 /// How the part of an error begins that is only for those who may change what runs.
 const ON_NODE: &str = " (on this node: ";
 

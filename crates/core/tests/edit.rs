@@ -4,7 +4,7 @@
 
 use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, CatchUp, Options, ScheduleDefinition, When};
-use belfry_core::edit::{self, Change, Found, Resume};
+use belfry_core::edit::{self, Change, Found, NeverFired, Resume};
 use belfry_core::plan::{Next, Standing};
 use belfry_core::{Facts, Schedule, SkipRange, SkipReason, Token, TokenKind, plan};
 use belfry_time::Timestamp;
@@ -48,13 +48,18 @@ fn active(timer: Option<Token>) -> Found {
         origin: Some(at("01T00:00:00")),
         open_skip: None,
         cursor_at: None,
+        planned_at: None,
     }
 }
 
 /// A schedule as the next edit finds it.
 fn found(change: Change) -> Found {
-    let Change { status, since, timer, waits, origin, cursor_at, .. } = change;
-    Found { status, since, timer, deferred: None, waits, origin, open_skip: None, cursor_at }
+    let Change { status, since, timer, waits, origin, cursor_at, planned_at, .. } = change;
+    Found { status, since, timer, deferred: None, waits, origin, open_skip: None, cursor_at, planned_at }
+}
+
+fn is_expired(schedule: &Schedule, change: &Change) -> bool {
+    edit::never_fired(schedule, &found(change.clone())) == Some(NeverFired::TimePassed)
 }
 
 fn paused(until: Option<&str>) -> Status {
@@ -278,7 +283,8 @@ fn nothing_is_armed_before_what_was_planned_when_the_clock_was_set_back() {
         let anew = resume(&ahead, &schedule, Resume::FromNow, "02T11:00:10");
         assert!(armed(&anew, &schedule, "02T11:00:10").unwrap() <= at("02T11:05:10"), "{schedule:?}");
     }
-    let exhausted = Found { status: Status::Exhausted, cursor_at: Some(at("02T12:00:00")), ..active(None) };
+    let planned_at = Some(at("02T12:00:00"));
+    let exhausted = Found { status: Status::Exhausted, cursor_at: planned_at, planned_at, ..active(None) };
     let edited =
         define(&exhausted, &once(When::At("2026-03-02T12:00:00Z".into())), &cron("* * * * *"), "02T11:00:00");
     assert_eq!(armed(&edited, &cron("* * * * *"), "02T11:00:00"), Some(at("02T12:01:00")));
@@ -322,19 +328,176 @@ fn an_edit_by_a_clock_that_was_set_back_goes_on_after_the_last_tick_that_was_pla
     }
 }
 
+/// A change as the next edit finds it after the planner has looked at its timer.
+fn looked_at(change: Change, schedule: &Schedule, now: &str) -> Found {
+    let found = found(change);
+    let Some(token) = found.timer.filter(|token| token.kind != TokenKind::Tick) else { return found };
+    let standing = Standing { origin: found.origin, cursor_at: found.cursor_at, ..Standing::of(token) };
+    let plan = plan(schedule, &standing, &Facts::CLEAR, at(now));
+    let Next::Token(timer) = plan.next else { panic!("it has no tick to come: {plan:?}") };
+    Found { timer: Some(timer), origin: plan.origin.or(found.origin), ..found }
+}
+
+#[test]
+fn a_second_edit_by_a_clock_that_is_behind_remembers_what_was_planned_before_the_first() {
+    let slot = |interval| every(interval, AnchorName::Slot);
+    // Timing before, its timer after the tick at 12:00:20; a timing between; the clock of the first and second edit.
+    let cases = [
+        (slot("10s"), "02T12:00:30", slot("7s"), "02T12:00:01", "02T12:00:02"),
+        // The clock is set back between the two edits.
+        (slot("10s"), "02T12:00:30", slot("1h"), "02T12:00:25", "02T12:00:01"),
+        (slot("10s"), "02T12:00:30", cron("0 0 * * 0"), "02T12:00:25", "02T12:00:01"),
+        (
+            every("10s", AnchorName::Start),
+            "02T12:00:30",
+            every("1h", AnchorName::Start),
+            "02T12:00:25",
+            "02T12:00:01",
+        ),
+        (slot("10s"), "02T12:00:30", once(When::After("1h".into())), "02T12:00:01", "02T12:00:02"),
+    ];
+    for (old, timer, between, first, second) in cases {
+        let direct = define(&active(tick(timer)), &old, &between, first);
+        let paused = pause(&active(tick(timer)), &old, first);
+        let resumed = looked_at(resume(&paused, &old, Resume::Skip, first), &old, first);
+        let after_pause = define(&resumed, &old, &between, first);
+        for edited in [direct, after_pause] {
+            let found = looked_at(edited, &between, first);
+            let paused = pause(&found, &between, second);
+            for before in [found, paused] {
+                let edited = define(&before, &between, &slot("10s"), second);
+                let edited = Change { timer: Some(Token::next(at(second))), ..edited };
+                let next = armed(&edited, &slot("10s"), second);
+                assert_eq!(next, Some(at("02T12:00:30")), "{old:?}, {between:?}, {before:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_edit_or_a_pause_by_a_clock_that_was_ahead_holds_nothing_up() {
+    // The last tick was on Sunday. The clock says 14:00, and is corrected to 12:00.
+    let (weekly, hourly) = (cron("0 0 * * 0"), cron("0 * * * *"));
+    let before = Found { origin: Some(at("01T00:00:00")), ..active(tick("08T00:00:00")) };
+    let paused = pause(&before, &weekly, "02T14:00:00");
+    let resumed = looked_at(resume(&paused, &weekly, Resume::Skip, "02T14:00:10"), &weekly, "02T14:00:10");
+    let monthly = cron("0 0 1 * *");
+    let edited = looked_at(define(&before, &weekly, &monthly, "02T14:00:00"), &monthly, "02T14:00:00");
+    for (old, before) in [(&weekly, resumed), (&monthly, edited)] {
+        let edited = define(&before, old, &hourly, "02T12:00:10");
+        assert_eq!(armed(&edited, &hourly, "02T12:00:10"), Some(at("02T13:00:00")), "{before:?}");
+    }
+}
+
+#[test]
+fn ticks_that_a_pause_left_out_are_not_planned_again_by_an_earlier_clock() {
+    let (old, new) = (cron("*/5 * * * *"), cron("*/7 * * * *"));
+    let paused =
+        edit::pause(&active(tick("02T12:00:00")), Ok(&old), paused(Some("02T12:22:00")), at("02T11:59:00"));
+    // In the pause it gets another timing, whose ticks at 12:07, 12:14 and 12:21 it leaves out.
+    let edited = found(define(&found(paused.unwrap()), &old, &new, "02T12:01:00"));
+    let standing = Standing { cursor_at: edited.cursor_at, ..Standing::of(edited.timer.unwrap()) };
+    let plan = plan(&new, &standing, &Facts::CLEAR, at("02T12:22:00"));
+    assert_eq!(plan.closed, [range(SkipReason::Disabled, "02T12:07:00", "02T12:21:00", 3)]);
+    let Next::Token(timer) = plan.next else { panic!("{plan:?}") };
+    let origin = Found { origin: plan.origin, ..edited };
+    let ended = edit::pause_ended(&origin, &new.definition, Ok(&new), Some(timer), at("02T12:22:00"));
+    let minutely = cron("* * * * *");
+    let edited = define(&found(ended), &new, &minutely, "02T12:05:00");
+    assert_eq!(armed(&edited, &minutely, "02T12:05:00"), Some(at("02T12:22:00")));
+}
+
+#[test]
+fn an_edit_after_the_window_has_closed_does_not_wait_until_it_opens() {
+    let options =
+        Options { anchor: AnchorName::Start, only_between: Some("09:00-18:00".into()), ..Options::default() };
+    let (old, minutely) = (schedule(When::Every("10m".into()), options), cron("* * * * *"));
+    // 17:57 is planned, and the window moves the next tick to the morning.
+    let due = Standing { origin: Some(at("01T09:07:00")), ..Standing::of(tick("02T17:57:00").unwrap()) };
+    let planned = plan(&old, &due, &Facts::CLEAR, at("02T17:57:00"));
+    let Next::Token(timer) = planned.next else { panic!("{planned:?}") };
+    assert_eq!(timer.tick_at, at("03T09:00:00"));
+    let before = Found { planned_at: planned.cursor_at, cursor_at: planned.cursor_at, ..active(Some(timer)) };
+    let paused = pause(&before, &old, "02T17:41:00");
+    for before in [before, paused] {
+        let edited = define(&before, &old, &minutely, "02T17:41:00");
+        let edited = Change { timer: Some(Token::next(at("02T17:41:00"))), ..edited };
+        assert_eq!(armed(&edited, &minutely, "02T17:41:00"), Some(at("02T17:58:00")), "{before:?}");
+    }
+}
+
+#[test]
+fn a_resume_from_now_forgets_a_first_tick_that_lies_ahead() {
+    for interval in ["daily", "weekly", "monthly"] {
+        let schedule = every(interval, AnchorName::Start);
+        // Its first tick was planned at noon of the 12th; the clock is set back to the morning of the 2nd.
+        let next = schedule.timing.clone().unwrap().with_origin(at("12T12:00:00")).next(at("12T12:00:00"));
+        let ahead = Found { origin: Some(at("12T12:00:00")), ..active(next.map(Token::from)) };
+        let paused = pause(&ahead, &schedule, "02T06:00:00");
+        let expected = schedule.timing.clone().unwrap().next(at("02T06:00:10")).unwrap().tick_at;
+        for before in [ahead, paused] {
+            let resumed = resume(&before, &schedule, Resume::FromNow, "02T06:00:10");
+            assert_eq!((resumed.origin, resumed.planned_at), (None, None), "{before:?}");
+            assert_eq!(armed(&resumed, &schedule, "02T06:00:10"), Some(expected), "{before:?}");
+        }
+    }
+    // A first tick that is still to come is none of those that are forgotten.
+    let soon = once(When::After("90s".into()));
+    let new = found(edit::add(&soon.definition, Ok(&soon), at("02T12:00:00")));
+    let paused = pause(&new, &soon, "02T12:00:10");
+    let resumed = resume(&paused, &soon, Resume::FromNow, "02T12:00:20");
+    assert_eq!(armed(&resumed, &soon, "02T12:00:20"), Some(at("02T12:01:30")));
+}
+
 #[test]
 fn a_one_shot_first_seen_after_its_time_is_exhausted_at_once() {
     let past = once(When::At("2026-03-01T00:00:00Z".into()));
     let new = edit::add(&past.definition, Ok(&past), at("02T12:00:00"));
     assert_eq!((&new.status, new.timer, new.origin), (&Status::Exhausted, None, None));
-    assert!(edit::is_expired(&past, &new.status, new.origin));
+    assert!(is_expired(&past, &new));
     let to_come = once(When::At("2026-03-03T00:00:00Z".into()));
     let new = edit::add(&to_come.definition, Ok(&to_come), at("02T12:00:00"));
     assert_eq!((&new.status, new.timer), (&Status::Active, tick("03T00:00:00")));
     assert_eq!(new.origin, Some(at("03T00:00:00")));
-    assert!(!edit::is_expired(&to_come, &Status::Exhausted, new.origin), "it has fired");
+    assert!(!is_expired(&to_come, &Change { status: Status::Exhausted, ..new.clone() }), "it has fired");
     let edited = define(&found(new), &to_come, &past, "02T12:00:00");
-    assert!(edit::is_expired(&past, &edited.status, edited.origin), "also by an edit");
+    assert!(is_expired(&past, &edited), "also by an edit");
+}
+
+#[test]
+fn a_one_shot_that_is_edited_by_an_earlier_clock_says_why_it_does_not_fire() {
+    let one_shot = |at: &str| once(When::At(format!("2026-03-{at}Z")));
+    let planned_at = Some(at("02T12:00:00"));
+    let fired = Found {
+        status: Status::Exhausted,
+        origin: planned_at,
+        cursor_at: planned_at,
+        planned_at,
+        ..active(None)
+    };
+    // It fired at 12:00, and the clock says 11:00.
+    let noon = one_shot("02T12:00:00");
+    let between = one_shot("02T11:30:00");
+    let edited = found(define(&fired, &noon, &between, "02T11:00:00"));
+    assert_eq!((&edited.status, edited.timer), (&Status::Exhausted, None), "nothing is armed before noon");
+    let behind = NeverFired::ClockBack { planned_at: at("02T12:00:00") };
+    assert_eq!(edit::never_fired(&between, &edited), Some(behind));
+    for how in [Resume::Skip, Resume::CatchUp] {
+        assert_eq!(edit::resume(&edited, &between.definition, Ok(&between), how, at("02T11:10:00")), None);
+    }
+    let resumed = resume(&edited, &between, Resume::FromNow, "02T11:10:00");
+    assert_eq!((&resumed.status, resumed.timer), (&Status::Active, tick("02T11:30:00")));
+    assert_eq!((resumed.new_revision, resumed.planned_at), (false, None));
+    let late = edit::resume(&edited, &between.definition, Ok(&between), Resume::FromNow, at("02T11:40:00"));
+    assert_eq!(late, None, "its time has passed");
+    assert_eq!(edit::resume(&fired, &noon.definition, Ok(&noon), Resume::FromNow, at("02T11:00:00")), None);
+    // Later, with a clock that is right, a time that has passed is only that.
+    let past = one_shot("02T12:30:00");
+    let edited = found(define(&edited, &between, &past, "02T13:00:00"));
+    assert_eq!(edit::never_fired(&past, &edited), Some(NeverFired::TimePassed));
+    // One that is to come is armed.
+    let later = one_shot("02T12:30:00");
+    assert_eq!(define(&fired, &noon, &later, "02T11:00:00").timer, tick("02T12:30:00"));
 }
 
 #[test]

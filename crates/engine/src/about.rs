@@ -1,6 +1,7 @@
 //! What a schedule does and by which rules, in words: for people who look at it, wherever they do.
 
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Scope, When, handler_of};
+use belfry_core::text::count;
 use belfry_core::work::Action;
 use belfry_core::{AgentDefinition, RunId};
 use belfry_store::ScheduleRecord;
@@ -98,8 +99,8 @@ fn limits(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
     });
     if let Some(breaker) = &agent.breaker {
         parts.push(format!(
-            "breaker after {} failures for {}",
-            breaker.threshold,
+            "breaker after {} for {}",
+            count(breaker.threshold as usize, "failure"),
             ms(breaker.reset_after_ms)
         ));
     }

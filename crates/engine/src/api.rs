@@ -176,7 +176,7 @@ impl Schedule {
     pub fn of(record: &ScheduleRecord, agent: &AgentDefinition, now: Timestamp) -> Schedule {
         let definition = &record.definition;
         let clock_back = crate::clock_back(record, now);
-        let expired = crate::is_expired(record).then(|| EXPIRED.to_owned());
+        let never_fired = crate::standing::never_fired_words(record);
         let (status, reason, paused_until) = match &record.status {
             Status::Active => {
                 let reason = clock_back
@@ -186,7 +186,7 @@ impl Schedule {
             Status::Paused { reason, until } => (ScheduleStatus::Paused, reason.clone(), *until),
             Status::Disabled => (ScheduleStatus::Paused, Some("enabled is false".into()), None),
             Status::Invalid { reason } => (ScheduleStatus::Invalid, Some(reason.clone()), None),
-            Status::Exhausted => (ScheduleStatus::Exhausted, expired, None),
+            Status::Exhausted => (ScheduleStatus::Exhausted, never_fired, None),
         };
         let (kind, expression) = kind_of(definition);
         Schedule {

@@ -35,7 +35,7 @@ pub enum Error {
         detail: String,
     },
     /// The engine did not stop in time, or not everything had ended by itself.
-    #[error("{running} still running when the time was up{}", if *timed_out { ", and were ended" } else { "" })]
+    #[error("{running} still running when the time was up{}", ended_words(*timed_out, *running))]
     Shutdown {
         /// Whether the time was up.
         timed_out: bool,
@@ -43,7 +43,7 @@ pub enum Error {
         running: usize,
     },
     /// Too many runs of the session wait, and its schedule refuses new ones.
-    #[error("the queue of session {session} is full: {cap} runs wait, and `drop: new` refuses more")]
+    #[error("the queue of session {session} is full: {}, and `drop: new` refuses more", waiting_words(*cap))]
     QueueFull {
         /// Which session.
         session: String,
@@ -191,5 +191,17 @@ impl Error {
             Error::Template { .. } => "template",
             Error::Prompt { .. } => "prompt",
         }
+    }
+}
+
+fn waiting_words(waiting: u32) -> String {
+    if waiting == 1 { "1 run waits".into() } else { format!("{waiting} runs wait") }
+}
+
+fn ended_words(timed_out: bool, running: usize) -> &'static str {
+    match (timed_out, running) {
+        (false, _) => "",
+        (true, 1) => ", and was ended",
+        (true, _) => ", and were ended",
     }
 }

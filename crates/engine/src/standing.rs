@@ -2,8 +2,8 @@
 //! it.
 
 use belfry_core::check::Status;
-use belfry_core::edit;
 pub use belfry_core::edit::Resume;
+use belfry_core::edit::{self, NeverFired};
 use belfry_core::{RunId, ScheduleDefinition, SkipRange};
 use belfry_store::{ScheduleRecord, Store};
 use belfry_time::{Kind, Timestamp};
@@ -82,19 +82,40 @@ pub fn past_words(name: &str, definition: &ScheduleDefinition, now: Timestamp) -
 
 /// Whether a schedule is a one-shot that never had a tick: its time had passed when it was first seen.
 pub fn is_expired(record: &ScheduleRecord) -> bool {
-    let schedule = record.definition.compile(&record.name);
-    schedule.is_ok_and(|schedule| edit::is_expired(&schedule, &record.status, record.origin))
+    never_fired(record) == Some(NeverFired::TimePassed)
+}
+
+/// Why a one-shot is exhausted that never had a tick. None of any other schedule.
+fn never_fired(record: &ScheduleRecord) -> Option<NeverFired> {
+    if record.status != Status::Exhausted {
+        return None;
+    }
+    edit::never_fired(&record.definition.compile(&record.name).ok()?, &record.found())
+}
+
+/// Why a one-shot never runs, in words. None of any other schedule.
+pub(crate) fn never_fired_words(record: &ScheduleRecord) -> Option<String> {
+    Some(match never_fired(record)? {
+        NeverFired::TimePassed => crate::api::EXPIRED.to_owned(),
+        NeverFired::ClockBack { planned_at } => format!(
+            "the clock was set back, and its time is not after the last planned tick, {planned_at}; \
+             `belfry resume --from-now` lets it run if its time is still to come"
+        ),
+    })
 }
 
 /// What is said of a schedule that has no tick to come.
-pub fn exhausted_words(record: &ScheduleRecord) -> &'static str {
-    let is_used = record.last.is_some() || record.running + record.pending > 0;
-    match (is_expired(record), &record.last) {
-        (true, _) => crate::api::EXPIRED,
-        (false, Some(last)) if last.tick_at.is_some() => "it has fired for the last time",
-        (false, _) if is_used => "its last tick has passed",
-        (false, _) => "its last tick has passed, and made no run",
+pub fn exhausted_words(record: &ScheduleRecord) -> String {
+    if let Some(words) = never_fired_words(record) {
+        return words;
     }
+    let is_used = record.last.is_some() || record.running + record.pending > 0;
+    let words = match &record.last {
+        Some(last) if last.tick_at.is_some() => "it has fired for the last time",
+        _ if is_used => "its last tick has passed",
+        _ => "its last tick has passed, and made no run",
+    };
+    words.to_owned()
 }
 
 /// Ticks that a schedule leaves out and still counts: those that fare alike in a row, and those of a pause, of `enabled:

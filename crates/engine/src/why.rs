@@ -266,7 +266,7 @@ impl Known {
         if let Some(exhausted) = checks.iter_mut().find(|check| check.check == SkipReason::Exhausted.as_str())
             && record.status == Status::Exhausted
         {
-            exhausted.detail = crate::exhausted_words(record).into();
+            exhausted.detail = crate::exhausted_words(record);
         }
         if let (Some(until), Some(exhausted)) = (
             self.budget_until,
@@ -446,9 +446,9 @@ impl Known {
             return self.nothing(tick_at, reason, format!("The tick at {time} waits: {words}."));
         }
         if self.record.status == Status::Exhausted {
-            let words = match crate::is_expired(&self.record) {
-                true => format!("The tick at {time} made no run: {}.", api::EXPIRED),
-                false => format!("The tick at {time} is too long ago: what became of it is no longer kept."),
+            let words = match crate::standing::never_fired_words(&self.record) {
+                Some(why) => format!("The tick at {time} made no run: {why}."),
+                None => format!("The tick at {time} is too long ago: what became of it is no longer kept."),
             };
             return self.nothing(tick_at, SkipReason::Exhausted.as_str(), words);
         }
@@ -524,7 +524,7 @@ impl Known {
             }
             Status::Disabled => "enabled is false".into(),
             Status::Invalid { reason } => format!("its definition is wrong: {reason}"),
-            Status::Exhausted => crate::exhausted_words(&self.record).into(),
+            Status::Exhausted => crate::exhausted_words(&self.record),
         }
     }
 

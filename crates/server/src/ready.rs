@@ -72,7 +72,14 @@ impl Shared {
             ok: delayed == 0,
             detail: match delayed {
                 0 => "no attempt waits for what the system is short of".into(),
-                _ => format!("{delayed} attempts wait for what the system is short of, such as room on the disk; the log says more"),
+                _ => format!(
+                    "{} for what the system is short of, such as room on the disk; the log says more",
+                    if delayed == 1 {
+                        "1 attempt waits".to_owned()
+                    } else {
+                        format!("{delayed} attempts wait")
+                    }
+                ),
             },
         });
         Ready { ready: checks.iter().all(|check| check.ok), checks }

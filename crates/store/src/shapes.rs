@@ -166,6 +166,7 @@ impl Due {
             open_skip_before: self.standing.open_skip,
             origin: plan.origin,
             cursor_at: plan.cursor_at,
+            planned_at: plan.cursor_at,
             planned_to: self.planned_to(schedule.timing.as_ref()),
             waits: self.standing.waits,
             runs,
@@ -177,9 +178,9 @@ impl Due {
     /// The instant before the tick of its token, where that stands for one.
     fn planned_to(&self, timing: Option<&Timing>) -> Option<Timestamp> {
         let token = self.standing.token;
-        match token.kind {
-            TokenKind::Tick | TokenKind::Deferred => Some(edit::before(timing, token.tick_at)),
-            TokenKind::First | TokenKind::Next | TokenKind::Resume => self.standing.cursor_at,
+        match token.is_of_tick() {
+            true => Some(edit::before(timing, token.tick_at)),
+            false => self.standing.cursor_at,
         }
     }
 
@@ -199,6 +200,7 @@ impl Due {
             open_skip_before: self.standing.open_skip,
             origin: None,
             cursor_at: self.planned_to(None),
+            planned_at: self.planned_to(None).filter(|_| self.standing.token.is_of_tick()),
             planned_to: None,
             waits: self.standing.waits,
             runs: Vec::new(),
@@ -247,6 +249,8 @@ pub struct Commit {
     pub origin: Option<Timestamp>,
     /// The last tick that is planned, where no token remembers it.
     pub cursor_at: Option<Timestamp>,
+    /// The same for [`belfry_core::edit::Found::planned_at`].
+    pub planned_at: Option<Timestamp>,
     /// The instant before the first tick of the plan: the last that is planned where the plan cannot be stored.
     pub planned_to: Option<Timestamp>,
     /// Whether the schedule waited for the end of a run.
@@ -279,6 +283,7 @@ impl Commit {
             open_skip: self.open_skip_before,
             origin: None,
             cursor_at: self.planned_to,
+            planned_at: self.planned_to.filter(|_| self.token.is_of_tick()),
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
@@ -766,6 +771,8 @@ pub struct ScheduleRecord {
     pub open_skip: Option<SkipRange>,
     /// No tick at or before this instant is armed: see [`belfry_core::edit::Found::cursor_at`].
     pub cursor_at: Option<Timestamp>,
+    /// The last tick that has a result: see [`belfry_core::edit::Found::planned_at`].
+    pub planned_at: Option<Timestamp>,
     /// How its last run ended.
     pub last: Option<LastRun>,
     /// When a run of it succeeded last, and which.
@@ -800,6 +807,7 @@ impl ScheduleRecord {
             origin: self.origin,
             open_skip: self.open_skip,
             cursor_at: self.cursor_at,
+            planned_at: self.planned_at,
         }
     }
 

@@ -79,7 +79,8 @@ impl Driver {
                 let event = Event::new(now.wall, Level::Info, Name::LaneChanged);
                 let word = |limit: Option<u32>| limit.map_or("none".to_owned(), |limit| limit.to_string());
                 let detail = format!(
-                    "the lane {lane} has {count} slots on this node, limit {}, queue_limit {}",
+                    "the lane {lane} has {} on this node, limit {}, queue_limit {}",
+                    belfry_core::text::count(*count as usize, "slot"),
                     word(limit.0),
                     word(limit.1)
                 );

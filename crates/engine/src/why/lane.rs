@@ -1,5 +1,6 @@
 //! Lanes that are full, and ticks that wait for them.
 
+use belfry_core::text::count;
 use belfry_core::{RunState, SkipReason};
 use belfry_store::{Deferred, RunRecord};
 use belfry_time::Timestamp;
@@ -13,7 +14,7 @@ impl Known {
         let (lane, limit) = &self.lane;
         let in_lane = |run: &&RunRecord| run.lane == *lane && run.state == RunState::Pending;
         let waiting = self.live.iter().filter(in_lane).count();
-        let runs = if waiting == 1 { "1 run".to_owned() } else { format!("{waiting} runs") };
+        let runs = count(waiting, "run");
         // Runs by hand may be more.
         let most = match limit {
             Some(limit) if *limit as usize != waiting => format!("its queue_limit is {limit}"),
@@ -22,7 +23,9 @@ impl Known {
         match (&self.record.deferred, limit) {
             (None, None) => None,
             (None, Some(limit)) if waiting < *limit as usize => {
-                Some(Ok(format!("{waiting} of {limit} runs wait in the lane {lane}")))
+                let wait = if *limit == 1 { "waits" } else { "wait" };
+                let most = count(*limit as usize, "run");
+                Some(Ok(format!("{waiting} of {most} {wait} in the lane {lane}")))
             }
             (None, Some(_)) => Some(Err(format!("the lane {lane} has {runs} waiting, {most}"))),
             (Some(deferred), limit) => {

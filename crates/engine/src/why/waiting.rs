@@ -3,6 +3,7 @@
 use belfry_core::definition::{Options, When, handler_of};
 use belfry_core::edit::CLOCK_BACK_MIN;
 use belfry_core::gate::{self, Gate, Pass, Place, Scopes};
+use belfry_core::text::count;
 use belfry_core::{RunState, SkipReason, Trigger, ending};
 use belfry_store::RunRecord;
 use belfry_time::{SignedDuration, Timestamp};
@@ -29,7 +30,7 @@ impl Known {
             Some(max) => {
                 let running =
                     self.at_gates().0.iter().filter(|run| run.is_running && run.gates.agent).count();
-                let words = format!("{running} of {max} runs of {name} are running");
+                let words = running_words(running, i64::from(max), &format!(" of {name}"));
                 if running >= max as usize {
                     return Err(words);
                 }
@@ -50,7 +51,7 @@ impl Known {
         match full[..] {
             [] => None,
             [(running, max)] => {
-                Some(format!("{running} of {max} runs are running on it, its max_concurrent"))
+                Some(format!("{} on it, its max_concurrent", running_words(running, i64::from(max), "")))
             }
             _ => Some(format!("all {} that can run it run as many as their max_concurrent", full.len())),
         }
@@ -152,7 +153,7 @@ impl Known {
                 let running = live.iter().filter(|run| run.is_running && run.gates.agent).count();
                 (
                     Some(AT_CAPACITY),
-                    format!("waits for its agent: {running} of {max} runs of {name} are running"),
+                    format!("waits for its agent: {}", running_words(running, max, &format!(" of {name}"))),
                 )
             }
             Pass::Turn => (turn, format!("waits its turn behind {ahead}")),
@@ -201,4 +202,10 @@ fn needs_words(needs: &[String]) -> String {
     let handlers = handlers.into_iter().filter_map(|label| handler_of(label));
     let handlers = handlers.map(|agent| format!("the Rust handler of {agent}"));
     handlers.chain(labels).collect::<Vec<_>>().join(" and ")
+}
+
+/// How many runs are running of those that may.
+fn running_words(running: usize, max: i64, of: &str) -> String {
+    let are = if max == 1 { "is" } else { "are" };
+    format!("{running} of {}{of} {are} running", count(usize::try_from(max).unwrap_or(usize::MAX), "run"))
 }

@@ -262,7 +262,7 @@ async fn a_run_that_waits_says_for_what() {
     assert_eq!(house.why("gated/s").await.reason.as_deref(), Some("already_running"));
     let waits = house.why("gated/t").await;
     assert_eq!(reason(&waits), Some("at_capacity"));
-    assert!(waits.words.contains("1 of 1 runs of gated are running"), "{}", waits.words);
+    assert!(waits.words.contains("1 of 1 run of gated is running"), "{}", waits.words);
     let retries = house.why("broken/s").await;
     assert_eq!(reason(&retries), Some("not_due"));
     assert!(retries.words.contains("for attempt 2 of 4"), "{}", retries.words);
@@ -435,7 +435,7 @@ async fn a_turn_is_by_priority_and_a_full_node_is_named() {
     let runs = house.run_in_order(&["gated/held", "gated/low", "gated/high"]).await;
     let high = house.why("gated/high").await;
     assert_eq!(reason(&high), Some("at_capacity"));
-    let words = "waits for its node: 1 of 1 runs are running on it, its max_concurrent";
+    let words = "waits for its node: 1 of 1 run is running on it, its max_concurrent";
     assert!(high.words.contains(words), "{}", high.words);
     assert!(!is_ok(&high, "at_capacity"));
     let low = house.why("gated/low").await;
@@ -488,6 +488,31 @@ async fn a_one_shot_whose_time_had_passed_says_so() {
     let record = house.engine.schedule_state("plain/s").await.unwrap();
     let shown = Schedule::of(&record, &Default::default(), house.engine.now());
     assert_eq!((shown.status, shown.reason.as_deref()), (ScheduleStatus::Exhausted, Some(passed)));
+    house.end().await;
+}
+
+#[tokio::test]
+async fn a_one_shot_that_is_edited_after_the_clock_was_set_back_says_so() {
+    let shot = |at: &str| AgentBuilder::new("plain").schedule("s", When::At(at.into()));
+    let house = House::new(vec![shot("2026-03-02T12:05:00Z")]).await;
+    house.pass(301).await;
+    house.clock.step_to(at("2026-03-02T12:01:00Z"));
+    let edited = shot("2026-03-02T12:03:00Z").build();
+    let applied = house.engine.store().apply(house.engine.now(), "engine", "", &[edited]).await.unwrap();
+    assert_eq!(applied.expired, 0, "its time has not passed");
+    let why = house.why("plain/s").await;
+    assert_eq!(reason(&why), Some("exhausted"));
+    let words =
+        "the clock was set back, and its time is not after the last planned tick, 2026-03-02T12:05:00Z";
+    assert!(why.words.contains(words), "{}", why.words);
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    let shown = Schedule::of(&record, &Default::default(), house.engine.now());
+    assert!(shown.reason.as_deref().is_some_and(|reason| reason.contains(words)), "{:?}", shown.reason);
+    let store = house.engine.store();
+    let resumed = belfry::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::FromNow).await;
+    assert_eq!(resumed.unwrap(), belfry::Resumed::Now { skipped: 0 });
+    let record = house.engine.schedule_state("plain/s").await.unwrap();
+    assert_eq!(record.token.map(|token| token.tick_at), Some(at("2026-03-02T12:03:00Z")));
     house.end().await;
 }
 

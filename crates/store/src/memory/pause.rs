@@ -62,6 +62,7 @@ impl State {
             origin: record.origin,
             open_skip: record.open_skip,
             cursor_at: record.cursor_at,
+            planned_at: record.planned_at,
         };
         Some((found, record.definition.clone(), row.compiled.clone()))
     }
@@ -76,6 +77,7 @@ impl State {
         record.waits_for = record.waits_for.filter(|_| change.waits);
         record.origin = change.origin;
         record.cursor_at = change.cursor_at;
+        record.planned_at = change.planned_at;
         record.open_skip = None;
         if change.new_revision {
             record.revision += 1;

@@ -137,6 +137,7 @@ impl State {
         row.record.open_skip = commit.open_skip;
         row.record.origin = commit.origin.or(row.record.origin);
         row.record.cursor_at = commit.cursor_at.or(row.record.cursor_at);
+        row.record.planned_at = commit.planned_at.or(row.record.planned_at);
         let (token, waits_for) = match commit.next {
             Arm::Token(token) => (Some(token), None),
             Arm::Wait(run) => (None, Some(run)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use belfry_core::broken::{self, Broken};
-use belfry_core::edit;
+use belfry_core::edit::{self, NeverFired};
 use belfry_core::ending;
 use belfry_core::gate::{Place, turn};
 use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId, Trigger};
@@ -225,6 +225,7 @@ impl State {
             origin: None,
             open_skip: None,
             cursor_at: None,
+            planned_at: None,
             last: None,
             last_success: None,
             last_error: None,
@@ -258,7 +259,7 @@ impl State {
 
     fn is_expired(&self, id: ScheduleId) -> bool {
         let Some((found, _, Ok(schedule))) = self.found(id) else { return false };
-        edit::is_expired(&schedule, &found.status, found.origin)
+        edit::never_fired(&schedule, &found) == Some(NeverFired::TimePassed)
     }
 
     fn retire_missing(&mut self, now: Timestamp, source: &str, agents: &[AgentSpec], applied: &mut Applied) {

@@ -158,6 +158,7 @@ fn schedule_record(row: &Row) -> Result<ScheduleRecord, Fault> {
         origin: get(row, "origin")?,
         open_skip,
         cursor_at: get(row, "cursor_at")?,
+        planned_at: get(row, "planned_at")?,
         last,
         last_success: success.zip(get::<Option<Uuid>>(row, "last_success_run")?.map(RunId)),
         last_error: get(row, "last_error")?,

@@ -132,6 +132,7 @@ pub(super) fn found(row: &tokio_postgres::Row, timer: Option<Token>) -> Result<F
         origin: get(row, "origin")?,
         open_skip: rows::open_skip(row)?,
         cursor_at: get(row, "cursor_at")?,
+        planned_at: get(row, "planned_at")?,
     })
 }
 
@@ -141,11 +142,10 @@ pub(super) async fn write(tx: &mut Tx<'_>, id: ScheduleId, change: &Change) -> R
     insert_skips(tx, &closed).await?;
     let (code, reason, until) = status_columns(&change.status);
     let sql = "update schedule_state set status = $2, status_reason = $3, status_until = $4, status_since = $5, \
-               origin = $6, cursor_at = $7, waits_for = case when $8 then waits_for end, skip_reason = null, \
-               skip_from = null, skip_to = null, skip_count = null where schedule_id = $1";
-    let (origin, cursor_at) = (change.origin, change.cursor_at);
-    tx.execute(sql, &[&id, &code, &reason, &until, &change.since, &origin, &cursor_at, &change.waits])
-        .await?;
+               origin = $6, cursor_at = $7, planned_at = $9, waits_for = case when $8 then waits_for end, \
+               skip_reason = null, skip_from = null, skip_to = null, skip_count = null where schedule_id = $1";
+    let Change { since, origin, cursor_at, planned_at, waits, .. } = change;
+    tx.execute(sql, &[&id, &code, &reason, &until, since, origin, cursor_at, waits, planned_at]).await?;
     set_token(tx, id, change.timer).await
 }
 

@@ -397,6 +397,7 @@ fn changes_state(commit: &Commit) -> bool {
         || commit.open_skip_before.is_some()
         || commit.origin.is_some()
         || commit.invalid.is_some()
+        || commit.cursor_at.is_some()
         || !matches!(commit.next, Arm::Token(_))
 }
 
@@ -431,12 +432,13 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
         (None, Arm::Token(_) | Arm::Wait(_)) => -1,
     };
     let sql = "insert into schedule_state as s (agent_id, edition, status_since, schedule_id, origin, waits_for, \
-               skip_reason, skip_from, skip_to, skip_count, status, status_reason, cursor_at) \
+               skip_reason, skip_from, skip_to, skip_count, status, status_reason, cursor_at, planned_at) \
                select 0, 0, $1::timestamptz, u.* from unnest($2::bigint[], $3::timestamptz[], $4::uuid[], \
                $5::smallint[], $6::timestamptz[], $7::timestamptz[], $8::bigint[], $9::smallint[], $10::text[], \
-               $11::timestamptz[]) as u \
+               $11::timestamptz[], $12::timestamptz[]) as u \
                on conflict (schedule_id) do update set origin = coalesce(excluded.origin, s.origin), \
                cursor_at = coalesce(excluded.cursor_at, s.cursor_at), \
+               planned_at = coalesce(excluded.planned_at, s.planned_at), \
                waits_for = excluded.waits_for, skip_reason = excluded.skip_reason, \
                skip_from = excluded.skip_from, skip_to = excluded.skip_to, skip_count = excluded.skip_count, \
                status = case when excluded.status < 0 then s.status else excluded.status end, \
@@ -457,6 +459,7 @@ async fn write_states(tx: &mut Tx<'_>, now: Timestamp, commits: &[&Commit]) -> R
             &column!(commit => status(commit)),
             &column!(commit => commit.invalid.as_deref()),
             &column!(commit => commit.cursor_at),
+            &column!(commit => commit.planned_at),
         ],
     )
     .await?;

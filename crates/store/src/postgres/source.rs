@@ -131,7 +131,7 @@ impl Postgres {
         if specs.iter().flat_map(|spec| &spec.schedules).any(is_at) {
             let sql = "select count(*) as expired from schedule_state s join schedules c on c.id = s.schedule_id \
                        where s.schedule_id = any($1) and s.status = 4 and s.origin is null \
-                       and c.definition like '{\"at\"%'";
+                       and (s.planned_at is null or s.cursor_at > s.planned_at) and c.definition like '{\"at\"%'";
             let row = tx.query(sql, &[&news]).await?;
             applied.expired = row.first().map_or(Ok(0), |row| get::<i64>(row, "expired"))? as u32;
         }
@@ -219,20 +219,23 @@ impl Postgres {
         applied.retired = gone.len() as u32;
         let mut found = take_all(tx, gone).await?;
         let sql = "select id, name, format, definition from schedules where id = any($1)";
-        let (mut closed, mut cursors) = (Vec::new(), Vec::new());
+        let mut closed = Vec::new();
+        let (mut ids, mut cursors, mut planned) = (Vec::new(), Vec::new(), Vec::new());
         for row in tx.query(sql, &[&gone]).await? {
             let id: ScheduleId = get(&row, "id")?;
             let Some(found) = found.remove(&id) else { continue };
             let cold = cold_of(get(&row, "name")?, get(&row, "format")?, get(&row, "definition")?);
             let change = edit::remove(&found, memory::compiled(&cold.compiled), now);
             closed.extend(change.closed.into_iter().map(|range| (id, range)));
-            cursors.extend(change.cursor_at.map(|cursor_at| (id, cursor_at)));
+            ids.push(id);
+            cursors.push(change.cursor_at);
+            planned.push(change.planned_at);
         }
         insert_skips(tx, &closed).await?;
-        let (ids, cursors): (Vec<ScheduleId>, Vec<Timestamp>) = cursors.into_iter().unzip();
-        let sql = "update schedule_state s set cursor_at = u.cursor_at \
-                   from unnest($1::bigint[], $2::timestamptz[]) as u (id, cursor_at) where s.schedule_id = u.id";
-        tx.execute(sql, &[&ids, &cursors]).await?;
+        let sql = "update schedule_state s set cursor_at = u.cursor_at, planned_at = u.planned_at \
+                   from unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[]) as u (id, cursor_at, planned_at) \
+                   where s.schedule_id = u.id";
+        tx.execute(sql, &[&ids, &cursors, &planned]).await?;
         // Those that cannot be read go as well.
         let sql = "update schedule_state set retired = true, waits_for = null, skip_reason = null, \
                    skip_from = null, skip_to = null, skip_count = null where schedule_id = any($1)";

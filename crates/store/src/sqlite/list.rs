@@ -153,6 +153,7 @@ fn schedule_record(row: &Row<'_>) -> rusqlite::Result<(ScheduleRecord, i32, Stri
         origin: maybe_instant(row, "origin")?,
         open_skip,
         cursor_at: maybe_instant(row, "cursor_at")?,
+        planned_at: maybe_instant(row, "planned_at")?,
         last,
         last_success: maybe_instant(row, "last_success_at")?.zip(success_run),
         last_error: lossy(row, "last_error")?,

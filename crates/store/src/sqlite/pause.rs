@@ -91,6 +91,7 @@ impl Verb<'_> {
                     origin: maybe_instant(row, "origin")?,
                     open_skip: open_skip_of(row)?,
                     cursor_at: maybe_instant(row, "cursor_at")?,
+                    planned_at: maybe_instant(row, "planned_at")?,
                 })
             },
         )
@@ -101,9 +102,15 @@ impl Verb<'_> {
         self.add_skips(id, &change.closed)?;
         self.set_status(id, &change.status, change.since)?;
         self.execute(
-            "update schedule_state set origin = ?1, cursor_at = ?2, waits_for = case when ?3 then waits_for end,
-                 skip_reason = null where schedule_id = ?4",
-            params![change.origin.map(micros), change.cursor_at.map(micros), change.waits, id],
+            "update schedule_state set origin = ?1, cursor_at = ?2, planned_at = ?3,
+                 waits_for = case when ?4 then waits_for end, skip_reason = null where schedule_id = ?5",
+            params![
+                change.origin.map(micros),
+                change.cursor_at.map(micros),
+                change.planned_at.map(micros),
+                change.waits,
+                id
+            ],
         )?;
         self.end_deferral(id)?;
         self.set_token(id, change.timer)

@@ -207,8 +207,8 @@ impl Verb<'_> {
         }
         if let Some(cursor_at) = commit.cursor_at {
             self.execute(
-                "update schedule_state set cursor_at = ? where schedule_id = ?",
-                params![micros(cursor_at), id],
+                "update schedule_state set cursor_at = ?1, planned_at = coalesce(?2, planned_at) where schedule_id = ?3",
+                params![micros(cursor_at), commit.planned_at.map(micros), id],
             )?;
         }
         match commit.next {

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use belfry_core::check::Status;
 use belfry_core::definition::{Budget, FORMAT, ScheduleDefinition, When, read_stored};
+use belfry_core::edit::{self, NeverFired};
 use belfry_core::gate::turn;
-use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, edit, ending};
+use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token, ending};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
@@ -322,8 +323,10 @@ impl Verb<'_> {
     }
 
     fn is_expired(&self, id: ScheduleId) -> Done<bool> {
-        let found = self.found(id)?;
-        Ok(found.is_some_and(|found| found.status == Status::Exhausted && found.origin.is_none()))
+        let (Some(found), Some(Ok(schedule))) = (self.found(id)?, self.compiled_of(id)?) else {
+            return Ok(false);
+        };
+        Ok(edit::never_fired(&schedule, &found) == Some(NeverFired::TimePassed))
     }
 
     fn add_revision(

@@ -2,7 +2,7 @@
 //! are set back: every tick has one result.
 
 use belfry_core::check::Status;
-use belfry_core::definition::{AnchorName, CatchUp, Options, When};
+use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, When};
 use belfry_core::edit::{self, Resume};
 use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange, SkipReason, Trigger};
 use belfry_store::*;
@@ -20,6 +20,9 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_ends_in_a_pause_starts_the_clock(&fresh().await).await;
     a_plan_of_the_end_of_a_pause_knows_that_its_run_has_ended(&fresh().await).await;
     a_clock_that_is_set_back_fires_nothing_again(&fresh().await).await;
+    two_edits_by_a_clock_that_is_behind_fire_nothing_again(&fresh().await).await;
+    an_edit_after_its_window_has_closed_does_not_wait_until_it_opens(&fresh().await).await;
+    a_plan_that_is_not_stored_leaves_what_was_planned_before(&fresh().await).await;
     a_schedule_goes_on_from_now_if_asked(&fresh().await).await;
     the_end_of_a_run_arms_nothing_before_its_tick(&fresh().await).await;
     a_one_shot_whose_time_has_passed_is_exhausted_at_once(&fresh().await).await;
@@ -202,6 +205,84 @@ async fn a_clock_that_is_set_back_fires_nothing_again(store: &impl Store) {
     }
     let next = world.schedule("a/slot").await.token.unwrap().tick_at;
     assert!(next > at(120) && next <= at(130), "{next}");
+    world.assert_whole().await;
+}
+
+async fn two_edits_by_a_clock_that_is_behind_fire_nothing_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let ten = slot("10s", CatchUp::RunAll);
+    world.apply(&[agent("a", unlimited(), &[("s", ten.clone()), ("gone", ten.clone())])]).await;
+    world.plan_all().await;
+    world.now = at(21);
+    assert_eq!(world.plan_all().await, 2, "the first tick of each makes a run, and the other is skipped");
+    assert_eq!(world.claim(node, 2).await.len(), 2);
+    // The second one has a timing in between that has no tick before the clock is set back.
+    world.now = at(22);
+    world.apply(&[agent("a", unlimited(), &[("s", ten.clone()), ("gone", cron("0 0 1 1 *"))])]).await;
+    world.plan_all().await;
+    world.now = at(1);
+    for between in [slot("7s", CatchUp::RunAll), ten.clone(), slot("7s", CatchUp::RunAll), ten.clone()] {
+        let gone = if between == ten { ten.clone() } else { cron("0 0 1 1 *") };
+        world.apply(&[agent("a", unlimited(), &[("s", between), ("gone", gone)])]).await;
+        world.plan_all().await;
+        world.advance(1_000);
+    }
+    for name in ["a/s", "a/gone"] {
+        let record = world.schedule(name).await;
+        assert_eq!(record.token.unwrap().tick_at, at(30), "{name}");
+        assert_eq!(record.planned_at, Some(at(20)), "{name}");
+    }
+    // Nor after a removal, while a run of it lives.
+    world.apply(&[agent("a", unlimited(), &[])]).await;
+    world.apply(&[agent("a", unlimited(), &[("s", ten.clone()), ("gone", ten)])]).await;
+    world.now = at(29);
+    assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn an_edit_after_its_window_has_closed_does_not_wait_until_it_opens(store: &impl Store) {
+    let mut world = World::new(store);
+    let options = Options {
+        anchor: AnchorName::Start,
+        if_running: IfRunning::Allow,
+        only_between: Some("00:00-00:01".into()),
+        ..Options::default()
+    };
+    world.now = start() + SignedDuration::from_hours(24);
+    let midnight = Timestamp::from_second(world.now.as_second().div_euclid(86_400) * 86_400).unwrap();
+    world.now = midnight + SignedDuration::from_secs(1);
+    let within = schedule(When::Every("20s".into()), options);
+    world.apply(&[agent("a", unlimited(), &[("s", within)])]).await;
+    for second in [1, 21, 41] {
+        world.now = midnight + SignedDuration::from_secs(second);
+        world.plan_all().await;
+    }
+    let record = world.schedule("a/s").await;
+    assert_eq!(record.token.unwrap().tick_at, midnight + SignedDuration::from_hours(24));
+    world.now = midnight + SignedDuration::from_secs(15);
+    world.apply(&[agent("a", unlimited(), &[("s", slot("7s", CatchUp::RunAll))])]).await;
+    world.plan_all().await;
+    let next = world.schedule("a/s").await.token.unwrap().tick_at;
+    let last = midnight + SignedDuration::from_secs(41);
+    assert!(next > last && next <= last + SignedDuration::from_secs(7), "{next} after {last}");
+    world.assert_whole().await;
+}
+
+async fn a_plan_that_is_not_stored_leaves_what_was_planned_before(store: &impl Store) {
+    let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("s", cron("0 0 1 1 *"))])]).await;
+    world.plan_all().await;
+    let id = world.schedule("a/s").await.id;
+    // The end of a pause leaves the cursor shortly before a tick that is far ahead.
+    assert!(store.pause(world.now, id, None, None).await.unwrap());
+    assert_eq!(store.resume(world.now, id, Resume::Skip).await.unwrap(), Some(0));
+    let due = store.due(world.now, None, 1).await.unwrap();
+    let commit = due[0].invalid("it cannot be read");
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Held]);
+    world.apply(&[agent("a", unlimited(), &[("s", slot("10s", CatchUp::RunAll))])]).await;
+    world.plan_all().await;
+    assert_eq!(world.schedule("a/s").await.token.unwrap().tick_at, at(10));
     world.assert_whole().await;
 }
 

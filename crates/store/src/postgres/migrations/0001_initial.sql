@@ -79,8 +79,10 @@ create table schedule_state (
     status_reason text,
     status_until timestamptz,
     origin timestamptz,
-    -- No tick at or before this instant is armed. Written where a timer goes away that remembered it.
+    -- No tick of this timing is armed at or before this instant. Written where a timer goes away that remembered it.
     cursor_at timestamptz,
+    -- The last tick of any timing that has a result. Written where no timer tells it.
+    planned_at timestamptz,
     waits_for uuid,
     skip_reason smallint,
     skip_from timestamptz,

@@ -64,8 +64,10 @@ create table schedule_state (
   status_until integer,
   status_since integer not null,
   origin integer,
-  -- No tick at or before this instant is armed. Written where a timer goes away that remembered it.
+  -- No tick of this timing is armed at or before this instant. Written where a timer goes away that remembered it.
   cursor_at integer,
+  -- The last tick of any timing that has a result. Written where no timer tells it.
+  planned_at integer,
   waits_for blob,
   skip_reason integer,
   skip_from integer,
