@@ -1,7 +1,7 @@
 //! Accounts of what must hold. The expected ticks of a schedule are computed from its definitions and the instants at which
 //! they were made, by `belfry_time` alone: neither planner nor store is asked for them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use belfry::{AgentSpec, RunId, RunState, ScheduleDefinition, Timestamp, When};
 use belfry_core::check::Status;
@@ -33,6 +33,8 @@ pub(crate) struct Ledger {
     removed: Vec<(String, ScheduleDefinition)>,
     /// When the limits or policies of an agent were edited last, in true time.
     edits: BTreeMap<String, Micros>,
+    /// Runs of schedules that have another priority since: those made later may start before them.
+    old_priority: HashSet<RunId>,
     /// When a session was reset last, in true time: what it left alone may run beside what came after.
     pub resets: BTreeMap<(ScheduleId, String), Micros>,
     /// When a lane was changed last, in true time, and its limit over all nodes.
@@ -80,6 +82,7 @@ impl Ledger {
             spans: BTreeMap::new(),
             removed: Vec::new(),
             edits: BTreeMap::new(),
+            old_priority: HashSet::new(),
             resets: BTreeMap::new(),
             lanes: BTreeMap::new(),
             spent: HashMap::new(),
@@ -146,6 +149,16 @@ impl Ledger {
     pub(crate) fn edited(&mut self, name: &str, at: Micros) {
         let agent = name.split('/').next().unwrap_or_default();
         self.edits.insert(agent.to_owned(), at);
+    }
+
+    /// The priority of a schedule was edited, while these runs were live.
+    pub(crate) fn edited_priority(&mut self, name: &str, live: &[RunRecord]) {
+        self.old_priority.extend(live.iter().filter(|run| run.name == name).map(|run| run.id));
+    }
+
+    /// Whether a run has the priority that its schedule has.
+    pub(crate) fn has_priority(&self, run: RunId) -> bool {
+        !self.old_priority.contains(&run)
     }
 
     /// When the limits or policies of an agent were edited last.

@@ -64,11 +64,14 @@ impl Sim {
         }
     }
 
-    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule, and ticks in their order. Messages have the order of
-    /// their sessions.
+    /// A run of a schedule that queues or cancels starts after every earlier run of its schedule, and ticks in their order,
+    /// unless an edit gave later ones another priority. Messages have the order of their sessions.
     fn check_order(&mut self, process: &Process, record: &ScheduleRecord) {
         let queues = matches!(record.definition.options.if_running, IfRunning::Queue | IfRunning::Cancel);
-        if process.is_session() || !queues || self.ledger.edited_at(&process.agent).is_some() {
+        // A claim before the last edit was made by other policies.
+        let is_settled = Some(process.claimed_at) > self.ledger.edited_at(&process.agent)
+            && self.ledger.has_priority(process.run);
+        if process.is_session() || !queues || !is_settled {
             return;
         }
         if record.pending == 0 {
@@ -80,6 +83,7 @@ impl Sim {
             run.schedule == own.schedule
                 && run.state == RunState::Pending
                 && run.trigger != Trigger::Message
+                && self.ledger.has_priority(run.id)
                 // One that was made after the claim, whose answer took its time, is not before it.
                 && Some(run.created_at) < own.started_at
                 && match (tick_of(run), tick_of(own)) {

@@ -354,6 +354,10 @@ impl Sim {
     fn edit_policies(&mut self, name: &str) {
         let drawn = draw::policies(&mut self.random);
         let at = self.world.now();
+        let live = self.now(self.store.memory.live_runs());
+        if self.ledger.definition(name).is_some_and(|old| old.options.priority != drawn.priority) {
+            self.ledger.edited_priority(name, &live);
+        }
         if let Some(definition) = self.ledger.definition(name) {
             let old = definition.options.clone();
             definition.options = ScheduleOptions {

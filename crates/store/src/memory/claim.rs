@@ -11,6 +11,7 @@ use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Live, ScheduleRow, State};
+use crate::clock::Shift;
 use crate::shapes::*;
 
 /// A place in the order of starting, fixed when the run is made.
@@ -88,18 +89,18 @@ impl State {
 
     /// See [`crate::clock::Clock::may_be_back`].
     fn shift_waiting(&mut self, now: Timestamp, later: Timestamp) {
-        let is_of_later_clock = |live: &&mut Live| {
-            live.waits()
-                && live.attempt == 0
-                && live.created_at > later
-                && live.not_before >= live.created_at
-                && live.new.tick_at.is_none_or(|tick_at| tick_at <= now)
+        let Some(shift) = Shift::of(now, later, self.live.values().map(|live| live.created_at).max()) else {
+            return;
         };
-        for live in self.live.values_mut().filter(is_of_later_clock) {
-            let back = live.created_at.duration_since(now);
-            for at in [&mut live.not_before, &mut live.new.not_before] {
-                *at = at.saturating_sub(back).unwrap_or(*at);
+        let is_ahead = |tick_at: Option<Timestamp>| tick_at.is_some_and(|tick_at| tick_at > now);
+        for live in self.live.values_mut().filter(|live| !is_ahead(live.new.tick_at)) {
+            if live.waits() && live.attempt == 0 && live.created_at > now {
+                live.not_before = shift.of_later_clock(live.not_before);
             }
+            live.new.not_before = match live.created_at > now {
+                true => shift.of_later_clock(live.new.not_before),
+                false => shift.of_this_clock(live.new.not_before),
+            };
         }
     }
 

@@ -21,7 +21,7 @@ use super::connection::{Fault, Param, Tx};
 use super::lane::{Room, room};
 use super::rows::{get, small};
 use crate::Error;
-use crate::clock::Clock;
+use crate::clock::{Clock, Shift};
 use crate::sabotage::Sabotage;
 use crate::sessions::read_trigger;
 use crate::shapes::*;
@@ -151,16 +151,27 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
         order by p.rank, p.due_at, p.id limit f.room for update skip locked \
     ) w))";
 
+/// See [`Shift`].
+async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<(), Fault> {
+    let rows = tx.query("select max(created_at) as at from live", &[]).await?;
+    let last_made = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
+    let Some(Shift { now, latest }) = Shift::of(now, later, last_made) else { return Ok(()) };
+    let sql = "update live set due_at = case when created_at > $1 then greatest($1, due_at - ($2 - $1)) else $1 end \
+               where due_at > $1 and (created_at > $1 or due_at <= $2) and coalesce(tick_at <= $1, true)";
+    tx.execute(sql, &[&now, &latest]).await?;
+    let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)) where state + 0 <> 2 \
+               and attempt = 0 and created_at > $1 and not_before > $1 and coalesce(tick_at <= $1, true)";
+    tx.execute(sql, &[&now, &latest]).await?;
+    Ok(())
+}
+
 impl Postgres {
     /// Claims, and asks again while a gate with free slots for it is somebody else's.
     pub(super) async fn claim_until_settled(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
         let lanes_in_order = &claim.lanes;
         let clock = self.last_claim.clock_at(claim.node, now);
         if let Some(later) = clock.may_be_back(now) {
-            let sql = "update live set due_at = due_at - (created_at - $1), not_before = not_before - (created_at - $1) \
-                       where state + 0 <> 2 and attempt = 0 and created_at > $2 and not_before >= created_at \
-                       and coalesce(tick_at <= $1, true)";
-            transact!(self, Work, |tx| tx.execute(sql, &[&now, &later]).await)?;
+            transact!(self, Work, |tx| shift(&mut tx, now, later).await)?;
         }
         if clock == Clock::Back {
             let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";

@@ -12,8 +12,8 @@ use rusqlite::params;
 use super::gate::{Order, StoredGates};
 use super::source::from_json;
 use super::unread::{counter, own_id};
-use super::{Done, Verb, bytes, lossy, maybe_id, micros, node_bytes, number, run_id, text};
-use crate::clock::Clock;
+use super::{Done, Verb, bytes, lossy, maybe_id, maybe_instant, micros, node_bytes, number, run_id, text};
+use crate::clock::{Clock, Shift};
 use crate::sessions::read_trigger;
 use crate::shapes::*;
 use crate::unknown;
@@ -105,12 +105,20 @@ impl Verb<'_> {
     fn look_at_clock(&self, node: NodeId, now: Timestamp) -> Done<()> {
         let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
-            self.execute(
-                "update live set due_at = due_at - (created_at - ?1), not_before = not_before - (created_at - ?1)
-                 where state <> 2 and attempt = 0 and created_at > ?2 and not_before >= created_at
-                   and coalesce(tick_at <= ?1, 1)",
-                [micros(now), micros(later)],
-            )?;
+            let last_made =
+                self.row("select max(created_at) as at from live", [], |row| maybe_instant(row, "at"))?;
+            if let Some(Shift { now, latest }) = Shift::of(now, later, last_made.flatten()) {
+                self.execute(
+                    "update live set due_at = case when created_at > ?1 then max(?1, due_at - (?2 - ?1)) else ?1 end
+                     where due_at > ?1 and (created_at > ?1 or due_at <= ?2) and coalesce(tick_at <= ?1, 1)",
+                    [micros(now), micros(latest)],
+                )?;
+                self.execute(
+                    "update live set not_before = max(?1, not_before - (?2 - ?1)) where state <> 2 and attempt = 0
+                       and created_at > ?1 and not_before > ?1 and coalesce(tick_at <= ?1, 1)",
+                    [micros(now), micros(latest)],
+                )?;
+            }
         }
         if clock == Clock::Back {
             self.execute(

@@ -26,6 +26,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_number_of_retries_holds_for_runs_that_exist(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
     a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
+    a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
+    a_run_that_was_spread_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_higher_priority_that_is_not_due_by_it(&fresh().await).await;
     a_place_that_a_queued_run_leaves_at_a_limit_is_filled_before_a_run_starts_alone(&fresh().await).await;
@@ -46,6 +48,19 @@ impl<S: Store> World<'_, S> {
     async fn next(&mut self, name: &str) -> RunId {
         self.advance(1);
         self.enqueue(name, None).await.0
+    }
+
+    /// A run that may start so long after it is made.
+    async fn next_after(&mut self, name: &str, delay: SignedDuration) -> RunId {
+        let (record, id) = (self.schedule(name).await, self.run_id());
+        let compiled = record.definition.compile(name).unwrap();
+        let definition =
+            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
+        let due_at = self.now + delay;
+        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, due_at);
+        let request = Enqueue { run, key: None };
+        assert_eq!(self.store.enqueue(self.now, &request).await.unwrap(), Enqueued::Made);
+        id
     }
 }
 
@@ -408,6 +423,53 @@ async fn a_run_that_was_ready_by_a_later_clock_is_ready(store: &impl Store) {
     assert!(world.claim(node, 9).await.is_empty());
     world.advance(3_600_000);
     assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let queue = by_hand(IfRunning::Queue, Scope::Schedule, "poll");
+    world.apply(&[agent("a", unlimited(), &[("s", queue)])]).await;
+    assert!(world.claim(node, 9).await.is_empty());
+    world.advance(7_200_000);
+    let retried = world.next("a/s").await;
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [retried]);
+    let younger = world.next("a/s").await;
+    world.fail(&claimed[0]).await;
+    assert!(world.claim(node, 9).await.is_empty(), "the younger one waits behind the retry");
+    // Twice: the second time, what waits is due by the clock of the first.
+    for _ in 0..2 {
+        world.advance(-3_600_000);
+        assert!(world.claim(node, 9).await.is_empty(), "also by this clock");
+    }
+    world.advance(7_300_000);
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(ids(&claimed), [retried]);
+    world.complete(&claimed[0]).await;
+    assert_eq!(ids(&world.claim(node, 9).await), [younger]);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_was_spread_keeps_its_place_when_the_clock_is_set_back(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let queue = by_hand(IfRunning::Queue, Scope::Schedule, "poll");
+    world.apply(&[agent("a", unlimited(), &[("s", queue)])]).await;
+    let running = at_its_limit(&mut world, node, "a/s").await;
+    world.advance(7_200_000);
+    let spread = world.next_after("a/s", SignedDuration::from_secs(30)).await;
+    world.advance(60_000);
+    let younger = world.next("a/s").await;
+    assert!(world.claim(node, 9).await.is_empty(), "one is running");
+    world.advance(-7_000_000);
+    world.complete(&running).await;
+    for run in [spread, younger] {
+        let claimed = world.claim(node, 9).await;
+        assert_eq!(ids(&claimed), [run]);
+        world.complete(&claimed[0]).await;
+    }
     world.assert_whole().await;
 }
 
