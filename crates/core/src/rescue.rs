@@ -2,8 +2,9 @@
 //!
 //! What kills a node must not take the next one with it. A run that comes back from a dead node is *rescued*: a node starts
 //! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued runs that it claimed since
-//! its last renewal are *suspects*. A suspect is started alone: the next rescued run follows only when the suspect has ended,
-//! or when the node has renewed its lease since. So at the third death one suspect is left, and it is given up.
+//! its last renewal are *suspects*. A suspect is started alone: nothing else starts on that node until the suspect has ended,
+//! or has been watched for a moment ([`watched_for`]) and the node has renewed its lease since. So at the third death one
+//! suspect is left, and it is given up.
 //!
 //! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
 //! while ([`steady_after`]): then a death tells more of the suspect than of the node.
@@ -18,6 +19,14 @@ const STEADY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// How long a node with this lease has lived when it starts a suspect: as long as between two renewals, within a bound.
 pub fn steady_after(lease: Duration) -> Duration {
     (lease / 3).min(STEADY_AFTER_MAX)
+}
+
+/// How long a suspect is watched after its start, at most.
+const WATCHED_FOR_MAX: Duration = Duration::from_secs(2);
+
+/// How long a node with this lease watches a suspect after its start, before it renews its lease and starts something else.
+pub fn watched_for(lease: Duration) -> Duration {
+    (lease / 6).min(WATCHED_FOR_MAX)
 }
 
 /// Which rescued runs a claim may start. It starts at most one.

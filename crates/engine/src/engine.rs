@@ -1,6 +1,6 @@
 //! The engine as its users see it: built, started, asked, stopped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
@@ -543,8 +543,11 @@ impl Engine {
     pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
         let agents: Vec<AgentSpec> = agents.iter().map(checked).collect::<Result<_, _>>()?;
         let clock = self.clock_of_store().await?;
-        let source = &self.inner.source;
-        let applied = self.inner.store.apply(clock.now().wall, source, "", &agents).await?;
+        let (source, now) = (&self.inner.source, clock.now().wall);
+        let applied = self.inner.store.apply(now, source, "", &agents).await?;
+        if applied.agents > 0 {
+            self.tell_cleared_breakers(now, &agents).await;
+        }
         *self.inner.agents.lock() = agents;
         self.tell_ends(&applied.ended).await;
         self.hint().await;
@@ -558,7 +561,11 @@ impl Engine {
         if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
             return Ok(Applied::default());
         }
-        let applied = self.inner.store.apply(clock.now().wall, source, digest, agents).await?;
+        let now = clock.now().wall;
+        let applied = self.inner.store.apply(now, source, digest, agents).await?;
+        if applied.agents > 0 {
+            self.tell_cleared_breakers(now, agents).await;
+        }
         let event = Event::new(clock.now().wall, Level::Info, Name::ConfigLoaded);
         self.tell(Event { detail: Some(applied.words()), ..event });
         self.tell_ends(&applied.ended).await;
@@ -567,6 +574,23 @@ impl Engine {
         }
         self.hint().await;
         Ok(applied)
+    }
+
+    /// Tells of breakers that an edit at this instant has closed, because their agents have no policy for them any more. What
+    /// cannot be read is not told: the edit is made.
+    async fn tell_cleared_breakers(&self, at: Timestamp, agents: &[AgentSpec]) {
+        let without: HashSet<&str> = agents
+            .iter()
+            .filter(|spec| spec.definition.breaker.is_none())
+            .map(|spec| spec.name.as_str())
+            .collect();
+        let Ok(entries) = self.inner.store.breakers().await else { return };
+        for entry in entries.iter().filter(|entry| without.contains(entry.agent_name.as_str())) {
+            let Ok(record) = self.inner.store.breaker(entry.agent, &entry.command).await else { continue };
+            if let Some(change) = record.history.last().filter(|change| change.at == at) {
+                self.tell(Event::breaker(&entry.agent_name, &entry.command, change));
+            }
+        }
     }
 
     /// Warns of one-shots whose time had passed when they were first seen.
@@ -594,8 +618,10 @@ impl Engine {
         expect: &Expect<AgentDefinition>,
     ) -> Result<PutAgent, Error> {
         let agent = &checked(agent)?;
-        let put = self.inner.store.put_agent(self.store_now().await?, agent, whole, expect).await?;
+        let now = self.store_now().await?;
+        let put = self.inner.store.put_agent(now, agent, whole, expect).await?;
         if let PutAgent::Changed { ended } = &put {
+            self.tell_cleared_breakers(now, std::slice::from_ref(agent)).await;
             self.tell_ends(ended).await;
         }
         self.hint().await;

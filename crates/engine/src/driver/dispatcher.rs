@@ -26,6 +26,11 @@ impl Driver {
             self.dispatcher.at = now.mono + self.options.lease / 10;
             return;
         }
+        if self.watches_suspect() {
+            // Its end, or the renewal after it was watched, asks again.
+            self.dispatcher.at = now.mono + self.options.lease / 10;
+            return;
+        }
         let only = self.options.only;
         let (lanes, total) = if only.is_some() { (Vec::new(), 1) } else { self.free_slots() };
         let has_room = if only.is_some() { self.tasks.is_empty() } else { total > 0 && !lanes.is_empty() };
@@ -50,13 +55,25 @@ impl Driver {
     /// What kills a node must not take other rescued runs with it: also none that has ended and whose end is not stored yet,
     /// unless the store refuses it.
     fn rescues(&self, now: Now) -> Rescues {
-        let is_refused = |run| self.refused_ends.iter().any(|(_, ending)| ending.finish.run == run);
-        let mut tasks = self.tasks.iter();
-        match tasks.any(|(run, task)| task.rescue != Rescue::Over && !is_refused(*run)) {
+        match self.rescuing().next().is_some() {
             true => Rescues::None,
             false if now.mono < self.steady_at => Rescues::Unsuspected,
             false => Rescues::Any,
         }
+    }
+
+    /// Whether a suspect has neither ended nor outlived a renewal.
+    fn watches_suspect(&self) -> bool {
+        self.rescuing()
+            .any(|rescue| matches!(rescue, Rescue::Starting { suspect: true } | Rescue::Watched { .. }))
+    }
+
+    /// Rescued runs that hold back others.
+    fn rescuing(&self) -> impl Iterator<Item = Rescue> {
+        let is_refused = |run| self.refused_ends.iter().any(|(_, ending)| ending.finish.run == run);
+        let tasks =
+            self.tasks.iter().filter(move |(run, task)| task.rescue != Rescue::Over && !is_refused(**run));
+        tasks.map(|(_, task)| task.rescue)
     }
 
     /// Free slots by lane, and how many runs may start in all of them together. The lane in which nothing has started for
@@ -110,6 +127,12 @@ impl Driver {
             let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
             return self.give_back(runs);
         }
+        // Nothing starts beside a suspect.
+        let is_suspect = |(claimed, _): &(Claimed, _)| claimed.rescued && claimed.suspect;
+        let has_suspect = claimed.iter().any(is_suspect);
+        let (claimed, beside): (Vec<_>, Vec<_>) =
+            claimed.into_iter().partition(|claimed| !has_suspect || is_suspect(claimed));
+        self.give_back(beside.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect());
         let mut unreadable = Vec::new();
         for (claimed, definitions) in claimed {
             match definitions {
@@ -201,22 +224,32 @@ impl Driver {
         self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
     }
 
-    /// The program or handler of a rescued run has started: the next rescued run may follow, unless this is a suspect.
+    /// The program or handler of a rescued run has started: the next rescued run may follow. After a suspect something else
+    /// starts only when the suspect was watched, and the lease is renewed then.
     pub(super) fn started(&mut self, now: Now, run: RunId, epoch: Epoch) {
         let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch) else { return };
         task.rescue = match task.rescue {
-            Rescue::Starting { suspect: true } => Rescue::Watched { since: now.mono },
+            Rescue::Starting { suspect: true } => {
+                self.renewer.at = self.renewer.at.min(now.mono + watched_for(self.options.lease));
+                Rescue::Watched { since: now.mono }
+            }
             _ => Rescue::Over,
         };
         self.claim_wanted = true;
     }
 
-    /// Suspects that had started before a renewal was asked for have not killed this node: the next rescued run may follow.
+    /// Suspects that had started before a renewal was asked for have not killed this node: others may start. Those that have
+    /// started since are watched for as long as others were.
     pub(super) fn outlived(&mut self, asked: Duration) {
+        let watched_for = watched_for(self.options.lease);
         for task in self.tasks.values_mut() {
-            if matches!(task.rescue, Rescue::Watched { since } if since < asked) {
-                task.rescue = Rescue::Over;
-                self.claim_wanted = true;
+            match task.rescue {
+                Rescue::Watched { since } if since < asked => {
+                    task.rescue = Rescue::Over;
+                    self.claim_wanted = true;
+                }
+                Rescue::Watched { since } => self.renewer.at = self.renewer.at.min(since + watched_for),
+                Rescue::Starting { .. } | Rescue::Over => {}
             }
         }
     }

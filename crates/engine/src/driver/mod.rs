@@ -12,7 +12,7 @@ use belfry_core::breaker::Transition;
 use belfry_core::budget::Budget;
 use belfry_core::definition::Budget as BudgetPolicy;
 use belfry_core::plan::{Next, Spread, Standing, plan, spread_catch_up};
-use belfry_core::rescue::{Rescues, steady_after};
+use belfry_core::rescue::{Rescues, steady_after, watched_for};
 use belfry_core::retry::{Outcome, Verdict, verdict};
 use belfry_core::{AgentId, Epoch, Facts, NodeId, Reason, RunId, RunState, ScheduleId, Token};
 use belfry_runner::{Attempt, Report, Stop};

@@ -251,6 +251,10 @@ async fn the_end_of_a_lease(world: &World, engine: &Engine, heard: &mut Heard) {
     agents[1].definition.retry.max = 3;
     agents[1].definition.breaker = None;
     engine.set_agents(agents).await.unwrap();
+    // Without its policy the breaker is closed.
+    let closed = heard.next(Name::BreakerChanged).await;
+    assert_eq!((closed.agent.as_deref(), closed.command.as_deref()), (Some("idle"), Some("poll")));
+    assert_eq!((closed.state, closed.reason.as_deref()), (Some("closed"), Some("manual_reset")));
     let node = ghost_again(world).await;
     let run = engine.run_now("idle/s", RunRequest::default()).await.unwrap();
     assert_eq!(claim(world, node).await, 1);

@@ -373,6 +373,47 @@ fn a_node_that_has_not_lived_for_long_asks_for_no_suspect() {
     assert_eq!(later.mono, now.mono + 10 * SECOND, "it wakes up for that");
 }
 
+#[tokio::test]
+async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
+    let claims = unreadable_claims().await;
+    let (mut driver, first) = long_leased();
+    driver.step(first, Input::Nodes(Ok(Vec::new())));
+    let now = later_by(first, 10 * SECOND);
+    let readable = |n, suspect| {
+        let (claimed, definitions) = claims(n);
+        (Claimed { unreadable: None, rescued: suspect, suspect, ..claimed }, definitions)
+    };
+    let claimed = Ok(vec![readable(5, false), readable(6, true), readable(7, false)]);
+    let effects = driver.step(now, Input::Claimed { claimed, next: None });
+    let id = |n| belfry_core::RunId(uuid::Uuid::from_u128(n));
+    let started = |effects: &[Effect]| {
+        let run = |effect: &Effect| match effect {
+            Effect::Start { attempt, .. } => Some(attempt.run),
+            _ => None,
+        };
+        effects.iter().filter_map(run).collect::<Vec<_>>()
+    };
+    assert_eq!(started(&effects), [id(6)]);
+    let given_back = effects.iter().any(
+        |effect| matches!(effect, Effect::Ask(Ask::GiveBack(_, runs)) if *runs == [(id(5), 1), (id(7), 1)]),
+    );
+    assert!(given_back, "what was claimed with it waits again: {effects:?}");
+    driver.step(now, Input::Started { run: id(6), epoch: 1 });
+    let asked = driver.step(now, Input::GivenBack { given_back: Ok(Vec::new()), runs: Vec::new() });
+    assert_eq!(rescues(&asked), None, "{asked:?}");
+    // It is watched for two seconds; then the lease is renewed, long before that is due.
+    let renews =
+        |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. })));
+    let early = later_by(now, SECOND);
+    let effects = driver.step(early, Input::Hint);
+    assert!(!renews(&effects) && rescues(&effects).is_none(), "{effects:?}");
+    let watched = later_by(now, 2 * SECOND);
+    assert!(renews(&driver.step(watched, Input::Woken)));
+    let held = Renewed::Held { cancels: Vec::new(), live: Some(vec![(id(6), 1)]) };
+    let renewed = Input::Renewed { asked: watched.mono, renewed: Ok(held), is_held: false };
+    assert_eq!(rescues(&driver.step(watched, renewed)), Some(Rescues::Any));
+}
+
 fn later_by(now: Now, wait: Duration) -> Now {
     let wall = now.wall + belfry::SignedDuration::try_from(wait).unwrap();
     Now { wall, mono: now.mono + wait }
@@ -384,7 +425,7 @@ async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
     let (mut driver, now) = long_leased();
     driver.step(now, Input::Nodes(Ok(Vec::new())));
     let (claimed, definitions) = claims(5);
-    let claimed = Claimed { rescued: true, suspect: true, ..claimed };
+    let claimed = Claimed { rescued: true, ..claimed };
     let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
     let held = "it has ended here, and the store does not know";
     assert_eq!(rescues(&effects), Some(Rescues::None), "{held}: {effects:?}");

@@ -281,7 +281,7 @@ impl Postgres {
                 (get(&row, "id")?, get(&row, "source")?, get(&row, "definition")?);
             known.insert(get::<String>(&row, "name")?, same);
         }
-        let mut ids = HashMap::new();
+        let (mut ids, mut edited) = (HashMap::new(), Vec::new());
         for spec in specs {
             let text = text(&spec.text)?;
             let policies = spec.definition.breaker.is_some() || spec.definition.budget.is_some();
@@ -311,9 +311,7 @@ impl Postgres {
                 if spec.definition.breaker.is_none() {
                     clear_breakers(tx, now, &[id]).await?;
                 }
-                // Plans that were made with the old definition do not hold: they have its limits, labels and lane.
-                let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
-                tx.query(sql, &[&id]).await?;
+                edited.push(id);
                 tx.edits(id);
                 let old: Option<AgentDefinition> = read_stored(FORMAT, old).ok();
                 let old = old.and_then(|old| old.budget);
@@ -323,6 +321,11 @@ impl Postgres {
             }
             ids.insert(spec.name.to_owned(), id);
         }
+        // Plans that were made with the old definitions do not hold: they have their limits, labels and lanes. Timers are
+        // locked in the order in which everybody locks them: the files name agents in any order.
+        let sql = "select touch_token(c.id) from (select id from schedules where agent_id = any($1) \
+                   and retired_at is null order by id) c";
+        tx.query(sql, &[&edited]).await?;
         Ok(ids)
     }
 }
