@@ -188,8 +188,8 @@ pub fn resume(
         Status::Invalid { .. } if compiled.is_ok() => Some(rearm(found, definition, compiled, how, now)),
         Status::Active if how == Resume::FromNow => {
             clock_back(found, compiled.ok()?, now)?;
-            let planned_at = last_planned(found, compiled, now);
-            Some(forget(Change { timer: Some(Token::next(now)), planned_at, ..keep(found) }, now))
+            let change = Change { planned_at: last_planned(found, compiled, now), ..keep(found) };
+            Some(arm_from(forget(change, now), definition, compiled, now))
         }
         Status::Exhausted if how == Resume::FromNow => {
             let never_fired = never_fired(compiled.ok()?, found)?;
@@ -260,12 +260,14 @@ pub fn clock_back(found: &Found, schedule: &Schedule, now: Timestamp) -> Option<
     let timer = found.timer.filter(|_| found.status == Status::Active)?;
     let soon = now.saturating_add(CLOCK_BACK_MIN).ok()?;
     let timing = with_origin(schedule.timing.as_ref()?, found.origin);
+    // The tick of a timing that counts from the last planned one is its next, however far ahead.
+    let is_planned_ahead = found.planned_at > Some(soon);
     let is_back = match timer.kind {
-        TokenKind::Tick => is_ahead(&timing, timer.tick_at, soon),
-        TokenKind::First | TokenKind::Next => timer.due_at > soon,
+        TokenKind::Tick => is_planned_ahead || is_ahead(&timing, timer.tick_at, soon),
+        TokenKind::First | TokenKind::Next => is_planned_ahead || timer.due_at > soon,
         TokenKind::Resume | TokenKind::Deferred => false,
     };
-    is_back.then_some(timer.due_at)
+    is_back.then(|| found.planned_at.map_or(timer.due_at, |planned_at| planned_at.max(timer.due_at)))
 }
 
 /// Why a one-shot is exhausted that never had a tick. None of any other schedule.
@@ -378,15 +380,32 @@ fn rearm(
             Change { timer: Some(Token::next(end)), cursor_at, planned_at, closed, ..kept }
         }
     };
-    let change = if how == Resume::FromNow { forget(change, now) } else { change };
+    let change = Change { status, ..change };
+    let change = match how {
+        Resume::FromNow => arm_from(forget(change, now), definition, compiled, end),
+        Resume::Skip | Resume::CatchUp => change,
+    };
     let timer = change.timer.filter(|_| is_armed && !found.waits);
-    Change { status, since: now, timer, ..change }
+    Change { since: now, timer, ..change }
 }
 
-/// Forgets the last planned tick. The first one goes with it if it has a result and lies ahead: calendar steps would count
-/// from there.
+/// Arms a schedule that goes on after an instant. Without a first tick it counts from there.
+fn arm_from(
+    change: Change,
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    at: Timestamp,
+) -> Change {
+    match change.origin {
+        Some(_) => Change { timer: Some(Token::next(at)), ..change },
+        None => begin(change, definition, compiled, Token::next(at)),
+    }
+}
+
+/// Forgets the last planned tick. The first one goes with it if both lie ahead: it counts from the other, and calendar steps
+/// would count from there.
 fn forget(change: Change, now: Timestamp) -> Change {
-    let origin = change.origin.filter(|origin| *origin <= now || change.planned_at < Some(*origin));
+    let origin = change.origin.filter(|origin| *origin <= now || change.planned_at <= Some(now));
     Change { cursor_at: None, planned_at: None, origin, ..change }
 }
 

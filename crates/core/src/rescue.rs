@@ -7,7 +7,8 @@
 //! suspect is left, and it is given up.
 //!
 //! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
-//! while ([`steady_after`]): then a death tells more of the suspect than of the node.
+//! while ([`steady_after`]): then a death tells more of the suspect than of the node. It claims no rescued run when a renewal
+//! is under way or comes within that moment.
 
 use std::time::Duration;
 

@@ -441,6 +441,24 @@ fn a_resume_from_now_forgets_a_first_tick_that_lies_ahead() {
             assert_eq!(armed(&resumed, &schedule, "02T06:00:10"), Some(expected), "{before:?}");
         }
     }
+    // Also where the timing was edited by the earlier clock: its first tick counts from the last planned one.
+    let changes = [
+        (every("daily", AnchorName::Completion), every("weekly", AnchorName::Completion)),
+        (once(When::After("1s".into())), once(When::After("3s".into()))),
+    ];
+    for (old, new) in changes {
+        let planned_at = Some(at("12T12:00:00"));
+        let fired = Found { origin: planned_at, planned_at, cursor_at: planned_at, ..active(None) };
+        let edited = looked_at(define(&fired, &old, &new, "02T06:00:00"), &new, "02T06:00:01");
+        let until = edit::clock_back(&edited, &new, at("02T06:00:05"));
+        assert!(until > planned_at, "it is said that it waits for the clock: {edited:?}");
+        let expected = new.timing.clone().unwrap().first(at("02T06:00:10")).unwrap().tick_at;
+        for before in [pause(&edited, &new, "02T06:00:05"), edited] {
+            let resumed = resume(&before, &new, Resume::FromNow, "02T06:00:10");
+            let armed = armed(&resumed, &new, "02T06:00:10");
+            assert!(armed >= Some(expected) && armed < planned_at, "{before:?} {armed:?}");
+        }
+    }
     // A first tick that is still to come is none of those that are forgotten.
     let soon = once(When::After("90s".into()));
     let new = found(edit::add(&soon.definition, Ok(&soon), at("02T12:00:00")));

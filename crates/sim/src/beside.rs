@@ -91,9 +91,11 @@ impl Other {
         };
         let mut differs = self.differs.lock();
         if differs.is_none() {
+            let error = theirs.as_ref().err().map_or_else(String::new, |error| format!(" ({error})"));
             let (ours, theirs) = (words(ours), words(theirs));
             if ours != theirs {
-                *differs = Some(format!("{verb}: the stores differ\n  memory {ours}\n  other  {theirs}"));
+                *differs =
+                    Some(format!("{verb}: the stores differ\n  memory {ours}\n  other  {theirs}{error}"));
             }
         }
     }

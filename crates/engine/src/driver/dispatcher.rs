@@ -55,7 +55,10 @@ impl Driver {
     /// What kills a node must not take other rescued runs with it: also none that has ended and whose end is not stored yet,
     /// unless the store refuses it.
     fn rescues(&self, now: Now) -> Rescues {
-        match self.rescuing().next().is_some() {
+        // A renewal between the claim of a run and the death of the node would clear that run.
+        let watched_until = now.mono + watched_for(self.options.lease);
+        let is_renewing = self.renewer.busy || self.renewer.at < watched_until;
+        match self.rescuing().next().is_some() || is_renewing {
             true => Rescues::None,
             false if now.mono < self.steady_at => Rescues::Unsuspected,
             false => Rescues::Any,

@@ -89,12 +89,11 @@ impl State {
 
     /// See [`crate::clock::Clock::may_be_back`].
     fn shift_waiting(&mut self, now: Timestamp, later: Timestamp) {
-        let Some(shift) = Shift::of(now, later, self.live.values().map(|live| live.created_at).max()) else {
-            return;
-        };
+        let told_at = |live: &Live| live.started_at.map_or(live.created_at, |at| at.max(live.created_at));
+        let Some(shift) = Shift::of(now, later, self.live.values().map(told_at).max()) else { return };
         let is_ahead = |tick_at: Option<Timestamp>| tick_at.is_some_and(|tick_at| tick_at > now);
         for live in self.live.values_mut().filter(|live| !is_ahead(live.new.tick_at)) {
-            if live.waits() && live.attempt == 0 && live.created_at > now {
+            if live.waits() && told_at(live) > now {
                 live.not_before = shift.of_later_clock(live.not_before);
             }
             live.new.not_before = match live.created_at > now {

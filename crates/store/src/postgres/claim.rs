@@ -153,14 +153,14 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
 
 /// See [`Shift`].
 async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<(), Fault> {
-    let rows = tx.query("select max(created_at) as at from live", &[]).await?;
-    let last_made = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
-    let Some(Shift { now, latest }) = Shift::of(now, later, last_made) else { return Ok(()) };
+    let rows = tx.query("select max(greatest(created_at, started_at)) as at from live", &[]).await?;
+    let last_told = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
+    let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(()) };
     let sql = "update live set due_at = case when created_at > $1 then greatest($1, due_at - ($2 - $1)) else $1 end \
                where due_at > $1 and (created_at > $1 or due_at <= $2) and coalesce(tick_at <= $1, true)";
     tx.execute(sql, &[&now, &latest]).await?;
     let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)) where state + 0 <> 2 \
-               and attempt = 0 and created_at > $1 and not_before > $1 and coalesce(tick_at <= $1, true)";
+               and greatest(created_at, started_at) > $1 and not_before > $1 and coalesce(tick_at <= $1, true)";
     tx.execute(sql, &[&now, &latest]).await?;
     Ok(())
 }

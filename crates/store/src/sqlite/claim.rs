@@ -105,17 +105,20 @@ impl Verb<'_> {
     fn look_at_clock(&self, node: NodeId, now: Timestamp) -> Done<()> {
         let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
-            let last_made =
-                self.row("select max(created_at) as at from live", [], |row| maybe_instant(row, "at"))?;
-            if let Some(Shift { now, latest }) = Shift::of(now, later, last_made.flatten()) {
+            let last_told = self.row(
+                "select max(max(created_at, coalesce(started_at, created_at))) as at from live",
+                [],
+                |row| maybe_instant(row, "at"),
+            )?;
+            if let Some(Shift { now, latest }) = Shift::of(now, later, last_told.flatten()) {
                 self.execute(
                     "update live set due_at = case when created_at > ?1 then max(?1, due_at - (?2 - ?1)) else ?1 end
                      where due_at > ?1 and (created_at > ?1 or due_at <= ?2) and coalesce(tick_at <= ?1, 1)",
                     [micros(now), micros(latest)],
                 )?;
                 self.execute(
-                    "update live set not_before = max(?1, not_before - (?2 - ?1)) where state <> 2 and attempt = 0
-                       and created_at > ?1 and not_before > ?1 and coalesce(tick_at <= ?1, 1)",
+                    "update live set not_before = max(?1, not_before - (?2 - ?1)) where state <> 2
+                       and max(created_at, coalesce(started_at, created_at)) > ?1 and not_before > ?1 and coalesce(tick_at <= ?1, 1)",
                     [micros(now), micros(latest)],
                 )?;
             }
