@@ -59,10 +59,19 @@ impl Resume {
         reach::block_on(async {
             let client = place.client(Need::Store).await?;
             let mut answer = Answer { resumed: Vec::new(), unchanged: Vec::new() };
-            let mut lines = Vec::new();
+            let (mut lines, mut failure) = (Vec::new(), None);
             for name in all_of(&client, &self.names).await? {
                 let body = json!({"catch_up": self.catch_up, "from_now": self.from_now});
-                let came: Came = client.post(&schedule_path(&name, "/resume")?, &body).await?;
+                let came: Came = match client.post(&schedule_path(&name, "/resume")?, &body).await {
+                    Ok(came) => came,
+                    // The others are resumed all the same.
+                    Err(error) => {
+                        lines.push(format!("{name} left as it is"));
+                        answer.unchanged.push(name);
+                        failure = failure.or(Some(error));
+                        continue;
+                    }
+                };
                 let disabled = came.disabled_words(&name);
                 if !came.resumed {
                     let why = match (came.ended_at, disabled) {
@@ -92,7 +101,13 @@ impl Resume {
                 });
                 answer.resumed.push(One { schedule: name, skipped: came.skipped });
             }
-            reach::answer(output, &answer, &lines.join("\n"))
+            match failure {
+                Some(failure) if answer.resumed.is_empty() && answer.unchanged.len() == 1 => Err(failure),
+                failure => {
+                    reach::answer(output, &answer, &lines.join("\n"))?;
+                    failure.map_or(Ok(()), Err)
+                }
+            }
         })
     }
 }

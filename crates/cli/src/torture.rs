@@ -90,6 +90,8 @@ impl Torture<'_> {
                     .into(),
             ));
         }
+        // Its files are for their owner alone: its nodes would refuse others.
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
         let folder = tempfile::Builder::new().prefix("belfry-torture-").tempdir()?;
         let address = match self.store {
             Some(address) => address.to_owned(),

@@ -42,23 +42,17 @@ impl Driver {
         }
         (self.claim_wanted, self.is_full) = (false, false);
         self.dispatcher.busy = true;
-        self.ask(Ask::Claim(Claim {
-            node: self.node,
-            lanes,
-            total,
-            labels: self.options.labels.clone(),
-            only,
-            rescues: self.rescues(now),
-        }));
+        let (rescues, labels) = (self.rescues(now), self.options.labels.clone());
+        self.ask(Ask::Claim(Claim { node: self.node, lanes, total, labels, only, rescues }));
     }
 
     /// What kills a node must not take other rescued runs with it: also none that has ended and whose end is not stored yet,
     /// unless the store refuses it.
-    fn rescues(&self, now: Now) -> Rescues {
+    fn rescues(&mut self, now: Now) -> Rescues {
         // A renewal between the claim of a run and the death of the node would clear that run.
         let watched_until = now.mono + watched_for(self.options.lease);
-        let is_renewing = self.renewer.busy || self.renewer.at < watched_until;
-        match self.rescuing().next().is_some() || is_renewing {
+        self.claims_after_renewal = self.renewer.busy || self.renewer.at < watched_until;
+        match self.rescuing().next().is_some() || self.claims_after_renewal {
             true => Rescues::None,
             false if now.mono < self.steady_at => Rescues::Unsuspected,
             false => Rescues::Any,

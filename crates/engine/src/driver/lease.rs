@@ -54,8 +54,7 @@ impl Driver {
             Renewed::Held { cancels, live } => {
                 self.hold(asked);
                 self.outlived(asked);
-                // Rescued runs are claimed after a renewal, not before it.
-                self.claim_wanted = true;
+                self.claim_wanted |= std::mem::take(&mut self.claims_after_renewal);
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 live.into_iter().for_each(|live| self.return_strays(live));
             }

@@ -485,6 +485,8 @@ pub struct Driver {
     /// Nodes that were gone at the first look and are not fenced yet; none before that look. Nothing is claimed meanwhile: runs
     /// of theirs have their places before those that wait.
     unfenced: Option<BTreeSet<NodeId>>,
+    /// The last claim left rescued runs out, because a renewal was near: after that it is asked again.
+    claims_after_renewal: bool,
     /// From when on this node has lived for long enough to start suspects.
     steady_at: Duration,
     pruner: Loop,
@@ -582,6 +584,7 @@ impl Driver {
             reaper: Loop::from(now.mono),
             observed: HashMap::new(),
             unfenced: None,
+            claims_after_renewal: false,
             steady_at: now.mono + steady_after(lease),
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,

@@ -104,6 +104,11 @@ impl Known {
             );
             return (None, words);
         }
+        if !is_busy && run.attempt > 0 {
+            let words = "is ready; if its node died it starts after other such runs, and on a node that has been up for \
+                         a while if it may have killed that node";
+            return (None, words.into());
+        }
         (None, format!("is ready and waits for a free slot in the lane {lane}"))
     }
 
@@ -111,7 +116,7 @@ impl Known {
     fn waits_until(&self, run: &RunRecord) -> (Option<&'static str>, String) {
         let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
         if run.created_at > self.now.saturating_add(CLOCK_BACK_MIN).unwrap_or(self.now) {
-            let words = format!("the clock was set back after it was made: it waits until {until}");
+            let words = format!("waits until {until}: the clock was set back after it was made");
             return (Some(CLOCK_BACK), words);
         }
         let held = self

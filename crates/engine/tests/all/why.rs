@@ -599,5 +599,5 @@ async fn a_run_that_was_made_before_the_clock_was_set_back_says_so() {
     belfry::request_run(&store, &Options::default(), at(START), "a/s", request).await.unwrap();
     let why = belfry::why(&store, "a/s", at("2026-03-02T10:00:00Z")).await.unwrap();
     let words = serde_json::to_string(&why).unwrap();
-    assert!(words.contains("the clock was set back after it was made: it waits until"), "{words}");
+    assert!(words.contains("the clock was set back after it was made"), "{words}");
 }
