@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::problem::{Errors, Problem, Severity, Source, Span};
 use crate::reference;
-use crate::tree::{self, Data, Flaw, Node};
+use crate::tree::{self, Bounds, Data, Flaw, Node};
 
 /// One load.
 pub(crate) struct Context<'a> {
@@ -15,6 +15,8 @@ pub(crate) struct Context<'a> {
     pub handlers: &'a [&'a str],
     /// See [`crate::Host::now`].
     pub now: Option<belfry_time::Timestamp>,
+    /// How large each text may be.
+    pub bounds: Bounds,
     pub sources: Vec<Source>,
     /// The folder of each source, for relative paths.
     pub folders: Vec<PathBuf>,
@@ -38,6 +40,7 @@ impl<'a> Context<'a> {
             env,
             handlers: &[],
             now: None,
+            bounds: Bounds::FILE,
             sources: Vec::new(),
             folders: Vec::new(),
             secrets: HashMap::new(),
@@ -52,7 +55,7 @@ impl<'a> Context<'a> {
     /// Reads a text as YAML; none where there is no telling what it says.
     pub fn parse(&mut self, path: String, folder: PathBuf, text: String) -> Option<Node> {
         let file = self.sources.len();
-        let (node, flaws) = tree::parse(file, &text);
+        let (node, flaws) = tree::parse(file, &text, self.bounds);
         self.sources.push(Source::new(path, text));
         self.folders.push(folder);
         for flaw in flaws {

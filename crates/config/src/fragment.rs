@@ -15,7 +15,7 @@ use crate::load::read_agent;
 use crate::problem::{Errors, Problem, Span};
 use crate::reference;
 use crate::schedule::{self, Inherited};
-use crate::tree::{self, Data, Key, Node};
+use crate::tree::{self, Bounds, Data, Key, Node};
 
 /// Keys that are written as they are stored.
 const VERBATIM: [&str; 4] = ["prompt", "payload", "webhook", "chat"];
@@ -61,6 +61,7 @@ pub fn parse_schedule(
 ) -> Result<Parsed<ScheduleDefinition>, Errors> {
     let nothing = |_: &str| None;
     let mut context = Context::new(&nothing);
+    context.bounds = Bounds::FRAGMENT;
     let node = match input {
         Input::Text(text) => context.parse(about.origin.to_owned(), PathBuf::from("/"), text.to_owned()),
         Input::Pairs(pairs) => Some(read_pairs(&mut context, about.origin, pairs)),
@@ -88,6 +89,7 @@ pub fn parse_schedule(
 pub fn parse_agent(text: &str, about: &About<'_>) -> Result<Parsed<AgentSpec>, Errors> {
     let nothing = |_: &str| None;
     let mut context = Context::new(&nothing);
+    context.bounds = Bounds::FRAGMENT;
     let node = context.parse(about.origin.to_owned(), PathBuf::from("/"), text.to_owned());
     let Some(node) = node else { return Err(refuse(context)) };
     let place = Span { file: node.span.file, start: node.span.start, end: node.span.start };
@@ -240,7 +242,7 @@ fn read_pairs(context: &mut Context<'_>, origin: &str, pairs: &[(String, String)
 }
 
 fn structured(context: &mut Context<'_>, file: usize, start: usize, value: &str) -> Node {
-    let (node, flaws) = tree::parse(file, value);
+    let (node, flaws) = tree::parse(file, value, context.bounds);
     for mut flaw in flaws {
         flaw.span = moved(flaw.span, start);
         flaw.first = flaw.first.map(|span| moved(span, start));

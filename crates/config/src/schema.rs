@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
-use crate::tree;
+use crate::tree::{self, Bounds};
 
 /// JSON Schema (draft 2020-12) of a main file.
 pub fn schema() -> Value {
@@ -32,8 +32,10 @@ fn map(keys: &[Key]) -> Value {
 
 fn property(key: &Key) -> Value {
     let mut schema = shape(&key.shape);
-    let default =
-        tree::parse(0, key.default).0.and_then(|node| node.json().ok()).filter(|_| !key.default.is_empty());
+    let default = tree::parse(0, key.default, Bounds::FRAGMENT)
+        .0
+        .and_then(|node| node.json().ok())
+        .filter(|_| !key.default.is_empty());
     schema["description"] = json!(key.doc);
     if matches!(key.shape, Shape::NotYet) {
         schema["description"] = json!(format!("{} Not available in this version.", key.doc));

@@ -93,6 +93,18 @@ impl Node {
         }
     }
 
+    /// What it takes in memory, about.
+    fn bytes(&self) -> usize {
+        let inside: usize = match &self.data {
+            Data::Scalar { text, .. } => text.len(),
+            Data::List(items) => items.iter().map(Node::bytes).sum(),
+            Data::Map(entries) => {
+                entries.iter().map(|(key, node)| NODE_BYTES + key.text.len() + node.bytes()).sum()
+            }
+        };
+        NODE_BYTES + inside
+    }
+
     /// What it is, in words, for a message.
     pub fn describe(&self) -> String {
         match &self.data {
@@ -175,12 +187,38 @@ pub(crate) struct Flaw {
 
 /// How deep values may be nested.
 const DEPTH_MAX: usize = 64;
-/// How many values a file may hold, aliases counted as what they stand for.
-pub(crate) const NODES_MAX: usize = 1_000_000;
+/// What a value takes in memory beside its text, about.
+const NODE_BYTES: usize = 64;
+
+/// How large a document may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Maximum number of values, aliases counted as what they stand for.
+    pub nodes: usize,
+    /// Maximum size of what all aliases together stand for, in bytes.
+    pub aliased: usize,
+}
+
+impl Bounds {
+    /// Of a file.
+    pub const FILE: Bounds = Bounds { nodes: 1_000_000, aliased: 64 << 20 };
+    /// Of one agent or schedule, which may come from somebody else: the number of values is that of a JSON body.
+    pub const FRAGMENT: Bounds = Bounds { nodes: 131_072, aliased: 64 << 10 };
+}
 
 /// Reads one document. Flaws that leave a tree standing come with it.
-pub(crate) fn parse(file: usize, text: &str) -> (Option<Node>, Vec<Flaw>) {
-    let mut builder = Builder { file, ..Builder::default() };
+pub(crate) fn parse(file: usize, text: &str, bounds: Bounds) -> (Option<Node>, Vec<Flaw>) {
+    let mut builder = Builder {
+        file,
+        bounds,
+        stack: Vec::new(),
+        anchors: HashMap::new(),
+        nodes: 0,
+        aliased: 0,
+        documents: 0,
+        root: None,
+        flaws: Vec::new(),
+    };
     let mut options = granit_parser::Options::default();
     options.emit_comments = false;
     for next in Parser::new_from_str_with_options(text, options) {
@@ -231,16 +269,27 @@ fn is_writable(c: char) -> bool {
         || !(c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'))
 }
 
-#[derive(Default)]
 struct Builder {
     file: usize,
+    bounds: Bounds,
     stack: Vec<Frame>,
-    /// What aliases stand for: the value, how many values that is, and how deep.
-    anchors: HashMap<usize, (Node, usize, usize)>,
+    /// What aliases stand for.
+    anchors: HashMap<usize, Anchored>,
     nodes: usize,
+    /// The size of what aliases stood for so far.
+    aliased: usize,
     documents: usize,
     root: Option<Node>,
     flaws: Vec<Flaw>,
+}
+
+/// What an alias stands for.
+struct Anchored {
+    node: Node,
+    /// How many values that is.
+    nodes: usize,
+    depth: usize,
+    bytes: usize,
 }
 
 struct Frame {
@@ -304,7 +353,7 @@ impl Builder {
                 self.place(node)?;
             }
             Event::Alias(id) => {
-                let Some((node, nodes, depth)) = self.anchors.get(&id) else {
+                let Some(anchored) = self.anchors.get(&id) else {
                     return Err(Flaw {
                         span,
                         message: "an alias inside of what it stands for".into(),
@@ -313,12 +362,20 @@ impl Builder {
                     });
                 };
                 // Counted before it is copied: a bomb costs nothing.
-                let nodes = *nodes;
-                if self.stack.len() + depth > DEPTH_MAX {
+                let nodes = anchored.nodes;
+                if self.stack.len() + anchored.depth > DEPTH_MAX {
                     return Err(too_deep(span));
                 }
-                if self.nodes + nodes <= NODES_MAX {
-                    let node = node.clone();
+                self.aliased = self.aliased.saturating_add(anchored.bytes);
+                if self.aliased > self.bounds.aliased {
+                    let most = match self.bounds.aliased >> 10 {
+                        kib if kib < 1024 => format!("{kib} KiB"),
+                        kib => format!("{} MiB", kib >> 10),
+                    };
+                    return Err(too_large(span, &format!("its aliases stand for more than {most}")));
+                }
+                if self.nodes + nodes <= self.bounds.nodes {
+                    let node = anchored.node.clone();
                     self.count(span, nodes)?;
                     self.place(node)?;
                 } else {
@@ -343,17 +400,11 @@ impl Builder {
 
     fn count(&mut self, span: Span, nodes: usize) -> Result<(), Flaw> {
         self.nodes = self.nodes.saturating_add(nodes);
-        if self.nodes <= NODES_MAX {
+        let most = self.bounds.nodes;
+        if self.nodes <= most {
             return Ok(());
         }
-        Err(Flaw {
-            span,
-            message: format!(
-                "too large: more than {NODES_MAX} values, aliases counted as what they stand for"
-            ),
-            help: None,
-            first: None,
-        })
+        Err(too_large(span, &format!("more than {most} values, aliases counted as what they stand for")))
     }
 
     fn open(&mut self, span: Span, anchor: usize, inside: Inside) -> Result<(), Flaw> {
@@ -388,7 +439,8 @@ impl Builder {
 
     fn remember(&mut self, anchor: usize, node: &Node, nodes: usize) {
         if anchor > 0 {
-            self.anchors.insert(anchor, (node.clone(), nodes, node.depth()));
+            let (depth, bytes) = (node.depth(), node.bytes());
+            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, depth, bytes });
         }
     }
 
@@ -441,6 +493,10 @@ impl Builder {
         }
         Ok(())
     }
+}
+
+fn too_large(span: Span, why: &str) -> Flaw {
+    Flaw { span, message: format!("too large: {why}"), help: None, first: None }
 }
 
 fn too_deep(span: Span) -> Flaw {

@@ -130,3 +130,27 @@ fn the_word_none_is_no_secret_and_can_be_written_again() {
         assert!(errors.contains("`secret: none` asks for a token"), "{errors}");
     }
 }
+
+/// Aliases are copied: what they stand for is bounded in bytes, not only in values.
+#[test]
+fn what_aliases_stand_for_is_bounded() {
+    let bomb = |length: usize, levels: usize| {
+        let mut text = format!("every: 1h\npayload:\n  a0: &a0 \"{}\"\n", "y".repeat(length));
+        for level in 1..=levels {
+            let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+            text += &format!("  a{level}: &a{level} [{aliases}]\n");
+        }
+        text
+    };
+    let parsed = |text: &str| parse_schedule(Input::Text(text), None, &about("a/s"));
+    assert_eq!(
+        parsed(&bomb(100, 1)).unwrap().definition.options.payload["a1"][9].as_str().unwrap().len(),
+        100
+    );
+    for (length, levels) in [(10_000, 1), (1_000, 4), (200_000, 1), (1, 6)] {
+        let errors = parsed(&bomb(length, levels)).unwrap_err();
+        assert!(errors.to_string().contains("its aliases stand for more than 64 KiB"), "{errors}");
+    }
+    let many = format!("every: 1h\npayload: {{a: [{}]}}\n", vec!["1"; 140_000].join(","));
+    assert!(parsed(&many).unwrap_err().to_string().contains("more than 131072 values"));
+}

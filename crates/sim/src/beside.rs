@@ -16,6 +16,9 @@ use belfry_store::*;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
+/// How often the other store is asked again while it is away.
+const ASKED_AGAIN_MAX: usize = 5;
+
 /// The store in memory, and perhaps another one beside it.
 #[derive(Default)]
 pub struct Beside {
@@ -82,6 +85,19 @@ impl Other {
             repeats: Mutex::default(),
             differs: Mutex::default(),
         }
+    }
+
+    /// Asks the other store, again if it was away for a moment: a server ends the transaction of a client that a busy machine
+    /// keeps from going on. What was refused for its content is not asked again.
+    fn ask<T, F: Future<Output = Result<T, Error>>>(&self, call: impl Fn() -> F) -> Result<T, Error> {
+        let mut answer = self.runtime.block_on(call());
+        for _ in 0..ASKED_AGAIN_MAX {
+            if answer.is_ok() || answer.as_ref().is_err_and(Error::is_of_content) {
+                break;
+            }
+            answer = self.runtime.block_on(call());
+        }
+        answer
     }
 
     fn compare<T: Words>(&self, verb: &str, ours: &Result<T, Error>, theirs: &Result<T, Error>) {
@@ -237,7 +253,7 @@ macro_rules! both {
                 let guard = other.ids.lock();
                 let $ids = &*guard;
                 $(let $given = $there;)*
-                let theirs = other.runtime.block_on(other.store.$verb($($name),*));
+                let theirs = other.ask(|| other.store.$verb($($name),*));
                 let _ = $ids;
                 drop(guard);
                 other.compare(stringify!($verb), &answer, &theirs);
@@ -256,7 +272,7 @@ macro_rules! seldom {
                 let guard = other.ids.lock();
                 let $ids = &*guard;
                 $(let $given = $there;)*
-                let theirs = other.runtime.block_on(other.store.$verb($($name),*));
+                let theirs = other.ask(|| other.store.$verb($($name),*));
                 let _ = $ids;
                 drop(guard);
                 other.compare(stringify!($verb), &answer, &theirs);
@@ -285,7 +301,7 @@ impl Store for Beside {
     ) -> Result<Applied, Error> {
         let answer = self.memory.apply(now, source, digest, agents).await;
         if let Some(other) = &self.other {
-            let theirs = other.runtime.block_on(other.store.apply(now, source, digest, agents));
+            let theirs = other.ask(|| other.store.apply(now, source, digest, agents));
             other.compare("apply", &answer, &theirs);
             other.learn(&self.memory);
         }
@@ -298,7 +314,7 @@ impl Store for Beside {
         if let Some(other) = self.other.as_ref().filter(|other| !is_empty || other.is_turn("due", 32)) {
             let mut ids = other.ids.lock();
             let after = after.map(|(at, schedule)| (at, ids.schedule(schedule)));
-            let theirs = other.runtime.block_on(other.store.due(now, after, limit));
+            let theirs = other.ask(|| other.store.due(now, after, limit));
             other.compare("due", &answer, &theirs);
             for (ours, theirs) in answer.iter().flatten().zip(theirs.iter().flatten()) {
                 ids.versions.insert((ours.schedule, ours.version), theirs.version);
@@ -324,7 +340,7 @@ impl Store for Beside {
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Result<Vec<Claimed>, Error> {
         let answer = self.memory.claim(now, claim).await;
         if let Some(other) = &self.other {
-            let theirs = other.runtime.block_on(other.store.claim(now, claim));
+            let theirs = other.ask(|| other.store.claim(now, claim));
             other.compare("claim", &answer, &theirs);
         }
         answer
@@ -345,7 +361,7 @@ impl Store for Beside {
             }
         }
         if let Some(other) = &self.other {
-            let theirs = other.runtime.block_on(other.store.fence(now, node, lease_seen));
+            let theirs = other.ask(|| other.store.fence(now, node, lease_seen));
             other.compare("fence", &answer, &theirs);
         }
         answer
