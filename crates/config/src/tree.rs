@@ -187,6 +187,8 @@ pub(crate) struct Flaw {
 
 /// How deep values may be nested.
 const DEPTH_MAX: usize = 64;
+/// After so many flaws nothing more is read: each is shown with its line, which may be long.
+const FLAWS_MAX: usize = 100;
 /// What a value takes in memory beside its text, about.
 const NODE_BYTES: usize = 64;
 
@@ -195,7 +197,7 @@ const NODE_BYTES: usize = 64;
 pub(crate) struct Bounds {
     /// Maximum number of values, aliases counted as what they stand for.
     pub nodes: usize,
-    /// Maximum size of what all aliases together stand for, in bytes.
+    /// Maximum size of all values with anchors and of what all aliases stand for together, in bytes: they are copies.
     pub aliased: usize,
 }
 
@@ -247,6 +249,9 @@ pub(crate) fn parse(file: usize, text: &str, bounds: Bounds) -> (Option<Node>, V
             builder.flaws.push(flaw);
             return (None, builder.flaws);
         }
+        if builder.flaws.len() >= FLAWS_MAX {
+            return (None, builder.flaws);
+        }
     }
     let empty = Node::scalar(Span { file, start: 0, end: 0 }, "", true);
     (Some(builder.root.unwrap_or(empty)), builder.flaws)
@@ -276,7 +281,7 @@ struct Builder {
     /// What aliases stand for.
     anchors: HashMap<usize, Anchored>,
     nodes: usize,
-    /// The size of what aliases stood for so far.
+    /// The size of copies so far, of values with anchors and for aliases.
     aliased: usize,
     documents: usize,
     root: Option<Node>,
@@ -349,7 +354,7 @@ impl Builder {
                         first: None,
                     });
                 }
-                self.remember(anchor, &node, 1);
+                self.remember(anchor, &node, 1)?;
                 self.place(node)?;
             }
             Event::Alias(id) => {
@@ -366,14 +371,9 @@ impl Builder {
                 if self.stack.len() + anchored.depth > DEPTH_MAX {
                     return Err(too_deep(span));
                 }
-                self.aliased = self.aliased.saturating_add(anchored.bytes);
-                if self.aliased > self.bounds.aliased {
-                    let most = match self.bounds.aliased >> 10 {
-                        kib if kib < 1024 => format!("{kib} KiB"),
-                        kib => format!("{} MiB", kib >> 10),
-                    };
-                    return Err(too_large(span, &format!("its aliases stand for more than {most}")));
-                }
+                let bytes = anchored.bytes;
+                self.count_copy(span, bytes)?;
+                let Some(anchored) = self.anchors.get(&id) else { return Ok(()) };
                 if self.nodes + nodes <= self.bounds.nodes {
                     let node = anchored.node.clone();
                     self.count(span, nodes)?;
@@ -433,15 +433,30 @@ impl Builder {
         let span = Span { file: self.file, start: frame.start, end: span.end.max(frame.start) };
         let node = Node { span, data };
         let nodes = self.nodes - frame.nodes_before;
-        self.remember(frame.anchor, &node, nodes);
+        self.remember(frame.anchor, &node, nodes)?;
         self.place(node)
     }
 
-    fn remember(&mut self, anchor: usize, node: &Node, nodes: usize) {
+    fn remember(&mut self, anchor: usize, node: &Node, nodes: usize) -> Result<(), Flaw> {
         if anchor > 0 {
             let (depth, bytes) = (node.depth(), node.bytes());
+            self.count_copy(node.span, bytes)?;
             self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, depth, bytes });
         }
+        Ok(())
+    }
+
+    /// Counts a copy before it is made.
+    fn count_copy(&mut self, span: Span, bytes: usize) -> Result<(), Flaw> {
+        self.aliased = self.aliased.saturating_add(bytes);
+        if self.aliased <= self.bounds.aliased {
+            return Ok(());
+        }
+        let most = match self.bounds.aliased >> 10 {
+            kib if kib < 1024 => format!("{kib} KiB"),
+            kib => format!("{} MiB", kib >> 10),
+        };
+        Err(too_large(span, &format!("its aliases stand for more than {most}")))
     }
 
     /// Puts a value where it belongs.

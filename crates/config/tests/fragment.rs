@@ -151,6 +151,14 @@ fn what_aliases_stand_for_is_bounded() {
         let errors = parsed(&bomb(length, levels)).unwrap_err();
         assert!(errors.to_string().contains("its aliases stand for more than 64 KiB"), "{errors}");
     }
+    // Values with anchors are copied as well, each with all that is inside of it.
+    let nested: String = (0..50).map(|n| format!("&a{n} [")).collect();
+    let text =
+        format!("every: 1h\npayload: {{a: {nested}{}{}}}\n", vec!["1"; 10_000].join(","), "]".repeat(50));
+    assert!(parsed(&text).unwrap_err().to_string().contains("its aliases stand for more than 64 KiB"));
+    // Not every one of very many mistakes is told.
+    let twice = format!("every: 1h\npayload: {{{}}}\n", vec!["a: 1"; 40_000].join(","));
+    assert!(parsed(&twice).unwrap_err().problems.len() <= 100);
     let many = format!("every: 1h\npayload: {{a: [{}]}}\n", vec!["1"; 140_000].join(","));
     assert!(parsed(&many).unwrap_err().to_string().contains("more than 131072 values"));
 }
