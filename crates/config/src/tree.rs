@@ -189,6 +189,8 @@ pub(crate) struct Flaw {
 const DEPTH_MAX: usize = 64;
 /// After so many flaws nothing more is read: each is shown with its line, which may be long.
 const FLAWS_MAX: usize = 100;
+/// Maximum length of a key in quotes. YAML takes no longer ones in what is written as a whole, as definitions are shown.
+const KEY_MAX: usize = 1_000;
 /// What a value takes in memory beside its text, about.
 const NODE_BYTES: usize = 64;
 
@@ -477,6 +479,12 @@ impl Builder {
                             first: None,
                         });
                     };
+                    if serde_json::to_string(&text).map_or(0, |written| written.chars().count()) > KEY_MAX {
+                        return Err(too_large(
+                            node.span,
+                            &format!("a key of more than {KEY_MAX} characters"),
+                        ));
+                    }
                     let merge = plain && text == "<<";
                     let before = places.insert(text.clone(), node.span);
                     if let Some(before) = before.filter(|_| !merge) {

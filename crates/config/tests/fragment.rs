@@ -156,6 +156,13 @@ fn what_aliases_stand_for_is_bounded() {
     let text =
         format!("every: 1h\npayload: {{a: {nested}{}{}}}\n", vec!["1"; 10_000].join(","), "]".repeat(50));
     assert!(parsed(&text).unwrap_err().to_string().contains("its aliases stand for more than 64 KiB"));
+    // A key that could be read here and not where the definition is shown.
+    let long = |key: &str| format!("every: 1h\npayload:\n  ? \"{key}\"\n  : 1\n");
+    assert!(parsed(&long(&"k".repeat(900))).is_ok());
+    for key in ["k".repeat(2_000), "\\u0001".repeat(300)] {
+        let errors = parsed(&long(&key)).unwrap_err();
+        assert!(errors.to_string().contains("a key of more than 1000 characters"), "{errors}");
+    }
     // Not every one of very many mistakes is told.
     let twice = format!("every: 1h\npayload: {{{}}}\n", vec!["a: 1"; 40_000].join(","));
     assert!(parsed(&twice).unwrap_err().problems.len() <= 100);
