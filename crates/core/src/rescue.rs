@@ -2,9 +2,9 @@
 //!
 //! What kills a node must not take the next one with it. A run that comes back from a dead node is *rescued*: a node starts
 //! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued runs that it claimed since
-//! its last renewal are *suspects*. A suspect is started alone: nothing else starts on that node until the suspect has ended,
-//! or has been watched for a moment ([`watched_for`]) and the node has renewed its lease since. So at the third death one
-//! suspect is left, and it is given up.
+//! its last renewal are *suspects*. A suspect is started alone: nothing else has started on that node for a moment
+//! ([`watched_for`]), and nothing else starts until the suspect has ended, or has been watched for such a moment and the node
+//! has renewed its lease since. So at the third death one suspect is left, and it is given up.
 //!
 //! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
 //! while ([`steady_after`]): then a death tells more of the suspect than of the node. It claims no rescued run when a renewal

@@ -31,6 +31,13 @@ impl Driver {
             self.dispatcher.at = now.mono + self.options.lease / 10;
             return;
         }
+        let rescues = self.rescues(now);
+        if self.suspect_waits && (now.mono < self.quiet_at() || rescues == Rescues::None) {
+            // The answer to a renewal, or the start or end of a rescued run, asks again.
+            let again_at = now.mono + self.options.lease / 10;
+            self.dispatcher.at = if now.mono < self.quiet_at() { self.quiet_at() } else { again_at };
+            return;
+        }
         let only = self.options.only;
         let (lanes, total) = if only.is_some() { (Vec::new(), 1) } else { self.free_slots() };
         let has_room = if only.is_some() { self.tasks.is_empty() } else { total > 0 && !lanes.is_empty() };
@@ -42,7 +49,8 @@ impl Driver {
         }
         (self.claim_wanted, self.is_full) = (false, false);
         self.dispatcher.busy = true;
-        let (rescues, labels) = (self.rescues(now), self.options.labels.clone());
+        self.suspect_waits = false;
+        let labels = self.options.labels.clone();
         self.ask(Ask::Claim(Claim { node: self.node, lanes, total, labels, only, rescues }));
     }
 
@@ -57,6 +65,11 @@ impl Driver {
             false if now.mono < self.steady_at => Rescues::Unsuspected,
             false => Rescues::Any,
         }
+    }
+
+    /// From when on a suspect may start: the attempt that was started last would have shown by then that it ends this node.
+    fn quiet_at(&self) -> Duration {
+        self.last_start.map_or(Duration::ZERO, |at| at + watched_for(self.options.lease))
     }
 
     /// Whether a suspect has neither ended nor outlived a renewal.
@@ -127,6 +140,11 @@ impl Driver {
         // Nothing starts beside a suspect.
         let is_suspect = |(claimed, _): &(Claimed, _)| claimed.rescued && claimed.suspect;
         let has_suspect = claimed.iter().any(is_suspect);
+        if has_suspect && now.mono < self.quiet_at() {
+            self.suspect_waits = true;
+            let runs = claimed.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect();
+            return self.give_back(runs);
+        }
         let (claimed, beside): (Vec<_>, Vec<_>) =
             claimed.into_iter().partition(|claimed| !has_suspect || is_suspect(claimed));
         self.give_back(beside.iter().map(|(claimed, _)| (claimed.run, claimed.epoch)).collect());
@@ -217,6 +235,7 @@ impl Driver {
             ..event
         });
         self.counters.triggers += 1;
+        self.last_start = Some(now.mono);
         self.marker.at = self.marker.at.min(now.mono + self.options.marks_every);
         self.effects.push(Effect::Start { attempt: Box::new(attempt), tell: claimed.rescued });
     }

@@ -489,6 +489,10 @@ pub struct Driver {
     claims_after_renewal: bool,
     /// From when on this node has lived for long enough to start suspects.
     steady_at: Duration,
+    /// When the last attempt was started here.
+    last_start: Option<Duration>,
+    /// A suspect was given back because another attempt had just been started: nothing starts before the suspect.
+    suspect_waits: bool,
     pruner: Loop,
     /// Where looking for runs beyond their number goes on.
     prune_after: Option<RunId>,
@@ -586,6 +590,8 @@ impl Driver {
             unfenced: None,
             claims_after_renewal: false,
             steady_at: now.mono + steady_after(lease),
+            last_start: None,
+            suspect_waits: false,
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,
             exhausted: HashMap::new(),

@@ -388,13 +388,6 @@ async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
     let claimed = Ok(vec![readable(5, false), readable(6, true), readable(7, false)]);
     let effects = driver.step(now, Input::Claimed { claimed, next: None });
     let id = |n| belfry_core::RunId(uuid::Uuid::from_u128(n));
-    let started = |effects: &[Effect]| {
-        let run = |effect: &Effect| match effect {
-            Effect::Start { attempt, .. } => Some(attempt.run),
-            _ => None,
-        };
-        effects.iter().filter_map(run).collect::<Vec<_>>()
-    };
     assert_eq!(started(&effects), [id(6)]);
     let given_back = effects.iter().any(
         |effect| matches!(effect, Effect::Ask(Ask::GiveBack(_, runs)) if *runs == [(id(5), 1), (id(7), 1)]),
@@ -414,6 +407,53 @@ async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
     let held = Renewed::Held { cancels: Vec::new(), live: Some(vec![(id(6), 1)]) };
     let renewed = Input::Renewed { asked: watched.mono, renewed: Ok(held), is_held: false };
     assert_eq!(rescues(&driver.step(watched, renewed)), Some(Rescues::Any));
+}
+
+#[tokio::test]
+async fn a_suspect_waits_until_what_started_before_it_was_watched() {
+    let claims = unreadable_claims().await;
+    let (mut driver, first) = long_leased();
+    driver.step(first, Input::Nodes(Ok(Vec::new())));
+    let now = later_by(first, 10 * SECOND);
+    let readable = |n, suspect| {
+        let (claimed, definitions) = claims(n);
+        (Claimed { unreadable: None, rescued: suspect, suspect, ..claimed }, definitions)
+    };
+    let answer = |runs| Input::Claimed { claimed: Ok(runs), next: None };
+    let id = |n| belfry_core::RunId(uuid::Uuid::from_u128(n));
+    let effects = driver.step(now, answer(vec![readable(5, false)]));
+    assert_eq!((started(&effects), rescues(&effects)), (vec![id(5)], Some(Rescues::Any)));
+    // It may be the one that ends this node: the suspect is not started beside it, and neither is anything else.
+    let soon = later_by(now, SECOND);
+    let effects = driver.step(soon, answer(vec![readable(6, true), readable(7, false)]));
+    assert!(started(&effects).is_empty(), "{effects:?}");
+    let all = [(id(6), 1), (id(7), 1)];
+    let given_back = |effect: &Effect| matches!(effect, Effect::Ask(Ask::GiveBack(_, runs)) if *runs == all);
+    assert!(effects.iter().any(given_back), "{effects:?}");
+    let given_back = Input::GivenBack { given_back: Ok(Vec::new()), runs: Vec::new() };
+    assert_eq!(rescues(&driver.step(soon, given_back)), None, "others would come before the suspect again and again");
+    assert_eq!(rescues(&driver.step(soon, Input::Hint)), None);
+    let mut later = soon;
+    let effects = loop {
+        later = later_by(later, driver.wait(later).max(Duration::from_millis(1)));
+        let effects = driver.step(later, Input::Woken);
+        if rescues(&effects).is_some() {
+            break effects;
+        }
+        driver.step(later, Input::Marks(Ok(Marks { cancels: Vec::new(), draining: Some(false) })));
+    };
+    assert_eq!((later.mono, rescues(&effects)), (now.mono + 2 * SECOND, Some(Rescues::Any)));
+    let effects = driver.step(later, answer(vec![readable(6, true), readable(7, false)]));
+    assert_eq!(started(&effects), [id(6)]);
+}
+
+/// Runs of which an attempt is started.
+fn started(effects: &[Effect]) -> Vec<belfry_core::RunId> {
+    let run = |effect: &Effect| match effect {
+        Effect::Start { attempt, .. } => Some(attempt.run),
+        _ => None,
+    };
+    effects.iter().filter_map(run).collect()
 }
 
 fn later_by(now: Now, wait: Duration) -> Now {
