@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::broken::{self, Broken};
 use crate::definition::Breaker as Policy;
+use crate::edit::is_of_later_clock;
 use crate::model::{RunId, RunState};
 
 /// Where a breaker stands.
@@ -108,11 +109,14 @@ impl Breaker {
             (State::Closed, _) => Admits::Yes,
             (State::HalfOpen, Some(_)) => Admits::No,
             (State::HalfOpen, None) => Admits::Probe,
-            (State::Open, _) if self.opened_at.is_none_or(|opened| now >= end(opened, policy)) => {
-                Admits::Probe
-            }
+            (State::Open, _) if self.is_cool(policy, now) => Admits::Probe,
             (State::Open, _) => Admits::No,
         }
+    }
+
+    /// Whether an open breaker has been open for long enough. Nobody knows how long that was if the clock was set back since.
+    fn is_cool(&self, policy: &Policy, now: Timestamp) -> bool {
+        self.opened_at.is_none_or(|opened| now >= end(opened, policy) || is_of_later_clock(opened, now))
     }
 
     /// The breaker as it counts now: a probe that no longer lives is none, and another may go.

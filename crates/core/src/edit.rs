@@ -20,6 +20,11 @@ const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
 /// How far something that has happened may lie ahead before it is said that the clock was set back.
 pub const CLOCK_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
 
+/// Whether something happened at an instant that lies so far ahead that the clock was set back since.
+pub fn is_of_later_clock(at: Timestamp, now: Timestamp) -> bool {
+    at.duration_since(now) > CLOCK_BACK_MIN
+}
+
 /// A schedule's definition that can be used, or why it cannot.
 pub type Compiled<'a> = Result<&'a Schedule, &'a str>;
 
@@ -103,16 +108,24 @@ pub enum NeverFired {
     },
 }
 
-/// A schedule that is new at `now`.
-pub fn add(definition: &ScheduleDefinition, compiled: Compiled<'_>, now: Timestamp) -> Change {
+/// A schedule that is new at `now`. `planned_before` is the last planned tick of a removed schedule of the same name: if the
+/// clock was set back since, none of its ticks comes again.
+pub fn add(
+    definition: &ScheduleDefinition,
+    compiled: Compiled<'_>,
+    planned_before: Option<Timestamp>,
+    now: Timestamp,
+) -> Change {
+    let is_known = |planned_at: &Timestamp| *planned_at > now && !broken::is(Broken::ReturnsWithoutPast);
+    let planned_at = planned_before.filter(is_known);
     let change = Change {
         status: Status::Active,
         since: now,
         timer: None,
         waits: false,
         origin: None,
-        cursor_at: None,
-        planned_at: None,
+        cursor_at: planned_at,
+        planned_at,
         closed: Vec::new(),
         new_revision: true,
     };

@@ -149,7 +149,7 @@ fn a_deferred_tick_is_overdue_like_any_other() {
 #[test]
 fn a_schedule_that_is_paused_before_its_first_tick_was_found_has_one() {
     let schedule = every("5m", AnchorName::Completion);
-    let new = found(edit::add(&schedule.definition, Ok(&schedule), at("02T12:00:00")));
+    let new = found(edit::add(&schedule.definition, Ok(&schedule), None, at("02T12:00:00")));
     let paused = pause(&new, &schedule, "02T12:01:00");
     let resumed = resume(&paused, &schedule, Resume::CatchUp, "02T12:02:00");
     assert_eq!(armed(&resumed, &schedule, "02T12:02:00"), Some(at("02T12:00:00")));
@@ -461,7 +461,7 @@ fn a_resume_from_now_forgets_a_first_tick_that_lies_ahead() {
     }
     // A first tick that is still to come is none of those that are forgotten.
     let soon = once(When::After("90s".into()));
-    let new = found(edit::add(&soon.definition, Ok(&soon), at("02T12:00:00")));
+    let new = found(edit::add(&soon.definition, Ok(&soon), None, at("02T12:00:00")));
     let paused = pause(&new, &soon, "02T12:00:10");
     let resumed = resume(&paused, &soon, Resume::FromNow, "02T12:00:20");
     assert_eq!(armed(&resumed, &soon, "02T12:00:20"), Some(at("02T12:01:30")));
@@ -470,11 +470,11 @@ fn a_resume_from_now_forgets_a_first_tick_that_lies_ahead() {
 #[test]
 fn a_one_shot_first_seen_after_its_time_is_exhausted_at_once() {
     let past = once(When::At("2026-03-01T00:00:00Z".into()));
-    let new = edit::add(&past.definition, Ok(&past), at("02T12:00:00"));
+    let new = edit::add(&past.definition, Ok(&past), None, at("02T12:00:00"));
     assert_eq!((&new.status, new.timer, new.origin), (&Status::Exhausted, None, None));
     assert!(is_expired(&past, &new));
     let to_come = once(When::At("2026-03-03T00:00:00Z".into()));
-    let new = edit::add(&to_come.definition, Ok(&to_come), at("02T12:00:00"));
+    let new = edit::add(&to_come.definition, Ok(&to_come), None, at("02T12:00:00"));
     assert_eq!((&new.status, new.timer), (&Status::Active, tick("03T00:00:00")));
     assert_eq!(new.origin, Some(at("03T00:00:00")));
     assert!(!is_expired(&to_come, &Change { status: Status::Exhausted, ..new.clone() }), "it has fired");
@@ -522,7 +522,7 @@ fn a_one_shot_that_is_edited_by_an_earlier_clock_says_why_it_does_not_fire() {
 fn the_delay_of_a_one_shot_begins_when_it_is_first_seen() {
     let soon = once(When::After("90s".into()));
     let off = disabled(&soon);
-    let new = found(edit::add(&off.definition, Ok(&off), at("02T12:00:00")));
+    let new = found(edit::add(&off.definition, Ok(&off), None, at("02T12:00:00")));
     assert_eq!((&new.status, new.origin), (&Status::Disabled, Some(at("02T12:01:30"))));
     let on = define(&new, &off, &soon, "02T12:01:00");
     assert_eq!((armed(&on, &soon, "02T12:01:00"), on.closed.len()), (Some(at("02T12:01:30")), 0));

@@ -163,11 +163,9 @@ pub struct Budget {
 
 impl Budget {
     fn of(used: belfry_core::budget::Budget, agent: &AgentDefinition, now: Timestamp) -> Option<Budget> {
-        let policy = agent.budget?;
-        let resets_at = later(used.period_start, policy.period_ms);
-        let budget =
-            Budget { period_start: used.period_start, failures: used.failures, max: policy.max, resets_at };
-        Some(budget).filter(|budget| now < budget.resets_at)
+        let policy = agent.budget.filter(|policy| belfry_core::budget::lasts(&used, policy, now))?;
+        let resets_at = belfry_core::budget::end(&used, &policy);
+        Some(Budget { period_start: used.period_start, failures: used.failures, max: policy.max, resets_at })
     }
 }
 

@@ -228,7 +228,7 @@ impl Sim {
             .into_iter()
             .map(|(name, definition)| {
                 // Nothing is armed at or before the last planned tick, also after the clock was stepped back.
-                let planned = self.record(&name).and_then(|record| self.results(&record).last());
+                let planned = self.known_record(&name).and_then(|record| self.results(&record).last());
                 (name, definition, planned.map_or(now, |planned| planned.max(now)))
             })
             .collect();

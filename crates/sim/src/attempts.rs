@@ -8,7 +8,13 @@ use belfry_core::retry::Outcome;
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 
 use crate::node::Process;
-use crate::sim::Sim;
+use crate::sim::{Sim, signed};
+use crate::world::{MINUTE, Micros};
+
+/// A node claims at least so often.
+const NOTICED_WITHIN: Micros = 10 * MINUTE;
+/// How long runs that were caught up wait at most, and more than clocks of several nodes differ.
+const SPREAD_MAX: Micros = 2 * MINUTE;
 
 impl Sim {
     /// What must hold when a process starts.
@@ -28,6 +34,28 @@ impl Sim {
         self.check_node(process);
         self.check_lane(process);
         self.check_session(process);
+        self.check_clock();
+    }
+
+    /// Nothing that was due before the clock was stepped back waits for that clock. Stores notice it by their claims.
+    fn check_clock(&mut self) {
+        if self.world.behind_since().is_none_or(|since| self.world.now() < since + NOTICED_WITHIN) {
+            return;
+        }
+        let wall = self.world.wall();
+        let soon = wall + signed(SPREAD_MAX);
+        for record in self.ledger.names().iter().filter_map(|name| self.record(name)).collect::<Vec<_>>() {
+            if record.deferred.is_some_and(|deferred| deferred.since > wall) {
+                return self.breaks(format!("{} is deferred until the clock shows that again", record.name));
+            }
+        }
+        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0;
+        let waits = |run: &RunRecord| run.state == RunState::Pending && run.created_at > soon;
+        let live = self.now(self.store.memory.live_runs());
+        if let Some(run) = live.iter().find(|run| waits(run) && is_planned(run) && run.not_before > soon) {
+            let words = format!("{} {} waits until {} by a later clock", run.name, run.id, run.not_before);
+            self.breaks(words);
+        }
     }
 
     /// A run of a schedule that queues or cancels starts only if nothing else of its scope runs.

@@ -66,6 +66,8 @@ struct Inner {
     start: Timestamp,
     /// How far the store's clock was stepped, in microseconds.
     stepped: i64,
+    /// When it was stepped back last, in true time, and the latest instant that it has shown.
+    stepped_back: Option<(Micros, Timestamp)>,
     /// A step that is to come.
     step_later: Option<i64>,
     random: Random,
@@ -87,6 +89,7 @@ impl World {
             now: 0,
             start,
             stepped: 0,
+            stepped_back: None,
             step_later: None,
             random,
             faults,
@@ -112,14 +115,18 @@ impl World {
 
     /// What the store's clock shows.
     pub fn wall(&self) -> Timestamp {
-        let inner = self.inner.lock();
-        let passed = inner.now as i64 + inner.stepped;
-        inner.start + SignedDuration::from_micros(passed)
+        self.inner.lock().wall()
     }
 
     /// Steps the store's clock.
     pub fn step(&self, by: i64) {
-        self.inner.lock().stepped += by;
+        self.inner.lock().step(by);
+    }
+
+    /// When the store's clock was stepped back, in true time, if it has not shown the instants since that it had shown before.
+    pub fn behind_since(&self) -> Option<Micros> {
+        let inner = self.inner.lock();
+        inner.stepped_back.filter(|(_, latest)| inner.wall() < *latest).map(|(at, _)| at)
     }
 
     /// Steps the store's clock right after the next read of what is due.
@@ -131,7 +138,7 @@ impl World {
     pub fn due_read(&self) {
         let mut inner = self.inner.lock();
         let by = inner.step_later.take().unwrap_or(0);
-        inner.stepped += by;
+        inner.step(by);
     }
 
     /// Runs were claimed now.
@@ -252,5 +259,19 @@ impl Time for NodeClock {
         if let Some(read) = &self.read {
             *read.lock() = (store, self.world.now());
         }
+    }
+}
+
+impl Inner {
+    fn wall(&self) -> Timestamp {
+        self.start + SignedDuration::from_micros(self.now as i64 + self.stepped)
+    }
+
+    fn step(&mut self, by: i64) {
+        if by < 0 {
+            let before = self.stepped_back.map(|(_, latest)| latest);
+            self.stepped_back = Some((self.now, before.map_or(self.wall(), |before| before.max(self.wall()))));
+        }
+        self.stepped += by;
     }
 }

@@ -47,16 +47,16 @@ pub(crate) enum Clock {
 
 impl Clock {
     /// If the clock may have been set back: the instant after which a run was made by a later clock, more than clocks of
-    /// several nodes differ. If there is such a run, or one that was started then, see [`Shift`].
+    /// several nodes differ. If there is such a run, or one that was started or a tick that was deferred then, see [`Shift`].
     pub(crate) fn may_be_back(self, now: Timestamp) -> Option<Timestamp> {
         (self != Clock::On).then(|| now.saturating_add(CLOCK_BACK_MIN).unwrap_or(now))
     }
 }
 
-/// What a clock that was set back does to runs whose tick, if they have one, does not lie ahead; a tick that lies ahead is
-/// waited for. Those that were made, or whose last attempt started, by the later clock wait no longer than they were to wait:
-/// also for a retry or for the end of a failure budget. All keep their order, also those that are running: what was due by the
-/// later clock is due now, and among those the first made is the first.
+/// What a clock that was set back does to live runs, and to ticks that a full lane defers: what was due by the later clock is
+/// due now, also for a tick that lies ahead. Runs that were made, or whose last attempt started, by the later clock wait no
+/// longer than they were to wait: also for a retry or for the end of a failure budget. All keep their order, also those that
+/// are running: among those that are due now the first made is the first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shift {
     /// The clock.
@@ -66,7 +66,8 @@ pub(crate) struct Shift {
 }
 
 impl Shift {
-    /// None where no run was made or started by a later clock. `last_told` is when the last live run was made or started.
+    /// None where no run was made or started, and no tick deferred, by a later clock. `last_told` is when the last of these
+    /// happened.
     pub(crate) fn of(now: Timestamp, later: Timestamp, last_told: Option<Timestamp>) -> Option<Shift> {
         last_told.filter(|latest| *latest > later).map(|latest| Shift { now, latest })
     }

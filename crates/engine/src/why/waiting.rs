@@ -1,7 +1,7 @@
 //! What a run waits for, or would have to wait for: its instant, a node, its turn, its agent's limit.
 
 use belfry_core::definition::{Options, When, handler_of};
-use belfry_core::edit::CLOCK_BACK_MIN;
+use belfry_core::edit::is_of_later_clock;
 use belfry_core::gate::{self, Gate, Pass, Place, Scopes};
 use belfry_core::text::count;
 use belfry_core::{RunState, SkipReason, Trigger, ending};
@@ -115,7 +115,7 @@ impl Known {
     /// A run that waits for the instant of its next attempt, and what put that off.
     fn waits_until(&self, run: &RunRecord) -> (Option<&'static str>, String) {
         let until = format!("{}, in {}", self.time(run.not_before), length(self.now, run.not_before));
-        if run.created_at > self.now.saturating_add(CLOCK_BACK_MIN).unwrap_or(self.now) {
+        if is_of_later_clock(run.created_at, self.now) {
             let words = format!("waits until {until}: the clock was set back after it was made");
             return (Some(CLOCK_BACK), words);
         }

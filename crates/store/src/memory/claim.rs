@@ -90,16 +90,26 @@ impl State {
     /// See [`crate::clock::Clock::may_be_back`].
     fn shift_waiting(&mut self, now: Timestamp, later: Timestamp) {
         let told_at = |live: &Live| live.started_at.map_or(live.created_at, |at| at.max(live.created_at));
-        let Some(shift) = Shift::of(now, later, self.live.values().map(told_at).max()) else { return };
-        let is_ahead = |tick_at: Option<Timestamp>| tick_at.is_some_and(|tick_at| tick_at > now);
-        for live in self.live.values_mut().filter(|live| !is_ahead(live.new.tick_at)) {
-            if live.waits() && told_at(live) > now {
+        let deferred = self.deferred.values().map(|deferred| deferred.since);
+        let last_told = self.live.values().map(told_at).chain(deferred).max();
+        let Some(shift) = Shift::of(now, later, last_told) else { return };
+        for live in self.live.values_mut() {
+            if live.waits() && told_at(live) > now && !broken::is(Broken::RunByLaterClock) {
                 live.not_before = shift.of_later_clock(live.not_before);
             }
             live.new.not_before = match live.created_at > now {
                 true => shift.of_later_clock(live.new.not_before),
                 false => shift.of_this_clock(live.new.not_before),
             };
+        }
+        let is_ahead = |deferred: &Deferred| deferred.since > now && !broken::is(Broken::DeferredByLaterClock);
+        let deferred = self.deferred.iter().filter(|(_, deferred)| is_ahead(deferred));
+        for (id, deferred) in deferred.map(|(id, it)| (*id, it.clone())).collect::<Vec<_>>() {
+            let deferred = Deferred { since: now, ..deferred };
+            match self.schedules.get(&id).is_some_and(|row| row.record.token.is_some()) {
+                true => self.arm(id, deferred),
+                false => drop(self.deferred.insert(id, deferred)),
+            }
         }
     }
 

@@ -208,7 +208,9 @@ impl State {
     ) -> Put {
         let compiled = compile(definition, name);
         let id = self.number();
-        let change = edit::add(definition, super::compiled(&compiled), now);
+        let before = self.schedules.values().filter(|row| row.record.name == name);
+        let planned_before = before.filter_map(|row| row.record.planned_at).max();
+        let change = edit::add(definition, super::compiled(&compiled), planned_before, now);
         let record = ScheduleRecord {
             id,
             agent,

@@ -151,18 +151,23 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
         order by p.rank, p.due_at, p.id limit f.room for update skip locked \
     ) w))";
 
-/// See [`Shift`].
-async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<(), Fault> {
-    let rows = tx.query("select max(greatest(created_at, started_at)) as at from live", &[]).await?;
+/// See [`Shift`]. Says whether a timer is due now that was not.
+async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool, Fault> {
+    let sql = "select greatest((select max(greatest(created_at, started_at)) from live), (select max(since) from deferred)) as at";
+    let rows = tx.query(sql, &[]).await?;
     let last_told = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
-    let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(()) };
+    let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(false) };
+    let sql = "update timers set due_at = $1, version = nextval('numbers') \
+               where due_at > $1 and schedule_id in (select schedule_id from deferred where armed)";
+    let armed = tx.execute(sql, &[&now]).await?;
+    tx.execute("update deferred set since = $1 where since > $1", &[&now]).await?;
     let sql = "update live set due_at = case when created_at > $1 then greatest($1, due_at - ($2 - $1)) else $1 end \
-               where due_at > $1 and (created_at > $1 or due_at <= $2) and coalesce(tick_at <= $1, true)";
+               where due_at > $1 and (created_at > $1 or due_at <= $2)";
     tx.execute(sql, &[&now, &latest]).await?;
     let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)) where state + 0 <> 2 \
-               and greatest(created_at, started_at) > $1 and not_before > $1 and coalesce(tick_at <= $1, true)";
+               and greatest(created_at, started_at) > $1 and not_before > $1";
     tx.execute(sql, &[&now, &latest]).await?;
-    Ok(())
+    Ok(armed > 0)
 }
 
 impl Postgres {
@@ -171,7 +176,8 @@ impl Postgres {
         let lanes_in_order = &claim.lanes;
         let clock = self.last_claim.clock_at(claim.node, now);
         if let Some(later) = clock.may_be_back(now) {
-            transact!(self, Work, |tx| shift(&mut tx, now, later).await)?;
+            let shifted = transact!(self, Work, |tx| shift(&mut tx, now, later).await);
+            self.hint(shifted, |is_armed| *is_armed)?;
         }
         if clock == Clock::Back {
             let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";

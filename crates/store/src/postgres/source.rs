@@ -489,20 +489,28 @@ async fn insert_schedules(
     let sql = "insert into schedule_revisions (revision, from_at, schedule_id, definition, format) \
                select 1, $1::timestamptz, u.* from unnest($2::bigint[], $3::text[], $4::integer[]) as u";
     tx.execute(sql, &[&now, &ids, &texts, &formats]).await?;
-    let added: Vec<Change> = fresh
-        .iter()
-        .map(|(_, spec)| edit::add(spec.definition, memory::compiled(&spec.compiled), now))
-        .collect();
+    let sql = "select old.name, max(s.planned_at) as planned_at from schedules old \
+               join schedule_state s on s.schedule_id = old.id where old.name = any($1) and old.id <> all($2) group by old.name";
+    let mut planned_before: HashMap<String, Option<Timestamp>> = HashMap::new();
+    for row in tx.query(sql, &[&names, &ids]).await? {
+        planned_before.insert(get(&row, "name")?, get(&row, "planned_at")?);
+    }
+    let add = |(_, spec): &(AgentId, &ScheduleSpec<'_>)| {
+        let before = planned_before.get(&spec.name).copied().flatten();
+        edit::add(spec.definition, memory::compiled(&spec.compiled), before, now)
+    };
+    let added: Vec<Change> = fresh.iter().map(add).collect();
     let codes: Vec<i16> = added.iter().map(|change| status_columns(&change.status).0).collect();
     let reasons: Vec<Option<&str>> = added.iter().map(|change| status_columns(&change.status).1).collect();
     let going: Vec<bool> = fresh.iter().map(|(_, spec)| spec.definition.options.delete_after_run).collect();
     let origins: Vec<Option<Timestamp>> = added.iter().map(|change| change.origin).collect();
     let cursors: Vec<Option<Timestamp>> = added.iter().map(|change| change.cursor_at).collect();
+    let planned: Vec<Option<Timestamp>> = added.iter().map(|change| change.planned_at).collect();
     let sql = "insert into schedule_state (edition, status_since, schedule_id, agent_id, delete_after_run, status, \
-               status_reason, origin, cursor_at) select nextval('numbers'), $1::timestamptz, u.* \
+               status_reason, origin, cursor_at, planned_at) select nextval('numbers'), $1::timestamptz, u.* \
                from unnest($2::bigint[], $3::bigint[], $4::boolean[], $5::smallint[], $6::text[], \
-               $7::timestamptz[], $8::timestamptz[]) as u";
-    tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons, &origins, &cursors]).await?;
+               $7::timestamptz[], $8::timestamptz[], $9::timestamptz[]) as u";
+    tx.execute(sql, &[&now, &ids, &agents, &going, &codes, &reasons, &origins, &cursors, &planned]).await?;
     let tokens: Vec<(ScheduleId, Token)> =
         ids.iter().zip(&added).filter_map(|(id, change)| Some((*id, change.timer?))).collect();
     set_tokens(tx, &tokens).await?;

@@ -106,21 +106,29 @@ impl Verb<'_> {
         let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
             let last_told = self.row(
-                "select max(max(created_at, coalesce(started_at, created_at))) as at from live",
+                "select max(at) as at from (select max(created_at, coalesce(started_at, created_at)) as at from live
+                     union all select since from deferred)",
                 [],
                 |row| maybe_instant(row, "at"),
             )?;
             if let Some(Shift { now, latest }) = Shift::of(now, later, last_told.flatten()) {
                 self.execute(
                     "update live set due_at = case when created_at > ?1 then max(?1, due_at - (?2 - ?1)) else ?1 end
-                     where due_at > ?1 and (created_at > ?1 or due_at <= ?2) and coalesce(tick_at <= ?1, 1)",
+                     where due_at > ?1 and (created_at > ?1 or due_at <= ?2)",
                     [micros(now), micros(latest)],
                 )?;
                 self.execute(
                     "update live set not_before = max(?1, not_before - (?2 - ?1)) where state <> 2
-                       and max(created_at, coalesce(started_at, created_at)) > ?1 and not_before > ?1 and coalesce(tick_at <= ?1, 1)",
+                       and max(created_at, coalesce(started_at, created_at)) > ?1 and not_before > ?1",
                     [micros(now), micros(latest)],
                 )?;
+                let armed = self.execute(
+                    "update timers set due_at = ?1, version = random()
+                     where due_at > ?1 and schedule_id in (select schedule_id from deferred where armed = 1)",
+                    [micros(now)],
+                )?;
+                self.armed.set(self.armed.get() || armed > 0);
+                self.execute("update deferred set since = ?1 where since > ?1", [micros(now)])?;
             }
         }
         if clock == Clock::Back {

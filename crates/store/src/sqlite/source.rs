@@ -10,7 +10,7 @@ use belfry_core::{AgentId, Reason, RunId, RunState, ScheduleId, SkipRange, Token
 use belfry_time::Timestamp;
 use rusqlite::params;
 
-use super::{Done, Verb, json, micros, number, run_id, text as text_of};
+use super::{Done, Verb, json, maybe_instant, micros, number, run_id, text as text_of};
 use crate::error::Error;
 use crate::memory;
 use crate::shapes::*;
@@ -176,6 +176,12 @@ impl Verb<'_> {
                 self.restore(now, source, id, name, definition)?;
                 return Ok(Put::Added(id));
             }
+            let planned_before = self.row(
+                "select max(st.planned_at) as at from schedules s
+                 join schedule_state st on st.schedule_id = s.id where s.name = ?",
+                [name],
+                |row| maybe_instant(row, "at"),
+            )?;
             self.execute(
                 "insert into schedules (agent_id, name, source, revision, definition, format) values (?, ?, ?, 1, ?, ?)",
                 params![agent, name, source, text, format],
@@ -189,7 +195,7 @@ impl Verb<'_> {
             )?;
             self.add_revision(now, id, 1, &text, format)?;
             let compiled = self.compile(id, name, &text);
-            let change = edit::add(definition, memory::compiled(&compiled), now);
+            let change = edit::add(definition, memory::compiled(&compiled), planned_before.flatten(), now);
             self.execute(
                 "insert into schedule_state (schedule_id, status, status_since, delete_after_run) values (?, 0, ?, ?)",
                 params![id, micros(now), definition.options.delete_after_run],

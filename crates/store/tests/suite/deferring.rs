@@ -13,6 +13,7 @@ use super::world::*;
 pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_full_lane_defers_ticks_and_arms_the_oldest_first(&fresh().await).await;
     a_tick_that_was_deferred_is_not_late(&fresh().await).await;
+    a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
     who_was_deferred_is_not_overtaken(&fresh().await).await;
     a_tick_whose_run_lives_already_is_deferred_like_any_other(&fresh().await).await;
     a_batch_that_has_room_is_made_whole(&fresh().await).await;
@@ -130,6 +131,29 @@ async fn a_tick_that_was_deferred_is_not_late(store: &impl Store) {
     assert_eq!(record.token.unwrap().tick_at, minute(62) + second);
     assert!(store.skips(record.id, None, 10).await.unwrap().is_empty());
     world.assert_whole().await;
+}
+
+async fn a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(store: &impl Store) {
+    let mut world = minutely(store, 4, 1).await;
+    let node = world.join(1).await;
+    assert!(world.claim(node, 1).await.is_empty());
+    world.now = minute(61) + SignedDuration::from_secs(5);
+    world.plan_all().await;
+    assert_eq!(deferred(&world).await, [waits("a/s1"), waits("a/s2"), waits("a/s3")]);
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    assert_eq!(deferred(&world).await, [armed("a/s1"), waits("a/s2"), waits("a/s3")]);
+    // The lane has room, and the ticks lie ahead of the clock by 59 minutes.
+    world.now = minute(2);
+    for n in 1..4 {
+        assert!(world.claim(node, 1).await.is_empty());
+        assert_eq!(world.plan_all().await, 1, "a/s{n}");
+        let claimed = world.claim(node, 1).await;
+        let run = store.run(claimed[0].run).await.unwrap().unwrap();
+        assert_eq!(run.name, format!("a/s{n}"), "in the order in which they were deferred");
+        world.complete(&claimed[0]).await;
+        world.assert_whole().await;
+    }
+    assert_eq!(deferred(&world).await, []);
 }
 
 async fn who_was_deferred_is_not_overtaken(store: &impl Store) {

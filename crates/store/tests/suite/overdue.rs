@@ -21,6 +21,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_plan_of_the_end_of_a_pause_knows_that_its_run_has_ended(&fresh().await).await;
     a_clock_that_is_set_back_fires_nothing_again(&fresh().await).await;
     two_edits_by_a_clock_that_is_behind_fire_nothing_again(&fresh().await).await;
+    a_schedule_that_comes_back_by_a_clock_that_is_behind_fires_nothing_again(&fresh().await).await;
     an_edit_after_its_window_has_closed_does_not_wait_until_it_opens(&fresh().await).await;
     a_plan_that_is_not_stored_leaves_what_was_planned_before(&fresh().await).await;
     a_schedule_goes_on_from_now_if_asked(&fresh().await).await;
@@ -238,6 +239,37 @@ async fn two_edits_by_a_clock_that_is_behind_fire_nothing_again(store: &impl Sto
     world.apply(&[agent("a", unlimited(), &[("s", ten.clone()), ("gone", ten)])]).await;
     world.now = at(29);
     assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn a_schedule_that_comes_back_by_a_clock_that_is_behind_fires_nothing_again(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let ten = slot("10s", CatchUp::RunAll);
+    let with = [agent("a", unlimited(), &[("s", ten.clone())])];
+    world.apply(&with).await;
+    world.plan_all().await;
+    world.now = at(21);
+    world.plan_all().await;
+    for claimed in world.claim(node, 9).await {
+        world.complete(&claimed).await;
+    }
+    world.now = at(2);
+    for _ in 0..3 {
+        world.apply(&[agent("a", unlimited(), &[])]).await;
+        world.advance(1_000);
+        world.apply(&with).await;
+        world.plan_all().await;
+    }
+    let record = world.schedule("a/s").await;
+    assert_eq!((record.token.unwrap().tick_at, record.planned_at), (at(30), Some(at(20))));
+    // By a clock that has gone on it is new.
+    world.now = at(41);
+    world.apply(&[agent("a", unlimited(), &[])]).await;
+    world.apply(&with).await;
+    world.plan_all().await;
+    let record = world.schedule("a/s").await;
+    assert_eq!((record.token.unwrap().tick_at, record.planned_at), (at(50), None));
     world.assert_whole().await;
 }
 
