@@ -53,8 +53,6 @@ pub enum Broken {
     SessionTwoAtOnce,
     /// A tick that waits for room in its lane is forgotten.
     DeferredForgotten,
-    /// A tick that was deferred waits for a clock that was set back.
-    DeferredByLaterClock,
     /// A run waits until a clock that was set back shows the instant at which it was made.
     RunByLaterClock,
     /// A schedule that was removed and comes back knows nothing of what was planned before.
@@ -67,7 +65,7 @@ pub enum Broken {
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 29] = [
+    pub const ALL: [Broken; 28] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
@@ -92,7 +90,6 @@ impl Broken {
         Broken::ReloadRetiresForeign,
         Broken::SessionTwoAtOnce,
         Broken::DeferredForgotten,
-        Broken::DeferredByLaterClock,
         Broken::RunByLaterClock,
         Broken::ReturnsWithoutPast,
         Broken::PlannedTwice,

@@ -45,11 +45,13 @@ impl Sim {
         let wall = self.world.wall();
         let soon = wall + signed(SPREAD_MAX);
         for record in self.ledger.names().iter().filter_map(|name| self.record(name)).collect::<Vec<_>>() {
-            if record.deferred.is_some_and(|deferred| deferred.since > wall) {
+            let is_known = !self.world.is_planned_by_later(record.id);
+            if is_known && record.deferred.is_some_and(|deferred| deferred.since > wall) {
                 return self.breaks(format!("{} is deferred until the clock shows that again", record.name));
             }
         }
-        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0;
+        let is_known = |run: &RunRecord| !self.world.is_planned_by_later(run.schedule);
+        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0 && is_known(run);
         let waits = |run: &RunRecord| run.state == RunState::Pending && run.created_at > soon;
         let live = self.now(self.store.memory.live_runs());
         if let Some(run) = live.iter().find(|run| waits(run) && is_planned(run) && run.not_before > soon) {

@@ -149,6 +149,14 @@ impl Store for Slow {
         self.call(Kind::Write, write).await
     }
 
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Result<Vec<Committed>, Error> {
+        let write = async {
+            self.world.committed(now, commits);
+            self.store.commit(now, commits).await
+        };
+        self.call(Kind::Write, write).await
+    }
+
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Result<Vec<Finished>, Error> {
         let write = async {
             let finished = self.store.finish(now, finishes).await;
@@ -178,7 +186,6 @@ impl Store for Slow {
         Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
         Write resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>;
         Read next_due() -> Option<Timestamp>;
-        Write commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>;
         Write enqueue(now: Timestamp, request: &Enqueue) -> Enqueued;
         Write send(now: Timestamp, message: &NewMessage) -> Sent;
         Write session(now: Timestamp, schedule: ScheduleId, key: &str, verb: SessionVerb) -> Option<SessionDone>;
