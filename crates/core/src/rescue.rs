@@ -99,6 +99,11 @@ impl<R> Orphan<R> {
     pub fn is_suspect(&self, renewal: i64) -> bool {
         self.rescue.is_some_and(|rescue| rescue > renewal)
     }
+
+    /// How often it was the suspect, with this death of its node. A run that has outlived a renewal is suspect no longer.
+    pub fn suspicions_after(&self, is_suspect: bool) -> u32 {
+        if is_suspect { self.suspicions.saturating_add(1).min(SUSPICIONS_MAX) } else { 0 }
+    }
 }
 
 /// What becomes of an orphan.
@@ -133,6 +138,7 @@ mod tests {
         let once = orphan(1, Some(1));
         let twice = Orphan { suspicions: 1, ..once };
         assert_eq!(fate(&once, true), Fate::Back);
+        assert_eq!((once.suspicions_after(true), twice.suspicions_after(false)), (1, 0));
         assert_eq!(fate(&twice, false), Fate::Back);
         let given_up =
             Fate::End { state: RunState::Failed, reason: Reason::Orphaned, error: Some(SUSPECT_ERROR) };

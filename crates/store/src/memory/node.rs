@@ -75,7 +75,7 @@ impl State {
                     rescued.ended.push((run, state));
                 }
                 Fate::Back => {
-                    live.suspicions += u32::from(is_suspect);
+                    live.suspicions = orphan.suspicions_after(is_suspect);
                     self.come_back(now, run, Verdict::Retry { at: now });
                     if let Some(live) = self.live.get_mut(&run) {
                         live.rescue = Some(0);

@@ -144,7 +144,7 @@ impl Postgres {
         let orphans: Vec<Orphan<RunId>> = runs.iter().map(orphan).collect();
         let renewal: i64 = get(node, "renewal")?;
         let mut rescued = Rescued::default();
-        let mut changes = Vec::new();
+        let (mut changes, mut suspicions) = (Vec::new(), Vec::new());
         for (mut live, orphan) in runs.into_iter().zip(&orphans) {
             let is_suspect = orphan.is_suspect(renewal);
             rescued.suspects.extend(is_suspect.then_some(live.id));
@@ -156,16 +156,16 @@ impl Postgres {
                 }
                 Fate::Back => {
                     rescued.pending.push(live.id);
+                    suspicions.push(i16::try_from(orphan.suspicions_after(is_suspect)).unwrap_or(i16::MAX));
                     changes.push(Change::of(live, Verdict::Retry { at: now }));
                 }
             }
         }
         self.settle(tx, now, books, changes).await?;
         let back: Vec<Uuid> = rescued.pending.iter().map(|run| run.0).collect();
-        let sql = "update live set rescue = 0, suspicions = least(suspicions::int + case when id = any($2) then 1 else 0 end, 32767) \
-                   where id = any($1)";
-        let suspects: Vec<Uuid> = rescued.suspects.iter().map(|run| run.0).collect();
-        tx.execute(sql, &[&back, &suspects]).await?;
+        let sql = "update live l set rescue = 0, suspicions = u.suspicions \
+                   from unnest($1::uuid[], $2::smallint[]) as u (id, suspicions) where l.id = u.id";
+        tx.execute(sql, &[&back, &suspicions]).await?;
         Ok(Some(rescued))
     }
 

@@ -181,8 +181,8 @@ impl Verb<'_> {
                 Fate::Back => {
                     self.come_back(now, run, Verdict::Retry { at: now })?;
                     self.execute(
-                        "update live set rescue = 0, suspicions = min(suspicions, 1000) + ? where id = ?",
-                        params![is_suspect, bytes(run)],
+                        "update live set rescue = 0, suspicions = ? where id = ?",
+                        params![orphan.suspicions_after(is_suspect), bytes(run)],
                     )?;
                     rescued.pending.push(run);
                 }

@@ -25,6 +25,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     Box::pin(a_suspect_that_waits_holds_back_those_behind_it_at_its_gate_and_nobody_else(&fresh().await))
         .await;
     Box::pin(nobody_is_suspect_after_a_renewal(&fresh().await)).await;
+    Box::pin(a_suspect_that_has_outlived_a_renewal_is_none_any_more(&fresh().await)).await;
 }
 
 /// Takes all hints that are there.
@@ -311,4 +312,18 @@ async fn nobody_is_suspect_after_a_renewal(store: &impl Store) {
     let last = world.claim(node, 50).await.remove(0);
     world.complete(&last).await;
     assert_eq!(die(&mut world, node).await.suspects, [first.run]);
+}
+
+async fn a_suspect_that_has_outlived_a_renewal_is_none_any_more(store: &impl Store) {
+    let (mut world, _) = after_a_death(store, 1).await;
+    let mut is_suspect = Vec::new();
+    for (death, renews) in [(2, false), (3, true), (4, false)] {
+        let node = world.join(death).await;
+        is_suspect.push(world.claim(node, 50).await[0].suspect);
+        if renews {
+            store.renew(node, world.now + SignedDuration::from_secs(30)).await.unwrap();
+        }
+        die(&mut world, node).await;
+    }
+    assert_eq!(is_suspect, [false, true, false]);
 }
