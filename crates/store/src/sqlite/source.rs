@@ -26,6 +26,10 @@ pub(super) const GATE_WHOLE: i64 = 3;
 pub(super) const STATUS_ACTIVE: i64 = 0;
 pub(super) const STATUS_EXHAUSTED: i64 = 4;
 
+/// A schedule by its name, of which a run lives. It is not found by its agent, which may have many schedules.
+const RETIRED_WITH_RUNS: &str = "select id from schedules s where name = ? and +agent_id = ? and format <= ?
+    and exists (select 1 from live l where l.schedule_id = s.id)";
+
 impl Verb<'_> {
     pub(super) fn apply(
         &self,
@@ -247,12 +251,7 @@ impl Verb<'_> {
 
     /// A schedule of this name that was retired while a run of it lived, which still does.
     fn retired_with_runs(&self, agent: AgentId, name: &str) -> Done<Option<ScheduleId>> {
-        self.row(
-            "select id from schedules s where name = ? and agent_id = ? and format <= ?
-                 and exists (select 1 from live l where l.schedule_id = s.id)",
-            params![name, agent, FORMAT],
-            |row| row.get(0),
-        )
+        self.row(RETIRED_WITH_RUNS, params![name, agent, FORMAT], |row| row.get(0))
     }
 
     fn restore(
@@ -488,4 +487,21 @@ pub(super) fn to_json(value: &impl serde::Serialize) -> Done<String> {
 
 pub(super) fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> Done<T> {
     serde_json::from_str(text).map_err(|error| Error::unexpected(format!("{error} in {text}")))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// It is asked for each schedule of a file: by its agent, a file cost the square of its length.
+    #[test]
+    fn a_schedule_that_is_put_back_is_found_by_its_name() {
+        let connection = rusqlite::Connection::open_in_memory().unwrap();
+        connection.execute_batch(include_str!("migrations/0001_initial.sql")).unwrap();
+        let mut explained = connection.prepare(&format!("explain query plan {RETIRED_WITH_RUNS}")).unwrap();
+        let plan = explained.query_map(params!["a/s", 1, 1], |row| row.get::<_, String>(3)).unwrap();
+        let plan: Vec<String> = plan.map(|line| line.unwrap()).collect();
+        assert!(plan[0].contains("schedules_every_name (name=?)"), "{plan:?}");
+    }
 }
