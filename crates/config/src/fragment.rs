@@ -52,6 +52,13 @@ pub struct Parsed<T> {
     pub warnings: Vec<Problem>,
 }
 
+/// Maximum size of a schedule in memory, as [`Node::bytes`] counts it.
+const SCHEDULE_BYTES_MAX: usize = 256 << 10;
+/// Maximum number of pairs of a key and its value. There are fewer keys.
+const PAIRS_MAX: usize = 100;
+const TOO_LARGE: &str = "a schedule takes at most 256 KiB, with 64 bytes more for each of its values";
+const SMALLER: &str = "keep large data in a file that the program reads, and name the file here";
+
 /// Reads a schedule. With a `base`, keys that are not written stay as they are there, and a key that is written as
 /// `null` goes back to its default.
 pub fn parse_schedule(
@@ -61,7 +68,7 @@ pub fn parse_schedule(
 ) -> Result<Parsed<ScheduleDefinition>, Errors> {
     let nothing = |_: &str| None;
     let mut context = Context::new(&nothing);
-    context.bounds = Bounds::FRAGMENT;
+    context.bounds = Bounds::SCHEDULE;
     let node = match input {
         Input::Text(text) => context.parse(about.origin.to_owned(), PathBuf::from("/"), text.to_owned()),
         Input::Pairs(pairs) => Some(read_pairs(&mut context, about.origin, pairs)),
@@ -78,6 +85,11 @@ pub fn parse_schedule(
         Some(base) => patched(&mut context, base, &node),
         None => written,
     };
+    if node.bytes() > SCHEDULE_BYTES_MAX {
+        context.error(place, TOO_LARGE);
+        context.way_out(SMALLER);
+        return Err(refuse(context));
+    }
     let definition = schedule::read(&mut context, &node, about.name, place, &about.inherited);
     if let (Some(definition), Some(agent)) = (&definition, about.agent) {
         schedule::warn(&mut context, &node, about.name, definition, agent);
@@ -216,6 +228,10 @@ fn read_pairs(context: &mut Context<'_>, origin: &str, pairs: &[(String, String)
     context.add_source(origin.to_owned(), text);
     let mut entries: Vec<(Key, Node)> = Vec::new();
     let mut at = 0;
+    if pairs.len() > PAIRS_MAX {
+        context.error(Span { file, start: 0, end: 0 }, format!("at most {PAIRS_MAX} keys can be written"));
+        return Node { span: Span { file, start: 0, end: 0 }, data: Data::Map(entries) };
+    }
     for (key, value) in pairs {
         let span = Span { file, start: at, end: at + key.len() };
         let start = span.end + 1;

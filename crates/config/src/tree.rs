@@ -94,7 +94,7 @@ impl Node {
     }
 
     /// What it takes in memory, about.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let inside: usize = match &self.data {
             Data::Scalar { text, .. } => text.len(),
             Data::List(items) => items.iter().map(Node::bytes).sum(),
@@ -206,8 +206,10 @@ pub(crate) struct Bounds {
 impl Bounds {
     /// Of a file.
     pub const FILE: Bounds = Bounds { nodes: 1_000_000, aliased: 64 << 20 };
-    /// Of one agent or schedule, which may come from somebody else: the number of values is that of a JSON body.
+    /// Of one agent, which may come from somebody else: the number of values is that of a JSON body.
     pub const FRAGMENT: Bounds = Bounds { nodes: 131_072, aliased: 64 << 10 };
+    /// Of one schedule. Lists of schedules read many of them at once.
+    pub const SCHEDULE: Bounds = Bounds { nodes: 4_096, aliased: 64 << 10 };
 }
 
 /// Reads one document. Flaws that leave a tree standing come with it.

@@ -133,6 +133,34 @@ fn the_word_none_is_no_secret_and_can_be_written_again() {
 
 /// Aliases are copied: what they stand for is bounded in bytes, not only in values.
 #[test]
+fn a_schedule_has_a_largest_size() {
+    let parsed = |text: &str| parse_schedule(Input::Text(text), None, &about("a/s"));
+    let keys = |count: usize| (0..count).map(|n| format!("k{n}: [],")).collect::<String>();
+    let many = |count: usize| format!("every: 1h\npayload: {{{}}}\n", keys(count));
+    assert!(parsed(&many(1_000)).is_ok());
+    let errors = parsed(&many(40_000)).unwrap_err();
+    assert!(errors.to_string().contains("more than 4096 values"), "{errors}");
+    let long = |length: usize| format!("every: 1h\npayload: {{a: \"{}\"}}\n", "y".repeat(length));
+    assert!(parsed(&long(250_000)).is_ok());
+    let errors = parsed(&long(270_000)).unwrap_err().to_string();
+    assert!(errors.contains("at most 256 KiB") && errors.contains("keep large data in a file"), "{errors}");
+    // Also one that is put together from several pieces, or over a stored one.
+    let payload = ("payload".to_owned(), format!("{{a: \"{}\"}}", "y".repeat(200_000)));
+    let prompt = ("prompt".to_owned(), "y".repeat(100_000));
+    let pairs = [("every".to_owned(), "1h".to_owned()), payload, prompt];
+    assert!(parse_schedule(Input::Pairs(&pairs[..2]), None, &about("a/s")).is_ok());
+    assert!(parse_schedule(Input::Pairs(&pairs), None, &about("a/s")).is_err());
+    let pairs: Vec<_> = (0..40_000).map(|n| (format!("k{n}"), String::new())).collect();
+    let errors = parse_schedule(Input::Pairs(&pairs), None, &about("a/s")).unwrap_err();
+    assert!(errors.to_string().contains("at most 100 keys"), "{errors}");
+    let base = parsed(&long(200_000)).unwrap().definition;
+    let more = format!("prompt: \"{}\"\n", "y".repeat(16_000));
+    assert!(parse_schedule(Input::Text(&more), Some(&base), &about("a/s")).is_ok());
+    let more = format!("payload: {{b: \"{}\"}}\n", "y".repeat(270_000));
+    assert!(parse_schedule(Input::Text(&more), Some(&base), &about("a/s")).is_err());
+}
+
+#[test]
 fn what_aliases_stand_for_is_bounded() {
     let bomb = |length: usize, levels: usize| {
         let mut text = format!("every: 1h\npayload:\n  a0: &a0 \"{}\"\n", "y".repeat(length));
@@ -154,7 +182,7 @@ fn what_aliases_stand_for_is_bounded() {
     // Values with anchors are copied as well, each with all that is inside of it.
     let nested: String = (0..50).map(|n| format!("&a{n} [")).collect();
     let text =
-        format!("every: 1h\npayload: {{a: {nested}{}{}}}\n", vec!["1"; 10_000].join(","), "]".repeat(50));
+        format!("every: 1h\npayload: {{a: {nested}{}{}}}\n", vec!["1"; 2_000].join(","), "]".repeat(50));
     assert!(parsed(&text).unwrap_err().to_string().contains("its aliases stand for more than 64 KiB"));
     // A key that could be read here and not where the definition is shown.
     let long = |key: &str| format!("every: 1h\npayload:\n  ? \"{key}\"\n  : 1\n");
@@ -167,5 +195,5 @@ fn what_aliases_stand_for_is_bounded() {
     let twice = format!("every: 1h\npayload: {{{}}}\n", vec!["a: 1"; 40_000].join(","));
     assert!(parsed(&twice).unwrap_err().problems.len() <= 100);
     let many = format!("every: 1h\npayload: {{a: [{}]}}\n", vec!["1"; 140_000].join(","));
-    assert!(parsed(&many).unwrap_err().to_string().contains("more than 131072 values"));
+    assert!(parsed(&many).unwrap_err().to_string().contains("more than 4096 values"));
 }

@@ -135,13 +135,21 @@ fn a_budget_counts_from_its_first_failure_and_starts_again() {
 fn a_clock_that_was_set_back_prolongs_neither_breaker_nor_budget() {
     let open = Breaker { state: State::Open, failures: 3, opened_at: Some(at(60)), probe: None };
     assert_eq!(open.admits(&POLICY, at(89)), Admits::No);
-    assert_eq!(open.admits(&POLICY, at(59)), Admits::No, "clocks of several nodes differ by less than a minute");
+    assert_eq!(
+        open.admits(&POLICY, at(59)),
+        Admits::No,
+        "clocks of several nodes differ by less than a minute"
+    );
     assert_eq!(open.admits(&POLICY, at(50)), Admits::Probe, "nobody knows for how long it has been open");
     let policy = BudgetPolicy { max: 1, period_ms: 3_600_000 };
     let used = budget::after_failure(None, &policy, at(60));
     assert_eq!(budget::exhausted_until(Some(used), &policy, at(59)), Some(at(120)));
     assert_eq!(budget::exhausted_until(Some(used), &policy, at(50)), None);
-    assert_eq!(budget::after_failure(Some(used), &policy, at(50)).period_start, at(50), "another period begins");
+    assert_eq!(
+        budget::after_failure(Some(used), &policy, at(50)).period_start,
+        at(50),
+        "another period begins"
+    );
 }
 
 #[test]

@@ -431,7 +431,11 @@ async fn a_suspect_waits_until_what_started_before_it_was_watched() {
     let given_back = |effect: &Effect| matches!(effect, Effect::Ask(Ask::GiveBack(_, runs)) if *runs == all);
     assert!(effects.iter().any(given_back), "{effects:?}");
     let given_back = Input::GivenBack { given_back: Ok(Vec::new()), runs: Vec::new() };
-    assert_eq!(rescues(&driver.step(soon, given_back)), None, "others would come before the suspect again and again");
+    assert_eq!(
+        rescues(&driver.step(soon, given_back)),
+        None,
+        "others would come before the suspect again and again"
+    );
     assert_eq!(rescues(&driver.step(soon, Input::Hint)), None);
     let mut later = soon;
     let effects = loop {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use utoipa_axum::routes;
 
-use super::schedules::{self, ScheduleDetail, answer, tag};
+use super::schedules::{self, READ_AT_ONCE, ScheduleDetail, answer, tag};
 use super::{Routes, json};
 use crate::audit;
 use crate::extract::{self, Key, Named, Object};
@@ -424,7 +424,7 @@ pub async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Prob
     let filter = ScheduleFilter { agent: Some(named.agent.clone()), ..ScheduleFilter::default() };
     let (name, mut after) = (named.full(), None::<String>);
     loop {
-        let page = shared.store().schedules(&filter, after.as_deref(), 1000).await?;
+        let page = shared.store().schedules(&filter, after.as_deref(), READ_AT_ONCE).await?;
         let alike =
             page.items.iter().find(|record| record.name != name && record.name.eq_ignore_ascii_case(&name));
         if let Some(record) = alike {

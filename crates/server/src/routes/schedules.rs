@@ -1,5 +1,6 @@
 //! Schedules as they stand.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::{Extension, State};
@@ -22,6 +23,8 @@ use crate::page::{self, Cursor, hex};
 use crate::problem::Problem;
 use crate::state::Shared;
 
+/// Schedules of a list that are read at once.
+pub const READ_AT_ONCE: u32 = 50;
 /// Ranges of skipped ticks that are looked at, and how many of them are shown.
 const SKIPS_READ: u32 = 10_000;
 const SKIPS_SHOWN: usize = 5;
@@ -66,20 +69,31 @@ async fn list(
         Some(ScheduleStatus::Exhausted) => vec![StatusKind::Exhausted],
     };
     let filter = ScheduleFilter { agent: params.agent, status, source: None };
-    let found = shared.store().schedules(&filter, after.as_deref(), limit).await?;
-    let items = shown(&shared, &found.items).await?;
-    let next = found.next.map(|name| Cursor::Schedule(name).write());
+    let (mut items, mut next) = (Vec::new(), after);
+    // Definitions may be large, and only a small part of each is shown.
+    while items.len() < limit as usize {
+        let most = READ_AT_ONCE.min(limit - items.len() as u32);
+        let found = shared.store().schedules(&filter, next.as_deref(), most).await?;
+        items.extend(shown(&shared, &found.items).await?);
+        next = found.next;
+        if next.is_none() {
+            break;
+        }
+    }
+    let next = next.map(|name| Cursor::Schedule(name).write());
     Ok(json(StatusCode::OK, &List { items, next }))
 }
 
 /// Schedules as they are shown, with their agents read at once.
 async fn shown(shared: &Shared, records: &[ScheduleRecord]) -> Result<Vec<Schedule>, Problem> {
-    let ids: Vec<_> = records.iter().map(|record| record.id).collect();
-    let agents = shared.store().definitions(&ids).await?;
+    let one_of_each: BTreeMap<_, _> = records.iter().map(|record| (record.agent, record.id)).collect();
+    let ids: Vec<_> = one_of_each.values().copied().collect();
+    let found = shared.store().definitions(&ids).await?;
+    let agents: BTreeMap<_, _> = one_of_each.into_keys().zip(found).collect();
     let (now, fallback) = (shared.now(), AgentDefinition::default());
-    let shown = records.iter().zip(&agents).map(|(record, found)| {
-        let agent = found.as_ref().map_or(&fallback, |found| &*found.agent_definition);
-        Schedule::of(record, agent, now)
+    let shown = records.iter().map(|record| {
+        let found = agents.get(&record.agent).and_then(Option::as_ref);
+        Schedule::of(record, found.map_or(&fallback, |found| &*found.agent_definition), now)
     });
     Ok(shown.collect())
 }
