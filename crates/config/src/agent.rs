@@ -1,5 +1,6 @@
 //! An agent, from a tree that was checked: defaults merged under it, and every value where the store wants it.
 
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use belfry_core::AgentDefinition;
@@ -16,29 +17,40 @@ use crate::reference;
 use crate::settings::{duration, number, set, texts};
 use crate::tree::{Data, Key, Node};
 
-/// An agent's keys over the defaults. What says which program starts is one choice, and is not mixed.
+/// An agent's keys but its schedules, over the defaults. What says which program starts is one choice, and is not mixed.
 pub(crate) fn merged(defaults: Option<&Node>, agent: &Node) -> Node {
-    let Some(defaults) = defaults else { return agent.clone() };
+    let over = without(agent, |key| key == "schedules");
+    let Some(defaults) = defaults else { return over };
     let chosen = ACTIONS.iter().any(|action| agent.get(action).is_some());
-    let mut under = defaults.clone();
-    if let Data::Map(entries) = &mut under.data {
-        entries
-            .retain(|(key, _)| key.text != "schedules" && !(chosen && ACTIONS.contains(&key.text.as_str())));
+    let under = without(defaults, |key| key == "schedules" || chosen && ACTIONS.contains(&key));
+    merge(&under, &over)
+}
+
+/// A copy without some of the keys.
+fn without(node: &Node, is_out: impl Fn(&str) -> bool) -> Node {
+    match &node.data {
+        Data::Map(entries) => {
+            let kept = entries.iter().filter(|(key, _)| !is_out(&key.text));
+            Node { span: node.span, data: Data::Map(kept.cloned().collect()) }
+        }
+        _ => node.clone(),
     }
-    merge(&under, agent)
 }
 
 fn merge(under: &Node, over: &Node) -> Node {
     match (&under.data, &over.data) {
         (Data::Map(low), Data::Map(high)) => {
             let mut entries: Vec<(Key, Node)> = Vec::with_capacity(low.len() + high.len());
+            let below: HashMap<&str, &Node> =
+                low.iter().map(|(key, node)| (key.text.as_str(), node)).collect();
             for (key, value) in high {
-                let below = low.iter().find(|(other, _)| other.text == key.text);
                 // A map that is left empty takes everything from below.
-                let value = below.map_or_else(|| value.clone(), |(_, below)| merge(below, value));
+                let below = below.get(key.text.as_str());
+                let value = below.map_or_else(|| value.clone(), |below| merge(below, value));
                 entries.push((key.clone(), value));
             }
-            let missing = low.iter().filter(|(key, _)| over.entry(&key.text).is_none());
+            let above: HashSet<&str> = high.iter().map(|(key, _)| key.text.as_str()).collect();
+            let missing = low.iter().filter(|(key, _)| !above.contains(key.text.as_str()));
             entries.extend(missing.cloned());
             Node { span: over.span, data: Data::Map(entries) }
         }
@@ -198,10 +210,8 @@ pub(crate) fn warn(context: &mut Context<'_>, node: &Node, name: &str, agent: &A
         idle(base, "`retry.base` is longer than `retry.max_delay`, which is used instead");
     }
     if let Some(codes) = retry.get("no_retry_codes") {
-        let both = codes
-            .items()
-            .iter()
-            .find(|code| number(code).is_some_and(|code: i32| agent.work.ok_codes.contains(&code)));
+        let ok: HashSet<i32> = agent.work.ok_codes.iter().copied().collect();
+        let both = codes.items().iter().find(|code| number(code).is_some_and(|code| ok.contains(&code)));
         if let Some(both) = both {
             idle(both, "this code is also in `retry.ok_codes`: it means success and is never retried");
         }

@@ -10,7 +10,7 @@ use belfry_core::work::{OWN_VARIABLES, is_own_variable};
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
 use crate::network::Network;
-use crate::problem::{Quoted, Span};
+use crate::problem::{Quoted, Severity, Span};
 use crate::reference;
 use crate::tree::{Data, Node};
 use crate::value;
@@ -18,7 +18,7 @@ use crate::value;
 impl Context<'_> {
     /// Checks a value against its shape. `key` is what it is called in messages.
     pub fn check(&mut self, key: &str, node: &Node, shape: &Shape) {
-        if self.is_full() {
+        if self.is_full(Severity::Error) {
             return;
         }
         match shape {
@@ -161,7 +161,7 @@ impl Context<'_> {
     }
 
     fn unknown_key(&mut self, what: &str, written: &str, span: Span, keys: &[Key]) {
-        if self.is_full() {
+        if self.is_full(Severity::Error) {
             return;
         }
         let known = |name: &str| keys.iter().any(|key| key.name == name);
@@ -356,6 +356,9 @@ impl Context<'_> {
             self.error(span, format!("`{key}` must begin with a program"));
         }
         for item in items {
+            if self.is_full(Severity::Error) {
+                return;
+            }
             match &item.data {
                 Data::Scalar { text, .. } if !item.is_null() => {
                     self.check_no_reference(key, item, text);

@@ -1,10 +1,12 @@
 //! What has been read and what was found wrong with it, on the way through one load.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::problem::{Errors, Problem, Severity, Source, Span};
+use belfry_core::suggest::nearest;
+
+use crate::problem::{Errors, MISTAKES_MAX, Problem, Severity, Source, Span};
 use crate::reference;
 use crate::tree::{self, Bounds, Data, Flaw, Node};
 
@@ -22,17 +24,24 @@ pub(crate) struct Context<'a> {
     pub folders: Vec<PathBuf>,
     /// The first webhook with each secret, by the secret as it is written.
     pub secrets: HashMap<String, String>,
+    /// At most [`MISTAKES_MAX`] of each severity.
     problems: Vec<Problem>,
+    /// What is in `problems`, so that nothing is said twice: an alias is read wherever it stands.
+    said: HashSet<(Severity, Option<Span>, String)>,
     counts: [usize; 3],
-    /// Values that could not be filled in: what else is wrong with them is not worth saying.
-    quiet: Vec<Span>,
+    /// Values that could not be filled in, by file and start, with their ends: what else is wrong with them is not worth
+    /// saying. They are scalars, so none is inside of another.
+    quiet: BTreeMap<(usize, usize), usize>,
     unsaid: Problem,
     /// The problem that was added last, unless it was left unsaid.
     last: Option<usize>,
+    /// How many more names may be compared with others.
+    comparisons_left: usize,
 }
 
-/// More of one severity are counted, not kept: nobody reads them, and a hostile file has a million.
-const KEPT: usize = 500;
+/// How many names are compared with wrong ones to find those that were meant: a hostile text has thousands of both, and
+/// to compare long ones takes ten microseconds.
+const COMPARISONS_MAX: usize = 20_000;
 
 impl<'a> Context<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Context<'a> {
@@ -45,10 +54,12 @@ impl<'a> Context<'a> {
             folders: Vec::new(),
             secrets: HashMap::new(),
             problems: Vec::new(),
+            said: HashSet::new(),
             counts: [0; 3],
-            quiet: Vec::new(),
+            quiet: BTreeMap::new(),
             unsaid: Problem::new(Severity::Warning, ""),
             last: None,
+            comparisons_left: COMPARISONS_MAX,
         }
     }
 
@@ -113,6 +124,7 @@ impl<'a> Context<'a> {
         self.report(Severity::Error, Some(span), message)
     }
 
+    /// Adds a problem. One that is not kept is counted, and costs nothing more: a hostile text has a million.
     pub fn report(
         &mut self,
         severity: Severity,
@@ -120,31 +132,35 @@ impl<'a> Context<'a> {
         message: impl Into<String>,
     ) -> &mut Problem {
         let mut problem = Problem::new(severity, message);
-        if span.is_some_and(|span| self.quiet.iter().any(|quiet| quiet.holds(span))) {
+        let said = (severity, span, problem.message.clone());
+        let is_new = !span.is_some_and(|span| self.is_quiet(span)) && !self.said.contains(&said);
+        if is_new {
+            self.counts[severity as usize] += 1;
+        }
+        if !is_new || self.is_full(severity) {
             self.last = None;
             self.unsaid = problem;
             return &mut self.unsaid;
         }
+        self.said.insert(said);
         problem.order = span.map_or((0, 0), |span| (span.file, span.start));
-        problem.place = span.and_then(|span| Some(self.sources.get(span.file)?.place(span)));
-        let count = &mut self.counts[severity as usize];
-        *count += 1;
-        let full = *count > KEPT;
-        let last = self.problems.iter().rposition(|problem| full && problem.severity == severity);
-        let at = last.unwrap_or(self.problems.len());
-        match last {
-            Some(at) => self.problems[at] = problem,
-            None => self.problems.push(problem),
-        }
+        problem.place = span.and_then(|span| Some(self.sources.get_mut(span.file)?.place(span)));
+        let at = self.problems.len();
+        self.problems.push(problem);
         self.last = Some(at);
         &mut self.problems[at]
     }
 
+    fn is_quiet(&self, span: Span) -> bool {
+        let before = self.quiet.range(..=(span.file, span.start)).next_back();
+        before.is_some_and(|((file, _), end)| *file == span.file && span.end <= *end)
+    }
+
     /// Shows a second place beside the problem that was added last.
     pub fn also(&mut self, span: Span, label: &str) {
-        let place = self.sources.get(span.file).map(|source| source.place(span));
-        if let (Some(last), Some(place)) = (self.last, place) {
-            self.problems[last].other = Some((place, label.to_owned()));
+        let Some(last) = self.last else { return };
+        if let Some(source) = self.sources.get_mut(span.file) {
+            self.problems[last].other = Some((source.place(span), label.to_owned()));
         }
     }
 
@@ -155,28 +171,32 @@ impl<'a> Context<'a> {
         }
     }
 
-    pub fn invalid_count(&self) -> usize {
-        self.counts[Severity::Invalid as usize]
+    /// The known name that was most likely meant, as long as there are not too many to look through.
+    pub fn nearest<'n>(
+        &mut self,
+        written: &str,
+        known: impl ExactSizeIterator<Item = &'n str>,
+    ) -> Option<&'n str> {
+        self.comparisons_left = self.comparisons_left.checked_sub(known.len())?;
+        nearest(written, known)
     }
 
-    /// So many errors that one more tells nobody anything.
-    pub fn is_full(&self) -> bool {
-        self.counts[Severity::Error as usize] >= KEPT
+    /// Whether there are more of a severity than are kept: one more tells nobody anything.
+    pub fn is_full(&self, severity: Severity) -> bool {
+        self.counts[severity as usize] > MISTAKES_MAX
     }
 
     pub fn has_errors(&self) -> bool {
         self.counts[Severity::Error as usize] > 0
     }
 
-    /// The problems of each severity, each once; as an error where there is one.
+    /// The problems of each severity, each once; as an error where there is one. If not all are given, the last one says so.
     pub fn finish(self) -> Result<(Vec<Problem>, Vec<Problem>), Errors> {
         let failed = self.has_errors();
+        let [_, more_invalid, more_warnings] = self.counts.map(|count| count > MISTAKES_MAX);
+        let mistakes = self.counts[Severity::Error as usize] + self.counts[Severity::Invalid as usize];
         let (mut errors, mut invalid, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut seen = std::collections::HashSet::new();
         for problem in self.problems {
-            if !seen.insert(problem.clone()) {
-                continue;
-            }
             match problem.severity {
                 Severity::Error => errors.push(problem),
                 Severity::Invalid => invalid.push(problem),
@@ -184,11 +204,15 @@ impl<'a> Context<'a> {
             }
         }
         if !failed {
+            invalid.extend(more_invalid.then(|| Problem::more(Severity::Invalid)));
+            warnings.extend(more_warnings.then(|| Problem::more(Severity::Warning)));
             return Ok((invalid, warnings));
         }
         // Whoever mends the file wants to know about these, too.
         errors.append(&mut invalid);
+        errors.truncate(MISTAKES_MAX);
         errors.sort_by_key(|problem| problem.order);
+        errors.extend((mistakes > MISTAKES_MAX).then(|| Problem::more(Severity::Error)));
         Err(Errors { problems: errors })
     }
 
@@ -231,9 +255,7 @@ impl<'a> Context<'a> {
                     Err(flaw) => {
                         let span = self.within(node, flaw.range);
                         self.error(span, flaw.message).help(reference::RULE);
-                        if !self.is_full() {
-                            self.quiet.push(node.span);
-                        }
+                        self.quiet.insert((node.span.file, node.span.start), node.span.end);
                     }
                 }
             }
@@ -245,6 +267,83 @@ impl<'a> Context<'a> {
                     }
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(file: usize, start: usize, end: usize) -> Span {
+        Span { file, start, end }
+    }
+
+    #[test]
+    fn of_a_million_mistakes_those_that_are_shown_are_kept() {
+        let mut context = Context::new(&|_| None);
+        context.add_source("f".into(), "x".repeat(1_000_000));
+        for start in 0..1_000_000 {
+            context.error(at(0, start, start + 1), "wrong");
+            context.also(at(0, 0, 1), "the first");
+        }
+        assert_eq!((context.problems.len(), context.said.len()), (MISTAKES_MAX, MISTAKES_MAX));
+        assert_eq!(context.counts[Severity::Error as usize], 1_000_000);
+        assert!(context.unsaid.place.is_none() && context.unsaid.other.is_none());
+        let problems = context.finish().unwrap_err().problems;
+        assert_eq!(problems.len(), MISTAKES_MAX + 1);
+        assert_eq!(problems[MISTAKES_MAX].message, "there are more mistakes than the 500 that are shown");
+    }
+
+    #[test]
+    fn as_many_mistakes_as_are_shown_are_all() {
+        let mut context = Context::new(&|_| None);
+        context.add_source("f".into(), "x".repeat(1_000));
+        for start in 0..MISTAKES_MAX {
+            context.error(at(0, start, start + 1), "wrong");
+            context.error(at(0, start, start + 1), "wrong");
+        }
+        let problems = context.finish().unwrap_err().problems;
+        assert!(problems.len() == MISTAKES_MAX && problems.iter().all(|problem| problem.message == "wrong"));
+    }
+
+    #[test]
+    fn errors_and_invalid_schedules_are_shown_together() {
+        let mut context = Context::new(&|_| None);
+        context.add_source("f".into(), "x".repeat(1_000));
+        for start in 0..400 {
+            context.report(Severity::Invalid, Some(at(0, start, start)), "invalid");
+            context.error(at(0, 500 + start, 500 + start), "wrong");
+        }
+        let problems = context.finish().unwrap_err().problems;
+        let count = |message| problems.iter().filter(|problem| problem.message == message).count();
+        assert_eq!((count("wrong"), count("invalid"), problems.len()), (400, 100, MISTAKES_MAX + 1));
+        assert_eq!(problems[0].message, "invalid");
+    }
+
+    #[test]
+    fn of_a_value_that_is_not_filled_in_nothing_else_is_said() {
+        let mut context = Context::new(&|_| None);
+        let text = "a: [\"${A}\", x, \"${B}\", y]";
+        let mut node = context.parse("f".into(), PathBuf::from("/"), text.into()).unwrap();
+        context.expand(&mut node, &|_| false);
+        assert_eq!(context.quiet.len(), 2);
+        for item in node.entries()[0].1.items() {
+            context.error(item.span, "no day");
+            context.error(at(0, item.span.start, item.span.start), "nor a number");
+            context.error(at(1, item.span.start, item.span.end), "in another file");
+        }
+        let said: Vec<_> = context.problems.iter().map(|problem| problem.message.as_str()).collect();
+        let count = |message| said.iter().filter(|said| **said == message).count();
+        assert_eq!((count("no day"), count("nor a number"), count("in another file")), (2, 2, 4));
+    }
+
+    #[test]
+    fn only_so_many_names_are_compared() {
+        let mut context = Context::new(&|_| None);
+        let names = vec!["reporter"; COMPARISONS_MAX / 2];
+        for expected in [Some("reporter"), Some("reporter"), None] {
+            assert_eq!(context.nearest("reportr", names.iter().copied()), expected);
         }
     }
 }

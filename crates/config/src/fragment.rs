@@ -2,6 +2,7 @@
 //! and the same words as in a file; but nothing is filled in from the environment, and what would be `invalid` in a
 //! file is refused.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use belfry_core::hook::{self, Proof};
@@ -227,6 +228,7 @@ fn read_pairs(context: &mut Context<'_>, origin: &str, pairs: &[(String, String)
     let text = lines.join("\n");
     context.add_source(origin.to_owned(), text);
     let mut entries: Vec<(Key, Node)> = Vec::new();
+    let mut seen = HashSet::new();
     let mut at = 0;
     if pairs.len() > PAIRS_MAX {
         context.error(Span { file, start: 0, end: 0 }, format!("at most {PAIRS_MAX} keys can be written"));
@@ -236,7 +238,7 @@ fn read_pairs(context: &mut Context<'_>, origin: &str, pairs: &[(String, String)
         let span = Span { file, start: at, end: at + key.len() };
         let start = span.end + 1;
         at = start + value.len() + 1;
-        if entries.iter().any(|(other, _)| other.text == *key) {
+        if !seen.insert(key) {
             context.error(span, format!("the key `{key}` is written twice"));
             continue;
         }

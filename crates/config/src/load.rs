@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use belfry_core::AgentSpec;
-use belfry_core::suggest::nearest;
 use belfry_time::Timestamp;
 
 use crate::context::Context;
@@ -232,11 +231,11 @@ pub(crate) fn read_agent(
 
 fn check_lane(context: &mut Context<'_>, lane: &Node, settings: Option<&Settings>) {
     let Some((name, settings)) = lane.text().zip(settings) else { return };
-    if settings.lanes.contains_key(name) {
+    if settings.lanes.contains_key(name) || context.is_full(Severity::Warning) {
         return;
     }
     let message = format!("there is no lane {}: its runs go to `main`", Quoted(name));
-    let help = match nearest(name, settings.lanes.keys().map(String::as_str)) {
+    let help = match context.nearest(name, settings.lanes.keys().map(String::as_str)) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("add it under `lanes`: `{name}: 10`"),
     };

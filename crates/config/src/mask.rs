@@ -12,9 +12,54 @@ use crate::reference::is_written_out;
 /// Keys that hold secrets wherever they stand, also if they are misspelt.
 const SECRET_KEYS: [&str; 3] = ["secret", "secrets", "auth"];
 
-/// The line with stars for what is hidden. The length stays, and so do the spans. `above` are the lines that it is a
-/// part of, the nearest first.
-pub(crate) fn masked(line: &str, above: &[&str]) -> String {
+/// What the keys of a line say about the lines below it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys {
+    secret: bool,
+    env: bool,
+    /// A name as variables with secrets have it.
+    secret_name: bool,
+}
+
+impl Keys {
+    pub fn of(line: &str) -> Keys {
+        let mut found = Keys { secret: false, env: false, secret_name: false };
+        for key in keys(line) {
+            let name = &line[key];
+            found.secret = found.secret || is_secret_key(name);
+            found.env |= name == "env";
+            found.secret_name = found.secret_name || is_secret_name(name);
+        }
+        found
+    }
+}
+
+/// What the lines that a line is a part of say about it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Above {
+    is_secret: bool,
+    in_env: bool,
+    has_secret_name: bool,
+}
+
+impl Above {
+    /// Adds the next line, further up.
+    pub fn add(&mut self, keys: Keys) {
+        self.is_secret |= keys.secret;
+        // The names of agents and schedules stand above `env`, and say nothing of what is in it.
+        if !self.in_env {
+            self.has_secret_name |= keys.secret_name;
+            self.in_env = keys.env;
+        }
+    }
+
+    fn hides_all(self) -> bool {
+        self.is_secret || self.in_env && self.has_secret_name
+    }
+}
+
+/// The line with stars for what is hidden. The length stays, and so do the spans.
+pub(crate) fn masked(line: &str, above: Above) -> String {
     let mut shown = line.to_owned();
     for secret in secret_values(line, above) {
         let stars = "*".repeat(secret.len());
@@ -24,17 +69,12 @@ pub(crate) fn masked(line: &str, above: &[&str]) -> String {
     shown
 }
 
-fn secret_values(line: &str, above: &[&str]) -> Vec<Range<usize>> {
-    let env = above.iter().position(|line| keys(line).any(|key| &line[key] == "env"));
-    // The names of agents and schedules stand above `env`, and say nothing of what is in it.
-    let below_env = &above[..env.map_or(0, |env| env + 1)];
-    if above.iter().any(|line| keys(line).any(|key| is_secret_key(&line[key])))
-        || below_env.iter().any(|line| keys(line).any(|key| is_secret_name(&line[key])))
-    {
+fn secret_values(line: &str, above: Above) -> Vec<Range<usize>> {
+    if above.hides_all() {
         let all = line.len() - line.trim_start().len()..line.len();
         return Vec::from([all]);
     }
-    let (mut found, mut in_env, mut end) = (Vec::new(), env.is_some(), 0);
+    let (mut found, mut in_env, mut end) = (Vec::new(), above.in_env, 0);
     for key in keys(line) {
         let name = &line[key.clone()];
         if key.start >= end && (is_secret_key(name) || in_env && is_secret_name(name)) {
@@ -50,7 +90,8 @@ fn secret_values(line: &str, above: &[&str]) -> Vec<Range<usize>> {
 }
 
 fn is_secret_key(name: &str) -> bool {
-    nearest(name, SECRET_KEYS.into_iter()).is_some()
+    // No slip is longer than three letters. A line may have thousands of keys, and to compare words takes long.
+    (3..=10).contains(&name.len()) && nearest(name, SECRET_KEYS.into_iter()).is_some()
 }
 
 /// Every word of a line before a `:` or a `=`, without its quotes.
@@ -110,7 +151,7 @@ mod tests {
             ("http://host/x", "http://host/x"),
             ("store: postgres://h/d?password=pw&a=b", "store: postgres://h/d?password=**&a=b"),
         ] {
-            assert_eq!(masked(line, &[]), shown);
+            assert_eq!(masked(line, Above::default()), shown);
         }
     }
 
@@ -132,7 +173,7 @@ mod tests {
             (r#"env: ["MY_TOKEN=zz"]"#, r#"env: ["MY_TOKEN=****"#),
             ("token-refresh: {shell: x}", "token-refresh: {shell: x}"),
         ] {
-            assert_eq!(masked(line, &[]), shown);
+            assert_eq!(masked(line, Above::default()), shown);
         }
     }
 
@@ -147,7 +188,9 @@ mod tests {
             ("X: y", &["env:", "token-refresh:"], "X: y"),
             ("shell: x", &["token-refresh:"], "shell: x"),
         ] {
-            assert_eq!(masked(line, above), shown, "{above:?}");
+            let mut keys = Above::default();
+            above.iter().for_each(|line| keys.add(Keys::of(line)));
+            assert_eq!(masked(line, keys), shown, "{above:?}");
         }
     }
 }

@@ -1,11 +1,15 @@
 //! What is wrong with a file, where, and the way out; and how that is shown.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::mask::masked;
+use crate::mask::{Above, Keys, masked};
+
+/// How many mistakes are shown, and how many warnings. Nobody reads more, and each is kept with its line, which may be long.
+pub(crate) const MISTAKES_MAX: usize = 500;
 
 /// How bad a problem is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +59,16 @@ impl Problem {
             schedule: None,
             order: (0, 0),
         }
+    }
+
+    /// Stands for all those that are not kept, and comes behind those that are.
+    pub(crate) fn more(severity: Severity) -> Problem {
+        let what = match severity {
+            Severity::Error | Severity::Invalid => "mistakes",
+            Severity::Warning => "warnings",
+        };
+        let message = format!("there are more {what} than the {MISTAKES_MAX} that are shown");
+        Problem::new(severity, message)
     }
 
     /// Says the way out.
@@ -191,17 +205,11 @@ impl fmt::Display for Errors {
 impl std::error::Error for Errors {}
 
 /// A range of bytes in one of the files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Span {
     pub file: usize,
     pub start: usize,
     pub end: usize,
-}
-
-impl Span {
-    pub fn holds(&self, other: Span) -> bool {
-        self.file == other.file && self.start <= other.start && other.end <= self.end
-    }
 }
 
 /// A text that was read, and where its lines begin.
@@ -210,11 +218,27 @@ pub(crate) struct Source {
     path: String,
     text: String,
     lines: Vec<usize>,
+    /// How many characters stand before each block of [`BLOCK`] bytes, so that a column is found without a walk along its
+    /// line.
+    blocks: Vec<usize>,
+    /// What was seen of lines: many mistakes have the same lines above them.
+    seen: HashMap<usize, Line>,
+}
+
+/// What a line says about those below it.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    blanks: usize,
+    is_item: bool,
+    /// Neither empty nor a comment.
+    has_text: bool,
+    keys: Keys,
 }
 
 /// A line is shown whole up to here; of a longer one, what is around the span.
 const LINE_MAX: usize = 1000;
 const COLUMN_MAX: usize = 4000;
+const BLOCK: usize = 4096;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
 /// How many lines above are looked at for the key of a secret.
@@ -223,7 +247,11 @@ const LINES_ABOVE: usize = 200;
 impl Source {
     pub fn new(path: String, text: String) -> Source {
         let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        Source { path, text, lines }
+        let mut blocks = vec![0];
+        for block in text.as_bytes().chunks(BLOCK) {
+            blocks.push(blocks[blocks.len() - 1] + characters(block));
+        }
+        Source { path, text, lines, blocks, seen: HashMap::new() }
     }
 
     pub fn path(&self) -> &str {
@@ -234,42 +262,67 @@ impl Source {
         &self.text
     }
 
+    /// The line that a byte is in, from 1 on.
+    fn line_number(&self, at: usize) -> usize {
+        self.lines.partition_point(|start| *start <= at).max(1)
+    }
+
     pub fn line_of(&self, at: usize) -> &str {
-        let line = self.lines.partition_point(|start| *start <= at).max(1);
+        let line = self.line_number(at);
         let end = self.lines.get(line).map_or(self.text.len(), |next| next - 1);
         self.text.get(self.lines[line - 1]..end).unwrap_or_default().trim_end_matches('\r')
     }
 
-    /// The lines that a line is a part of by its indentation, the nearest first. A list may be indented as its key is.
-    fn above(&self, line: usize) -> Vec<&str> {
-        let blanks = |line: &str| line.len() - line.trim_start().len();
-        let is_item = |line: &str| line.trim_start().starts_with("- ");
-        let mut below = self.line_of(self.lines[line - 1]);
-        let mut above = Vec::new();
-        for start in self.lines[..line - 1].iter().rev().take(LINES_ABOVE) {
-            let line = self.line_of(*start);
-            let line = &line[..line.floor_char_boundary(COLUMN_MAX)];
-            let text = line.trim_start();
-            let is_above = blanks(line) < blanks(below)
-                || blanks(line) == blanks(below) && is_item(below) && !is_item(line);
-            if is_above && !text.is_empty() && !text.starts_with('#') {
-                above.push(line);
+    /// What the lines that a line is a part of by its indentation say about it. A list may be indented as its key is.
+    fn above(&mut self, line: usize) -> Above {
+        let mut below = self.look_at(line);
+        let mut above = Above::default();
+        for line in (1..line).rev().take(LINES_ABOVE) {
+            let line = self.look_at(line);
+            let is_above =
+                line.blanks < below.blanks || line.blanks == below.blanks && below.is_item && !line.is_item;
+            if is_above && line.has_text {
+                above.add(line.keys);
                 below = line;
             }
         }
         above
     }
 
+    fn look_at(&mut self, line: usize) -> Line {
+        if let Some(seen) = self.seen.get(&line) {
+            return *seen;
+        }
+        let whole = self.line_of(self.lines[line - 1]);
+        let shown = &whole[..whole.floor_char_boundary(COLUMN_MAX)];
+        let text = shown.trim_start();
+        let seen = Line {
+            blanks: shown.len() - text.len(),
+            is_item: text.starts_with("- "),
+            has_text: !text.is_empty() && !text.starts_with('#'),
+            keys: Keys::of(shown),
+        };
+        self.seen.insert(line, seen);
+        seen
+    }
+
+    /// How many characters stand before a byte.
+    fn characters_before(&self, at: usize) -> usize {
+        let block = at / BLOCK;
+        self.blocks[block] + characters(&self.text.as_bytes()[block * BLOCK..at])
+    }
+
     /// The first line of a span, ready to be shown.
-    pub fn place(&self, span: Span) -> Place {
+    pub fn place(&mut self, span: Span) -> Place {
+        let above = self.above(self.line_number(span.start));
         let start = self.text.floor_char_boundary(span.start);
-        let line = self.lines.partition_point(|begin| *begin <= start).max(1);
+        let line = self.line_number(start);
         let begin = self.lines[line - 1];
         let shown = self.line_of(start);
         let from = (start - begin).min(shown.len());
         let end = self.text.ceil_char_boundary(span.end.max(start));
         let to = (end - begin).clamp(from, shown.len());
-        let column = shown[..from].chars().count() + 1;
+        let column = self.characters_before(begin + from) - self.characters_before(begin) + 1;
         let (cut, until) = if shown.len() <= LINE_MAX {
             (0, shown.len())
         } else {
@@ -279,7 +332,7 @@ impl Source {
         };
         // The key of a secret may stand before the cut.
         let known = shown.floor_char_boundary(cut.saturating_sub(COLUMN_MAX));
-        let excerpt = masked(&shown[known..until], &self.above(line)).split_off(cut - known);
+        let excerpt = masked(&shown[known..until], above).split_off(cut - known);
         Place {
             path: self.path.clone(),
             line,
@@ -288,6 +341,11 @@ impl Source {
             range: from - cut..to.clamp(from, until) - cut,
         }
     }
+}
+
+/// How many characters begin in these bytes of UTF-8.
+fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| (**byte & 0b1100_0000) != 0b1000_0000).count()
 }
 
 /// A value inside a message: in backquotes, control characters escaped, cut when long.
@@ -333,7 +391,7 @@ mod tests {
     #[test]
     fn a_secret_in_a_line_below_its_key_is_not_shown() {
         let text = "a:\n  env:\n    MY_TOKEN: |\n\n      zz\n  secrets:\n  # why\n  - zz\n  x: 1\n";
-        let source = Source::new("f".into(), text.into());
+        let mut source = Source::new("f".into(), text.into());
         for (at, line) in text.match_indices("zz") {
             let excerpt = source.place(Span { file: 0, start: at, end: at + line.len() }).excerpt;
             assert!(excerpt.ends_with("**"), "{excerpt}");
@@ -341,7 +399,7 @@ mod tests {
         let plain = source.place(Span { file: 0, start: text.find("x:").unwrap(), end: text.len() });
         assert_eq!(plain.excerpt, "  x: 1");
         let long = format!("{}secret: zz {}", "ä ".repeat(5000), "b".repeat(5000));
-        let source = Source::new("f".into(), long.clone());
+        let mut source = Source::new("f".into(), long.clone());
         let at = long.find("zz").unwrap();
         let excerpt = source.place(Span { file: 0, start: at, end: at + 2 }).excerpt;
         assert!(excerpt.contains("secret: **") && !excerpt.contains("zz"), "{excerpt}");
@@ -349,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_place_is_found_in_any_line() {
-        let source = Source::new("f".into(), "ä: 1\r\nbb: 22\n".into());
+        let mut source = Source::new("f".into(), "ä: 1\r\nbb: 22\n".into());
         let place = source.place(Span { file: 0, start: 11, end: 13 });
         assert_eq!((place.line, place.column, &place.excerpt[place.range.clone()]), (2, 5, "22"));
         let last = source.place(Span { file: 0, start: 99, end: 120 });
@@ -359,8 +417,42 @@ mod tests {
     }
 
     #[test]
+    fn a_column_counts_the_characters_of_its_line() {
+        let line = "aä€𝄞".repeat(2 * BLOCK);
+        let text = format!("é{line}\n{line}");
+        let mut source = Source::new("f".into(), text.clone());
+        for around in
+            [0, BLOCK, 2 * BLOCK, 10 * BLOCK, 1 + line.len() + 2, 5 * BLOCK + line.len(), text.len()]
+        {
+            for start in (around.saturating_sub(8)..around + 8).filter(|at| text.is_char_boundary(*at)) {
+                let begin = text[..start].rfind('\n').map_or(0, |at| at + 1);
+                let place = source.place(Span { file: 0, start, end: start });
+                assert_eq!(place.column, text[begin..start].chars().count() + 1, "{start}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_column_is_found_at_the_end_of_a_whole_block() {
+        for length in [0, BLOCK, 2 * BLOCK] {
+            let mut source = Source::new("f".into(), "x".repeat(length));
+            assert_eq!(source.place(Span { file: 0, start: length, end: length }).column, length + 1);
+        }
+    }
+
+    #[test]
+    fn a_line_is_looked_at_once_for_all_that_is_below_it() {
+        let text = format!("a:\n  b: [\n    {}]\n", vec!["x"; 500].join(", "));
+        let mut source = Source::new("f".into(), text.clone());
+        for (start, _) in text.match_indices('x') {
+            source.place(Span { file: 0, start, end: start + 1 });
+        }
+        assert_eq!(source.seen.len(), 3);
+    }
+
+    #[test]
     fn a_long_line_is_cut_around_the_span() {
-        let source = Source::new("f".into(), format!("{}X{}", "ä".repeat(5000), "b".repeat(5000)));
+        let mut source = Source::new("f".into(), format!("{}X{}", "ä".repeat(5000), "b".repeat(5000)));
         let place = source.place(Span { file: 0, start: 10000, end: 10001 });
         assert_eq!(&place.excerpt[place.range.clone()], "X");
         assert!(place.excerpt.len() < 400);

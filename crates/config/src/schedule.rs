@@ -4,7 +4,6 @@ use belfry_core::ScheduleDefinition;
 use belfry_core::definition::{AnchorName, CatchUp, IfRunning, Options, Scope, When};
 use belfry_core::hook::{self, Proof};
 use belfry_core::session::{message_key_in, message_key_words};
-use belfry_core::suggest::nearest;
 use belfry_core::template::Template;
 use belfry_time::{
     Cron, ErrorKind, Every, Jitter, Kind, Timestamp, Window, Zone, parse_duration, parse_instant,
@@ -194,9 +193,10 @@ fn compiles(
     name: &str,
     place: Span,
 ) {
-    let before = context.invalid_count();
+    let mut is_wrong = false;
     let mut part = |node: Option<&Node>, result: Result<(), belfry_time::Error>| {
         if let Err(error) = result {
+            is_wrong = true;
             let span = node.map_or(place, |node| context.inside(node, &error));
             invalid(context, span, name, &error);
         }
@@ -239,7 +239,7 @@ fn compiles(
     if let Some(jitter) = &o.jitter {
         part(written("jitter"), Jitter::parse(jitter).map(|_| ()));
     }
-    if context.invalid_count() > before {
+    if is_wrong {
         return;
     }
     if let Err(error) = definition.timing(name) {
@@ -341,13 +341,16 @@ pub(crate) fn warn(
     let commands = &agent.work.commands;
     if !commands.is_empty()
         && !commands.contains_key(&o.command)
+        && !context.is_full(Severity::Warning)
         && let Some(command) = node.get("command").filter(|_| o.command != "poll")
     {
-        let known: Vec<_> = commands.keys().map(String::as_str).collect();
+        const SHOWN: usize = 20;
+        let known: Vec<_> = commands.keys().map(String::as_str).take(SHOWN).collect();
         let message = format!("{name}: the agent has no command {}", Quoted(&o.command));
-        let help = match nearest(&o.command, known.iter().copied()) {
+        let more = if known.len() < commands.len() { ", …" } else { "" };
+        let help = match context.nearest(&o.command, commands.keys().map(String::as_str)) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("its commands are {}; the agent's own program runs", list(&known)),
+            None => format!("its commands are {}{more}; the agent's own program runs", list(&known)),
         };
         let problem = context.report(Severity::Warning, Some(command.span), message);
         problem.help(help).schedule = Some(name.to_owned());

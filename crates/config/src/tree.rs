@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 use serde_json::{Map, Number, Value};
 
-use crate::problem::{Quoted, Span};
+use crate::problem::{MISTAKES_MAX, Quoted, Span};
 
 /// A value and where it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -187,8 +187,6 @@ pub(crate) struct Flaw {
 
 /// How deep values may be nested.
 const DEPTH_MAX: usize = 64;
-/// After so many flaws nothing more is read: each is shown with its line, which may be long.
-const FLAWS_MAX: usize = 100;
 /// Maximum length of a key in quotes. YAML takes no longer ones in what is written as a whole, as definitions are shown.
 const KEY_MAX: usize = 1_000;
 /// What a value takes in memory beside its text, about.
@@ -253,7 +251,8 @@ pub(crate) fn parse(file: usize, text: &str, bounds: Bounds) -> (Option<Node>, V
             builder.flaws.push(flaw);
             return (None, builder.flaws);
         }
-        if builder.flaws.len() >= FLAWS_MAX {
+        // One more than is shown, so that it is told that there are more.
+        if builder.flaws.len() > MISTAKES_MAX {
             return (None, builder.flaws);
         }
     }

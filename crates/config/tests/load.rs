@@ -446,12 +446,49 @@ fn root_takes_no_file_below_a_folder_of_another_user() {
 #[test]
 fn a_million_errors_are_bounded() {
     let text: String = (0..30_000).map(|i| format!("k{i}: 1\n")).collect();
+    assert_eq!(errors_of(&text).len(), 501);
+    let unset = vec!["\"${NOPE}\""; 100_000].join(", ");
+    let text = format!("agents: {{a: {{shell: x, schedules: {{s: {{every: 1h, not_on: [{unset}]}}}}}}}}");
     let errors = errors_of(&text);
-    assert!((100..=1000).contains(&errors.len()));
+    assert_eq!(errors[0], "the environment variable `NOPE` is not set");
+    assert_eq!(errors.last().unwrap(), "there are more mistakes than the 500 that are shown");
+    assert_eq!(errors.len(), 501);
     let warnings: String = (0..2_000).map(|i| format!("  a{i}: {{shell: x, lane: l{i}}}\n")).collect();
     assert_eq!(load_text(&format!("agents:\n{warnings}")).agents.len(), 2_000);
+    let told = load_text(&format!("agents:\n{warnings}")).warnings;
+    assert_eq!(told.len(), 501);
+    assert_eq!(told[500].message(), "there are more warnings than the 500 that are shown");
     // However many warnings there are, an error is seen.
     assert_eq!(errors_of(&format!("agents:\n{warnings}  b: {{}}\n")).len(), 1);
+}
+
+/// The store says why each of them is invalid, and not only those that are shown.
+#[test]
+fn every_wrong_schedule_is_there_also_if_not_all_are_shown() {
+    let schedules: String = (0..2_000).map(|i| format!("      s{i}: {{every: 1x}}\n")).collect();
+    let loaded = load_text(&format!("agents:\n  a:\n    shell: x\n    schedules:\n{schedules}"));
+    assert_eq!(loaded.invalid.len(), 501);
+    assert_eq!(loaded.invalid[499].schedule(), Some("a/s499"));
+    assert_eq!(loaded.agents[0].schedules.len(), 2_000);
+    assert!(loaded.agents[0].schedules.iter().all(|(name, schedule)| schedule.timing(name).is_err()));
+}
+
+#[test]
+fn what_an_alias_stands_for_is_wrong_once() {
+    let days = vec!["*x"; 1_000].join(", ");
+    let text =
+        format!("agents: {{a: {{shell: x, schedules: {{s: {{every: 1h, not_on: [&x nay, {days}]}}}}}}}}");
+    assert_eq!(load_text(&text).invalid.len(), 1);
+}
+
+#[test]
+fn of_many_commands_some_are_named() {
+    let commands: String = (10..40).map(|i| format!("      c{i}: [x]\n")).collect();
+    let text = format!(
+        "agents:\n  a:\n    shell: x\n    commands:\n{commands}    schedules:\n      s: {{every: 1h, command: other}}\n"
+    );
+    let help = load_text(&text).warnings[0].way_out().unwrap().to_owned();
+    assert!(help.contains("`c10`") && help.contains("`c29`, …; the agent's own"), "{help}");
 }
 
 #[test]
