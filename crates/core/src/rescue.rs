@@ -4,7 +4,8 @@
 //! rescued runs one at a time (see [`crate::gate::admit`]). If that node dies as well, the rescued runs that it claimed since
 //! its last renewal are *suspects*. A suspect is started alone: nothing else has started on that node for a moment
 //! ([`watched_for`]), and nothing else starts until the suspect has ended, or has been watched for such a moment and the node
-//! has renewed its lease since. So at the third death one suspect is left, and it is given up.
+//! has renewed its lease since; then others have a turn before the next suspect. So at the third death one suspect is left, and
+//! it is given up.
 //!
 //! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
 //! while ([`steady_after`]): then a death tells more of the suspect than of the node. It claims no rescued run when a renewal

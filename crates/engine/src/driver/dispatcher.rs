@@ -62,7 +62,7 @@ impl Driver {
         self.claims_after_renewal = self.renewer.busy || self.renewer.at < watched_until;
         match self.rescuing().next().is_some() || self.claims_after_renewal {
             true => Rescues::None,
-            false if now.mono < self.steady_at => Rescues::Unsuspected,
+            false if now.mono < self.steady_at.max(self.suspects_from) => Rescues::Unsuspected,
             false => Rescues::Any,
         }
     }
@@ -112,7 +112,8 @@ impl Driver {
     ) {
         let poll_at = now.mono + self.poll_interval();
         // Suspects may start from a certain instant on.
-        let ask_at = if now.mono < self.steady_at { poll_at.min(self.steady_at) } else { poll_at };
+        let suspects_at = self.steady_at.max(self.suspects_from);
+        let ask_at = if now.mono < suspects_at { poll_at.min(suspects_at) } else { poll_at };
         self.dispatcher.rest(now, ask_at);
         let Some(claimed) = self.written(now, Call::Claims, claimed) else {
             self.dispatcher.at = now.mono + self.backoff(Call::Claims);
@@ -254,15 +255,16 @@ impl Driver {
         self.claim_wanted = true;
     }
 
-    /// Suspects that had started before a renewal was asked for have not killed this node: others may start. Those that have
-    /// started since are watched for as long as others were.
-    pub(super) fn outlived(&mut self, asked: Duration) {
+    /// Suspects that had started before a renewal was asked for have not killed this node: others may start, for as long as
+    /// these were watched, before the next suspect. Those that have started since are watched for as long as others were.
+    pub(super) fn outlived(&mut self, now: Now, asked: Duration) {
         let watched_for = watched_for(self.options.lease);
         for task in self.tasks.values_mut() {
             match task.rescue {
                 Rescue::Watched { since } if since < asked => {
                     task.rescue = Rescue::Over;
                     self.claim_wanted = true;
+                    self.suspects_from = now.mono + watched_for;
                 }
                 Rescue::Watched { since } => self.renewer.at = self.renewer.at.min(since + watched_for),
                 Rescue::Starting { .. } | Rescue::Over => {}

@@ -10,6 +10,9 @@ impl Driver {
         let Some(task) = self.tasks.get_mut(&run).filter(|task| task.epoch == epoch) else { return };
         task.ended = true;
         self.claim_wanted |= self.is_full;
+        if matches!(task.rescue, Rescue::Starting { suspect: true } | Rescue::Watched { .. }) {
+            self.suspects_from = now.mono + watched_for(self.options.lease);
+        }
         let retry = &task.definitions.agent_definition.retry;
         let verdict = verdict(report.outcome, run, task.attempt, task.max_attempts, retry, now.wall);
         let finish = Finish {

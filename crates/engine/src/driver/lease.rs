@@ -53,7 +53,7 @@ impl Driver {
         match renewed {
             Renewed::Held { cancels, live } => {
                 self.hold(asked);
-                self.outlived(asked);
+                self.outlived(now, asked);
                 self.claim_wanted |= std::mem::take(&mut self.claims_after_renewal);
                 cancels.into_iter().for_each(|(run, epoch, reason)| self.cancel(run, epoch, reason));
                 live.into_iter().for_each(|live| self.return_strays(live));

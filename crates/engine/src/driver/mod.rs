@@ -491,6 +491,8 @@ pub struct Driver {
     steady_at: Duration,
     /// When the last attempt was started here.
     last_start: Option<Duration>,
+    /// From when on the next suspect may start: others have a turn between two of them.
+    suspects_from: Duration,
     /// A suspect was given back because another attempt had just been started: nothing starts before the suspect.
     suspect_waits: bool,
     pruner: Loop,
@@ -591,6 +593,7 @@ impl Driver {
             claims_after_renewal: false,
             steady_at: now.mono + steady_after(lease),
             last_start: None,
+            suspects_from: now.mono,
             suspect_waits: false,
             pruner: Loop::from(now.mono + options.prune_every),
             prune_after: None,

@@ -406,7 +406,17 @@ async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
     assert!(renews(&driver.step(watched, Input::Woken)));
     let held = Renewed::Held { cancels: Vec::new(), live: Some(vec![(id(6), 1)]) };
     let renewed = Input::Renewed { asked: watched.mono, renewed: Ok(held), is_held: false };
-    assert_eq!(rescues(&driver.step(watched, renewed)), Some(Rescues::Any));
+    assert_eq!(rescues(&driver.step(watched, renewed)), Some(Rescues::Unsuspected), "others have a turn");
+    driver.step(watched, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let mut later = watched;
+    let asked = loop {
+        later = later_by(later, driver.wait(later).max(Duration::from_millis(1)));
+        if let Some(asked) = rescues(&driver.step(later, Input::Woken)) {
+            break asked;
+        }
+        driver.step(later, Input::Marks(Ok(Marks { cancels: Vec::new(), draining: Some(false) })));
+    };
+    assert_eq!((later.mono, asked), (watched.mono + 2 * SECOND, Rescues::Any), "then the next suspect");
 }
 
 #[tokio::test]
