@@ -43,6 +43,9 @@ pub(crate) struct Above {
 }
 
 impl Above {
+    /// What stands further up was not looked at: it may be the key of a secret.
+    pub const UNKNOWN: Above = Above { is_secret: true, in_env: false, has_secret_name: false };
+
     /// Adds the next line, further up.
     pub fn add(&mut self, keys: Keys) {
         self.is_secret |= keys.secret;

@@ -241,8 +241,8 @@ const COLUMN_MAX: usize = 4000;
 const BLOCK: usize = 4096;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
-/// How many lines above are looked at for the key of a secret.
-const LINES_ABOVE: usize = 200;
+/// How many lines above are looked at for the key of a secret. A line further below is hidden.
+const LINES_ABOVE: usize = 10_000;
 
 impl Source {
     pub fn new(path: String, text: String) -> Source {
@@ -277,7 +277,13 @@ impl Source {
     fn above(&mut self, line: usize) -> Above {
         let mut below = self.look_at(line);
         let mut above = Above::default();
-        for line in (1..line).rev().take(LINES_ABOVE) {
+        for (looked_at, line) in (1..line).rev().enumerate() {
+            if below.blanks == 0 && !below.is_item {
+                return above;
+            }
+            if looked_at == LINES_ABOVE {
+                return Above::UNKNOWN;
+            }
             let line = self.look_at(line);
             let is_above =
                 line.blanks < below.blanks || line.blanks == below.blanks && below.is_item && !line.is_item;
@@ -332,6 +338,7 @@ impl Source {
         };
         // The key of a secret may stand before the cut.
         let known = shown.floor_char_boundary(cut.saturating_sub(COLUMN_MAX));
+        let above = if known > 0 { Above::UNKNOWN } else { above };
         let excerpt = masked(&shown[known..until], above).split_off(cut - known);
         Place {
             path: self.path.clone(),
@@ -402,7 +409,16 @@ mod tests {
         let mut source = Source::new("f".into(), long.clone());
         let at = long.find("zz").unwrap();
         let excerpt = source.place(Span { file: 0, start: at, end: at + 2 }).excerpt;
-        assert!(excerpt.contains("secret: **") && !excerpt.contains("zz"), "{excerpt}");
+        assert!(excerpt.starts_with("**") && !excerpt.contains("zz"), "what is far before it may be a key");
+        for lines in [300, LINES_ABOVE + 10] {
+            let text = format!("env:\n{}  MY_TOKEN: zz\n", "  A: b\n".repeat(lines));
+            let mut source = Source::new("f".into(), text.clone());
+            let at = text.find("zz").unwrap();
+            assert!(
+                !source.place(Span { file: 0, start: at, end: at + 2 }).excerpt.contains("zz"),
+                "{lines}"
+            );
+        }
     }
 
     #[test]
@@ -452,8 +468,8 @@ mod tests {
 
     #[test]
     fn a_long_line_is_cut_around_the_span() {
-        let mut source = Source::new("f".into(), format!("{}X{}", "ä".repeat(5000), "b".repeat(5000)));
-        let place = source.place(Span { file: 0, start: 10000, end: 10001 });
+        let mut source = Source::new("f".into(), format!("{}X{}", "ä".repeat(2015), "b".repeat(5000)));
+        let place = source.place(Span { file: 0, start: 4030, end: 4031 });
         assert_eq!(&place.excerpt[place.range.clone()], "X");
         assert!(place.excerpt.len() < 400);
     }
