@@ -86,9 +86,7 @@ pub fn parse_schedule(
         Some(base) => patched(&mut context, base, &node),
         None => written,
     };
-    if node.bytes() > SCHEDULE_BYTES_MAX {
-        context.error(place, TOO_LARGE);
-        context.way_out(SMALLER);
+    if is_too_large(&mut context, &node, place) {
         return Err(refuse(context));
     }
     let definition = schedule::read(&mut context, &node, about.name, place, &about.inherited);
@@ -107,6 +105,9 @@ pub fn parse_agent(text: &str, about: &About<'_>) -> Result<Parsed<AgentSpec>, E
     let Some(node) = node else { return Err(refuse(context)) };
     let place = Span { file: node.span.file, start: node.span.start, end: node.span.start };
     check_names(&mut context, about.name, place);
+    for (key, schedule) in node.get("schedules").iter().flat_map(|schedules| schedules.entries()) {
+        is_too_large(&mut context, schedule, key.span);
+    }
     context.check(about.name, &node, &Shape::Map(AGENT));
     if let Some(cwd) = node.get("cwd").filter(|cwd| cwd.text().is_some_and(|text| !text.starts_with('/'))) {
         context.wrong("cwd", cwd, "an absolute path");
@@ -114,6 +115,16 @@ pub fn parse_agent(text: &str, about: &About<'_>) -> Result<Parsed<AgentSpec>, E
     let key = Key { text: about.name.to_owned(), span: place };
     let agent = read_agent(&mut context, &key, &node, None, &about.inherited, None);
     finish(context, Some(agent))
+}
+
+/// Whether a schedule is larger than one over HTTP or of the command line may be, and if so, says it.
+fn is_too_large(context: &mut Context<'_>, schedule: &Node, place: Span) -> bool {
+    let is_too_large = schedule.bytes() > SCHEDULE_BYTES_MAX;
+    if is_too_large {
+        context.error(place, TOO_LARGE);
+        context.way_out(SMALLER);
+    }
+    is_too_large
 }
 
 fn finish<T>(context: Context<'_>, definition: Option<T>) -> Result<Parsed<T>, Errors> {
@@ -150,9 +161,11 @@ fn without_nulls(node: &Node) -> Node {
 /// The schedule as it is, with the written keys over it.
 fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) -> Node {
     let text = export::schedule(base);
-    let Some(below) = context.parse("the schedule as it is".into(), PathBuf::from("/"), text) else {
-        return over.clone();
-    };
+    // A stored one may be larger than a new one may be, and this may make it smaller.
+    let bounds = std::mem::replace(&mut context.bounds, Bounds::FILE);
+    let below = context.parse("the schedule as it is".into(), PathBuf::from("/"), text);
+    context.bounds = bounds;
+    let Some(below) = below else { return over.clone() };
     let another_kind = over.entries().iter().any(|(key, _)| KINDS.contains(&key.text.as_str()));
     let kept = below.entries().iter().filter(|(key, _)| {
         over.entry(&key.text).is_none() && !(another_kind && KINDS.contains(&key.text.as_str()))

@@ -137,20 +137,18 @@ fn of_very_many_mistakes_some_are_shown() {
     let schedule = |text: &str| parse_schedule(Input::Text(text), None, &about("a/s")).unwrap_err();
     let agent = |text: &str| belfry_config::parse_agent(text, &about("a")).unwrap_err();
     let names: String = (0..20_000).map(|n| format!("  BELFRY_{n}: x\n")).collect();
-    let pairs: Vec<_> = (0..20_000).map(|n| (format!("k{n}"), "x".to_owned())).collect();
     // Each line is a part of the one above it, and has many keys that may be those of secrets.
     let deep: String =
-        (1..180).map(|depth| format!("{}{}x,\n", " ".repeat(depth), "sceret:".repeat(500))).collect();
+        (1..180).map(|depth| format!("{}{}x,\n", " ".repeat(depth), "sceret:".repeat(100))).collect();
     for errors in [
         schedule(&format!("every: 1h\npayload: {{{}}}\n", vec!["a: 1"; 40_000].join(","))),
-        schedule(&format!("every: 1h\nnot_on:\n{}", " - x\n".repeat(100_000))),
-        schedule(&format!("every: 1h\nnot_on: [{}]\n", vec!["x"; 100_000].join(","))),
+        schedule(&format!("every: 1h\nnot_on:\n{}", " - x\n".repeat(3_000))),
+        schedule(&format!("every: 1h\nnot_on: [{}]\n", vec!["x"; 3_000].join(","))),
         schedule(&format!(
             "every: 1h\nnot_on: [\n{deep}{}{}]\n",
             " ".repeat(200),
             vec!["x"; 1_000].join(",")
         )),
-        parse_schedule(Input::Pairs(&pairs), None, &about("a/s")).unwrap_err(),
         agent(&format!("run: [x, {}]\n", vec!["\"{{ x }}\""; 60_000].join(","))),
         agent(&format!("run: [x, {}]\n", vec!["\"${X}\""; 60_000].join(","))),
         agent(&format!("shell: x\nenv:\n{names}")),
@@ -194,6 +192,17 @@ fn a_schedule_has_a_largest_size() {
     assert!(parse_schedule(Input::Text(&more), Some(&base), &about("a/s")).is_ok());
     let more = format!("payload: {{b: \"{}\"}}\n", "y".repeat(270_000));
     assert!(parse_schedule(Input::Text(&more), Some(&base), &about("a/s")).is_err());
+    // One that was stored before can be made smaller, and is not called something else.
+    let mut large = base.clone();
+    large.options.payload.insert("many".into(), vec![1; 10_000].into());
+    assert!(parse_schedule(Input::Text("payload: {a: 1}"), Some(&large), &about("a/s")).is_ok());
+    let errors = parse_schedule(Input::Text("priority: 1"), Some(&large), &about("a/s")).unwrap_err();
+    assert!(errors.problems.len() == 1 && errors.to_string().contains("at most 256 KiB"), "{errors}");
+    // Also one that comes with its agent.
+    let numbers = vec!["1"; 5_000].join(", ");
+    let agent = format!("shell: \"true\"\nschedules:\n  s: {{every: 1h, payload: {{a: [{numbers}]}}}}\n");
+    let errors = parse_agent(&agent, &about("a")).unwrap_err();
+    assert!(errors.to_string().contains("at most 256 KiB"), "{errors}");
 }
 
 #[test]
