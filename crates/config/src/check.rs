@@ -9,6 +9,7 @@ use belfry_core::work::{OWN_VARIABLES, is_own_variable};
 
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
+use crate::mask::holds_secrets;
 use crate::network::Network;
 use crate::problem::{Quoted, Severity, Span};
 use crate::reference;
@@ -400,8 +401,12 @@ impl Context<'_> {
 
     /// `key` must be …, got …
     pub fn wrong(&mut self, key: &str, node: &Node, expected: &str) {
-        let message = format!("{} must be {expected}, got {}", Quoted(key), node.describe());
-        self.error(node.span, message);
+        // What stands there may be a secret, and messages go where the file is not read.
+        let got = match node.text().is_some() && holds_secrets(key) {
+            true => "a text".to_owned(),
+            false => node.describe(),
+        };
+        self.error(node.span, format!("{} must be {expected}, got {got}", Quoted(key)));
     }
 }
 

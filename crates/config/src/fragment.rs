@@ -82,11 +82,13 @@ pub fn parse_schedule(
     if context.has_errors() {
         return Err(refuse(context));
     }
-    let node = match base {
+    let (node, stored_bytes) = match base {
         Some(base) => patched(&mut context, base, &node),
-        None => written,
+        None => (written, 0),
     };
-    if is_too_large(&mut context, &node, place) {
+    // One that was stored as it was written may be larger as it is exported.
+    let grows = base.is_none() || node.bytes() > stored_bytes;
+    if grows && is_too_large(&mut context, &node, place) {
         return Err(refuse(context));
     }
     let definition = schedule::read(&mut context, &node, about.name, place, &about.inherited);
@@ -159,13 +161,14 @@ fn without_nulls(node: &Node) -> Node {
 }
 
 /// The schedule as it is, with the written keys over it.
-fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) -> Node {
+/// The keys that are written over those that are stored, and the size of the stored ones.
+fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) -> (Node, usize) {
     let text = export::schedule(base);
     // A stored one may be larger than a new one may be, and this may make it smaller.
     let bounds = std::mem::replace(&mut context.bounds, Bounds::FILE);
     let below = context.parse("the schedule as it is".into(), PathBuf::from("/"), text);
     context.bounds = bounds;
-    let Some(below) = below else { return over.clone() };
+    let Some(below) = below else { return (over.clone(), 0) };
     let another_kind = over.entries().iter().any(|(key, _)| KINDS.contains(&key.text.as_str()));
     let kept = below.entries().iter().filter(|(key, _)| {
         over.entry(&key.text).is_none() && !(another_kind && KINDS.contains(&key.text.as_str()))
@@ -179,7 +182,7 @@ fn patched(context: &mut Context<'_>, base: &ScheduleDefinition, over: &Node) ->
     });
     let mut entries: Vec<_> = kept.collect();
     entries.extend(without_nulls(over).entries().iter().cloned());
-    Node { span: over.span, data: Data::Map(entries) }
+    (Node { span: over.span, data: Data::Map(entries) }, below.bytes())
 }
 
 /// The keys of an agent that differ from the defaults, as they could be written; its schedules are not among them. References

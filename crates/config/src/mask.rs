@@ -27,10 +27,16 @@ impl Keys {
         for key in keys(line) {
             let name = &line[key];
             found.secret = found.secret || is_secret_key(name);
-            found.env |= name == "env";
+            found.env |= is_env(name);
             found.secret_name = found.secret_name || is_secret_name(name);
         }
         found
+    }
+}
+
+impl Keys {
+    pub fn may_hold_secrets(self) -> bool {
+        self.secret || self.secret_name
     }
 }
 
@@ -87,9 +93,19 @@ fn secret_values(line: &str, above: Above) -> Vec<Range<usize>> {
                 found.push(value);
             }
         }
-        in_env |= name == "env";
+        in_env |= is_env(name);
     }
     found
+}
+
+/// Whether secrets stand under a key.
+pub(crate) fn holds_secrets(key: &str) -> bool {
+    is_env(key) || key == "webhook" || is_secret_key(key)
+}
+
+/// `env`, also if it is misspelt.
+fn is_env(name: &str) -> bool {
+    ["env", "envs", "evn", "environment"].iter().any(|known| name.eq_ignore_ascii_case(known))
 }
 
 fn is_secret_key(name: &str) -> bool {

@@ -118,6 +118,13 @@ impl Problem {
         self.schedule.as_deref()
     }
 
+    /// Shows stars instead of the source line.
+    pub(crate) fn hide_line(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.excerpt = "*".repeat(place.excerpt.len());
+        }
+    }
+
     /// Where it is, the message and the way out in one line, without the source line: for those who may not read the
     /// file.
     pub fn brief(&self) -> String {
@@ -241,6 +248,8 @@ const COLUMN_MAX: usize = 4000;
 const BLOCK: usize = 4096;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
+/// A secret of several lines, such as a private key, is shorter.
+const LINES_NEAR: usize = 100;
 /// How many lines above are looked at for the key of a secret. A line further below is hidden.
 const LINES_ABOVE: usize = 10_000;
 
@@ -310,6 +319,13 @@ impl Source {
         };
         self.seen.insert(line, seen);
         seen
+    }
+
+    /// Whether a key of a secret stands in the lines shortly above: where the indentation is broken, nobody knows what
+    /// belongs to it.
+    pub fn is_near_secret(&mut self, at: usize) -> bool {
+        let line = self.line_number(at);
+        (1..line).rev().take(LINES_NEAR).any(|line| self.look_at(line).keys.may_hold_secrets())
     }
 
     /// How many characters stand before a byte.
@@ -410,6 +426,11 @@ mod tests {
         let at = long.find("zz").unwrap();
         let excerpt = source.place(Span { file: 0, start: at, end: at + 2 }).excerpt;
         assert!(excerpt.starts_with("**") && !excerpt.contains("zz"), "what is far before it may be a key");
+        let mut context = crate::context::Context::new(&|_| None);
+        let broken = "env:\n  MY_KEY: |\n    -----BEGIN\n  zz\n";
+        assert!(context.parse("f".into(), "/".into(), broken.into()).is_none());
+        let shown = context.finish().unwrap_err().to_string();
+        assert!(shown.contains("not YAML") && shown.contains("f:4") && !shown.contains("zz"), "{shown}");
         for lines in [300, LINES_ABOVE + 10] {
             let text = format!("env:\n{}  MY_TOKEN: zz\n", "  A: b\n".repeat(lines));
             let mut source = Source::new("f".into(), text.clone());
