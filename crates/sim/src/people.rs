@@ -317,8 +317,11 @@ impl Sim {
         let names = self.ledger.names();
         for _ in 0..names.len().min(2) {
             let name = self.random.one_of(&names).clone();
-            self.remove(&name);
-            self.add_again(&name);
+            // A one-shot that comes back is new.
+            if matches!(self.ledger.when(&name), Some(When::Cron(_) | When::Every(_))) {
+                self.remove(&name);
+                self.add_again(&name);
+            }
         }
     }
 
