@@ -129,7 +129,8 @@ pub fn add(
         closed: Vec::new(),
         new_revision: true,
     };
-    begin(change, definition, compiled, Token::first(now))
+    let timer = if planned_at.is_some() { Token::next(now) } else { Token::first(now) };
+    begin(change, definition, compiled, timer)
 }
 
 /// Whether a new definition changes more than the definition itself: then [`define`] says what.
