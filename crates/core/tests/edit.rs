@@ -542,3 +542,21 @@ fn catch_up_is_planned_from_the_first_overdue_tick() {
     let runs = plan(&schedule, &due, &Facts::CLEAR, at("02T12:00:41")).runs;
     assert_eq!((runs.len(), runs[0].tick_at), (8, at("02T12:00:00")), "the ninth meets them on time");
 }
+
+/// Seeds 133, 209, 318: an interval that came back while the clock was behind fired its last tick once more.
+#[test]
+fn a_schedule_that_comes_back_while_the_clock_is_behind_goes_on_after_its_last_tick() {
+    let (now, planned) = (at("02T12:00:00"), at("02T13:00:00"));
+    let schedules = [
+        every("10m", AnchorName::Completion),
+        every("10m", AnchorName::Start),
+        every("10m", AnchorName::Slot),
+        cron("*/10 * * * *"),
+    ];
+    for schedule in schedules {
+        let added = edit::add(&schedule.definition, Ok(&schedule), Some(planned), now);
+        let timing = schedule.timing.as_ref().unwrap();
+        let tick = edit::tick_of(timing, added.timer.unwrap(), added.origin, added.cursor_at).unwrap();
+        assert_eq!(tick.tick_at, at("02T13:10:00"), "{:?}", schedule.definition.when);
+    }
+}
