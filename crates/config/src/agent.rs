@@ -196,8 +196,6 @@ pub(crate) fn warn(context: &mut Context<'_>, node: &Node, name: &str, agent: &A
                 "use a reference: `{0}: \"${{{0}}}\"`; it is filled in when an attempt starts",
                 key.text
             ));
-            // The line is the secret.
-            problem.hide();
         }
     }
     let Some(retry) = node.get("retry") else { return };

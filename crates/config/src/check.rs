@@ -9,7 +9,7 @@ use belfry_core::work::{OWN_VARIABLES, is_own_variable};
 
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
-use crate::mask::holds_secrets;
+use crate::mask::may_hold_secret;
 use crate::network::Network;
 use crate::problem::{Quoted, Severity, Span};
 use crate::reference;
@@ -275,7 +275,7 @@ impl Context<'_> {
     fn check_env_value(&mut self, name: &str, node: &Node, text: &str) {
         let template = match Template::parse(text) {
             Ok(template) => template,
-            Err(error) => return self.template_error(name, node, &error),
+            Err(error) => return self.template_error(name, node, &error.without_source()),
         };
         for (part, range) in template.texts() {
             if let Err(flaw) = reference::check(part) {
@@ -296,7 +296,8 @@ impl Context<'_> {
     /// Reports a template that is refused, at its place in the text.
     pub fn template_error(&mut self, key: &str, node: &Node, error: &ParseError) {
         let span = self.within(node, error.range.clone());
-        let problem = self.error(span, format!("`{key}`: {}", error.message));
+        let problem = self.error(span, format!("`{key}`: {}{}", error.message, error.found));
+        problem.told = problem.message.len() - error.found.len();
         problem.help = error.help.clone();
     }
 
@@ -402,7 +403,7 @@ impl Context<'_> {
     /// `key` must be …, got …
     pub fn wrong(&mut self, key: &str, node: &Node, expected: &str) {
         // What stands there may be a secret, and messages go where the file is not read.
-        let got = match node.text().is_some() && holds_secrets(key) {
+        let got = match node.text().is_some() && may_hold_secret(key) {
             true => "a text".to_owned(),
             false => node.describe(),
         };

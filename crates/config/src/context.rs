@@ -85,13 +85,7 @@ impl<'a> Context<'a> {
         let is_broken = flaw.message.starts_with("not YAML");
         let hint = if is_broken && flaw.help.is_none() { self.hint(&flaw) } else { None };
         let help = flaw.help.or(hint.map(str::to_owned));
-        let source = self.sources.get_mut(flaw.span.file);
-        let hides = is_broken && source.is_some_and(|source| source.is_near_secret(flaw.span.start));
-        let problem = self.error(flaw.span, flaw.message);
-        problem.help = help;
-        if hides {
-            problem.hide_line();
-        }
+        self.error(flaw.span, flaw.message).help = help;
         if let Some(first) = flaw.first {
             self.also(first, "the first");
         }

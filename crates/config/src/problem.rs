@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::mask::{Above, Keys, masked};
+use crate::mask::{Above, Keys, masked, masked_text};
 
 /// How many mistakes are shown, and how many warnings. Nobody reads more, and each is kept with its line, which may be long.
 pub(crate) const MISTAKES_MAX: usize = 500;
@@ -27,6 +27,8 @@ pub enum Severity {
 pub struct Problem {
     pub(crate) severity: Severity,
     pub(crate) message: String,
+    /// So much of the message is for those who may not read the file; the rest quotes it.
+    pub(crate) told: usize,
     pub(crate) place: Option<Place>,
     pub(crate) other: Option<(Place, String)>,
     pub(crate) help: Option<String>,
@@ -50,9 +52,11 @@ pub struct Place {
 
 impl Problem {
     pub(crate) fn new(severity: Severity, message: impl Into<String>) -> Problem {
+        let message = message.into();
         Problem {
             severity,
-            message: message.into(),
+            told: message.len(),
+            message,
             place: None,
             other: None,
             help: None,
@@ -75,22 +79,6 @@ impl Problem {
     pub(crate) fn help(&mut self, help: impl Into<String>) -> &mut Problem {
         self.help = Some(help.into());
         self
-    }
-
-    /// Hides all of the source line but the key that is underlined: what follows is a secret, and so may be what stands
-    /// before.
-    pub(crate) fn hide(&mut self) {
-        if let Some(place) = &mut self.place {
-            let (before, key) = (&place.excerpt[..place.range.start], &place.excerpt[place.range.clone()]);
-            // As wide as before: the column is counted in what is shown.
-            let before = match before.trim().is_empty() {
-                true => before.to_owned(),
-                false => format!("{:>1$} ", "…", before.chars().count() - 1),
-            };
-            let range = before.len()..before.len() + key.len();
-            place.excerpt = format!("{before}{key}: …");
-            place.range = range;
-        }
     }
 
     /// How bad it is.
@@ -118,19 +106,10 @@ impl Problem {
         self.schedule.as_deref()
     }
 
-    /// Shows stars instead of the source line.
-    pub(crate) fn hide_line(&mut self) {
-        if let Some(place) = &mut self.place {
-            place.excerpt = "*".repeat(place.excerpt.len());
-        }
-    }
-
-    /// Where it is, the message and the way out in one line, without the source line: for those who may not read the
-    /// file.
+    /// Where it is and what is wrong, in one line and without what the file says: for those who may not read it.
     pub fn brief(&self) -> String {
         let place = self.place.as_ref().map(|place| format!("{}:{}: ", place.path, place.line));
-        let help = self.help.as_ref().map(|help| format!(" ({help})"));
-        format!("{}{}{}", place.unwrap_or_default(), self.message, help.unwrap_or_default())
+        format!("{}{}", place.unwrap_or_default(), &self.message[..self.told])
     }
 
     /// The message, the source line underlined, and the way out. In colour for a terminal.
@@ -189,6 +168,15 @@ pub struct Errors {
 }
 
 impl Errors {
+    /// How many there are beside the first, in words; none if it is alone.
+    pub fn others(&self) -> Option<String> {
+        match self.problems.len() {
+            0 | 1 => None,
+            n if n > MISTAKES_MAX => Some(format!("at least {MISTAKES_MAX} more")),
+            n => Some(format!("{} more", n - 1)),
+        }
+    }
+
     /// All of them, each as [`Problem::brief`] says it.
     pub fn brief(&self) -> String {
         let said: Vec<_> = self.problems.iter().map(Problem::brief).collect();
@@ -248,9 +236,7 @@ const COLUMN_MAX: usize = 4000;
 const BLOCK: usize = 4096;
 const BEFORE: usize = 60;
 const AFTER: usize = 240;
-/// A secret of several lines, such as a private key, is shorter.
-const LINES_NEAR: usize = 100;
-/// How many lines above are looked at for the key of a secret. A line further below is hidden.
+/// How many lines above are looked at for the keys that a line belongs to. A line further below is hidden.
 const LINES_ABOVE: usize = 10_000;
 
 impl Source {
@@ -282,10 +268,12 @@ impl Source {
         self.text.get(self.lines[line - 1]..end).unwrap_or_default().trim_end_matches('\r')
     }
 
-    /// What the lines that a line is a part of by its indentation say about it. A list may be indented as its key is.
+    /// What the lines above a line say about it: those that it is a part of by its indentation, and the last with a key. A
+    /// list may be indented as its key is.
     fn above(&mut self, line: usize) -> Above {
         let mut below = self.look_at(line);
-        let mut above = Above::default();
+        let before = (1..line).rev().take(LINES_ABOVE).find_map(|line| self.look_at(line).keys.last);
+        let mut above = Above::new(before);
         for (looked_at, line) in (1..line).rev().enumerate() {
             if below.blanks == 0 && !below.is_item {
                 return above;
@@ -313,19 +301,14 @@ impl Source {
         let text = shown.trim_start();
         let seen = Line {
             blanks: shown.len() - text.len(),
-            is_item: text.starts_with("- "),
+            is_item: text
+                .strip_prefix('-')
+                .is_some_and(|item| item.is_empty() || item.starts_with([' ', '\t'])),
             has_text: !text.is_empty() && !text.starts_with('#'),
             keys: Keys::of(shown),
         };
         self.seen.insert(line, seen);
         seen
-    }
-
-    /// Whether a key of a secret stands in the lines shortly above: where the indentation is broken, nobody knows what
-    /// belongs to it.
-    pub fn is_near_secret(&mut self, at: usize) -> bool {
-        let line = self.line_number(at);
-        (1..line).rev().take(LINES_NEAR).any(|line| self.look_at(line).keys.may_hold_secrets())
     }
 
     /// How many characters stand before a byte.
@@ -371,15 +354,16 @@ fn characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| (**byte & 0b1100_0000) != 0b1000_0000).count()
 }
 
-/// A value inside a message: in backquotes, control characters escaped, cut when long.
+/// A value inside a message: in backquotes, control characters escaped, passwords hidden, cut when long.
 pub(crate) struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
-        let cut = self.0.floor_char_boundary(SHOWN);
-        let more = if cut < self.0.len() { "…" } else { "" };
-        write!(f, "`{}{more}`", Escaped(&self.0[..cut]))
+        let text = masked_text(self.0);
+        let cut = text.floor_char_boundary(SHOWN);
+        let more = if cut < text.len() { "…" } else { "" };
+        write!(f, "`{}{more}`", Escaped(&text[..cut]))
     }
 }
 
@@ -388,7 +372,7 @@ pub(crate) struct Whole<'a>(pub &'a str);
 
 impl fmt::Display for Whole<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`", Escaped(self.0))
+        write!(f, "`{}`", Escaped(&masked_text(self.0)))
     }
 }
 
@@ -411,40 +395,59 @@ impl fmt::Display for Escaped<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_secret_in_a_line_below_its_key_is_not_shown() {
-        let text = "a:\n  env:\n    MY_TOKEN: |\n\n      zz\n  secrets:\n  # why\n  - zz\n  x: 1\n";
+    /// The lines of a text as they are shown in an error.
+    fn excerpts(text: &str) -> Vec<String> {
         let mut source = Source::new("f".into(), text.into());
-        for (at, line) in text.match_indices("zz") {
-            let excerpt = source.place(Span { file: 0, start: at, end: at + line.len() }).excerpt;
-            assert!(excerpt.ends_with("**"), "{excerpt}");
+        let starts = source.lines.clone();
+        starts.into_iter().map(|start| source.place(Span { file: 0, start, end: start }).excerpt).collect()
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_wherever_it_stands() {
+        let key = "-----BEGIN KEY-----\nProc-Type: 4,zz\n\nzzMII=\nzz==\n-----END KEY-----";
+        let pasted = |indent: &str| key.replace('\n', &format!("\n{indent}"));
+        for text in [
+            "env:\n  MY_TOKEN: |\n\n    zz\n    cron: zz\nsecrets:\n# why\n- zz\n",
+            "a:\n  secrets:\n  -\n    zz\n  -\tzz\n  - \"zz: zz\"\n",
+            "a:\n  shell: x\n  env:\n  MY_TOKEN: zz\n  signing_secret: zz\n  webhook_secret:\n    - \"a: zz\"\n",
+            "api: {token: zz}\napi:\n  token:\n    zz\n",
+            "a:\n\tenv:\n\tMY_TOKEN: zz\n\t\tzz\n",
+            "env:\n- {name: A, value: zz}\n- name: A\n  value: zz\n- A=zz\n",
+            "env: {\n  A: zz,\n  \"timeout\": \"zz\",\n  B:\n  zz }\n",
+            "{\n\"secret\":\n\"zz\",\n\"secrets\": [\n\"zz\",\n\"zz\"\n]}",
+            "shell: x\n? secret\n: zz\n? env\n: A: zz\n",
+            "a:\n  my_token:\n    env: {A: zz}\n    b: \"zz\n      cron: zz\"\n",
+            "MY_KEY: zz\n  cron: zz\n",
+            "zz\n",
+            &format!("env:\n  MY_KEY: |\n    {}\n  zz\nzz\n", pasted("    ")),
+            &format!("env:\n  MY_KEY: |\n{key}\n"),
+            &format!("env:\n{}  MY_TOKEN: zz\n", "  A: b\n".repeat(300)),
+        ] {
+            for line in excerpts(text) {
+                assert!(!line.contains("zz"), "{line} of:\n{}", text.get(..300).unwrap_or(text));
+            }
         }
-        let plain = source.place(Span { file: 0, start: text.find("x:").unwrap(), end: text.len() });
-        assert_eq!(plain.excerpt, "  x: 1");
+        let far = format!("env:\n{}  cron: zz\n", "  A: b\n".repeat(LINES_ABOVE + 10));
+        let mut source = Source::new("f".into(), far.clone());
+        let at = far.find("zz").unwrap();
+        assert_eq!(source.place(Span { file: 0, start: at, end: at + 2 }).excerpt, "  ********");
         let long = format!("{}secret: zz {}", "ä ".repeat(5000), "b".repeat(5000));
         let mut source = Source::new("f".into(), long.clone());
         let at = long.find("zz").unwrap();
         let excerpt = source.place(Span { file: 0, start: at, end: at + 2 }).excerpt;
         assert!(excerpt.starts_with("**") && !excerpt.contains("zz"), "what is far before it may be a key");
-        let mut context = crate::context::Context::new(&|_| None);
-        let broken = "env:\n  MY_KEY: |\n    -----BEGIN\n  zz\n";
-        assert!(context.parse("f".into(), "/".into(), broken.into()).is_none());
-        let shown = context.finish().unwrap_err().to_string();
-        assert!(shown.contains("not YAML") && shown.contains("f:4") && !shown.contains("zz"), "{shown}");
-        for lines in [300, LINES_ABOVE + 10] {
-            let text = format!("env:\n{}  MY_TOKEN: zz\n", "  A: b\n".repeat(lines));
-            let mut source = Source::new("f".into(), text.clone());
-            let at = text.find("zz").unwrap();
-            assert!(
-                !source.place(Span { file: 0, start: at, end: at + 2 }).excerpt.contains("zz"),
-                "{lines}"
-            );
-        }
+    }
+
+    #[test]
+    fn a_value_that_is_no_secret_is_shown() {
+        let text = "agents:\n  token-refresh:\n    run:\n    - echo\n    -\n      a, b\n    prompt: |\n      Note: a\n\n        b\n    schedules:\n      s: {cron: \"61 * * * *\", every: 5}\n      t:\n        at: 2027-01-01T10:00\n        not_on:\n          [sat,\n          sun]\n";
+        let lines: Vec<_> = text.lines().map(str::to_owned).chain([String::new()]).collect();
+        assert_eq!(excerpts(text), lines);
     }
 
     #[test]
     fn a_place_is_found_in_any_line() {
-        let mut source = Source::new("f".into(), "ä: 1\r\nbb: 22\n".into());
+        let mut source = Source::new("f".into(), "ä: 1\r\nat: 22\n".into());
         let place = source.place(Span { file: 0, start: 11, end: 13 });
         assert_eq!((place.line, place.column, &place.excerpt[place.range.clone()]), (2, 5, "22"));
         let last = source.place(Span { file: 0, start: 99, end: 120 });
@@ -489,8 +492,8 @@ mod tests {
 
     #[test]
     fn a_long_line_is_cut_around_the_span() {
-        let mut source = Source::new("f".into(), format!("{}X{}", "ä".repeat(2015), "b".repeat(5000)));
-        let place = source.place(Span { file: 0, start: 4030, end: 4031 });
+        let mut source = Source::new("f".into(), format!("at: {}X{}", "ä".repeat(2015), "b".repeat(5000)));
+        let place = source.place(Span { file: 0, start: 4034, end: 4035 });
         assert_eq!(&place.excerpt[place.range.clone()], "X");
         assert!(place.excerpt.len() < 400);
     }

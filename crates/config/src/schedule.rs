@@ -93,14 +93,14 @@ fn webhook(context: &mut Context<'_>, node: &Node, name: &str, place: Span) -> O
         Ok(_) => Value::Object(Map::new()),
         Err(_) => {
             let message = format!("{name}: the webhook holds a number that is out of range");
-            context.error(place, message).help(QUOTE_SECRET).hide();
+            context.error(place, message).help(QUOTE_SECRET);
             return None;
         }
     };
     if let Err(flaw) = hook::proof(&settings) {
         let written = flaw.key.and_then(|key| node.entry(key)).map(|(key, _)| key.span);
         let help = if written.is_some() { QUOTE_SECRET } else { ADD_SECRET };
-        context.error(written.unwrap_or(place), format!("{name}: {}", flaw.message)).help(help).hide();
+        context.error(written.unwrap_or(place), format!("{name}: {}", flaw.message)).help(help);
         return None;
     }
     Some(When::Webhook(settings))
@@ -177,7 +177,7 @@ fn prompt_parses(context: &mut Context<'_>, node: &Node, definition: &ScheduleDe
     let (Some(prompt), Some(node)) = (&definition.options.prompt, node.get("prompt")) else { return };
     if let Err(error) = Template::parse_prompt(prompt) {
         let span = context.within(node, error.range);
-        let message = format!("{name}: `prompt`: {}", error.message);
+        let message = format!("{name}: `prompt`: {}{}", error.message, error.found);
         let problem = context.report(Severity::Invalid, Some(span), message);
         problem.schedule = Some(name.to_owned());
         problem.help = error.help;
@@ -373,8 +373,6 @@ fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str, settings: &V
             problem
                 .help("use a reference, without a default or other text: `secret: \"${NAME}\"`")
                 .schedule = Some(name.to_owned());
-            // The line is the secret.
-            problem.hide();
         }
         let first = context.secrets.entry(secret.to_owned()).or_insert_with(|| name.to_owned());
         if first != name {
@@ -382,7 +380,6 @@ fn warn_secrets(context: &mut Context<'_>, node: &Node, name: &str, settings: &V
                 format!("{name} and {first} have the same secret: a request to one is good for the other");
             let problem = context.report(Severity::Warning, Some(place), message);
             problem.help("give each webhook a secret of its own").schedule = Some(name.to_owned());
-            problem.hide();
         }
     }
 }

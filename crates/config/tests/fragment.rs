@@ -153,6 +153,7 @@ fn of_very_many_mistakes_some_are_shown() {
         agent(&format!("run: [x, {}]\n", vec!["\"${X}\""; 60_000].join(","))),
         agent(&format!("shell: x\nenv:\n{names}")),
     ] {
+        assert_eq!(errors.others().as_deref(), Some("at least 500 more"));
         let last = errors.problems.last().unwrap();
         assert_eq!(
             last.message(),

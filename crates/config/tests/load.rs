@@ -576,3 +576,21 @@ agents:
     assert!(brief.contains(":5: ") && brief.contains("`X`: a reference is not closed"), "{brief}");
     assert!(!brief.contains('\n') && !brief.contains("shell"), "{brief}");
 }
+
+#[test]
+fn who_may_not_read_the_file_sees_nothing_of_its_commands() {
+    for (command, told) in [
+        ("run: curl -u zz", "belfry.yaml:2: `run` must be a list: a program and its arguments"),
+        ("run: [curl, \"{{ zz }}\"]", "belfry.yaml:2: `run`: unknown name"),
+        ("run: [curl, \"{{ payload zz }}\"]", "belfry.yaml:2: `run`: expected `|` or `}}`"),
+        (
+            "shell: \"zz {{ payload.x }}\"",
+            "belfry.yaml:2: `shell`: a `shell` line is not a template: values come as environment variables",
+        ),
+    ] {
+        let text = format!("agents:\n  a: {{{command}}}\n");
+        let errors = load_files(&[("belfry.yaml", &text)], &[]).1.unwrap_err();
+        assert!(errors.brief().ends_with(&format!("/{told}")), "{}", errors.brief());
+        assert!(errors.to_string().contains("zz"), "{errors}");
+    }
+}

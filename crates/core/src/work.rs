@@ -122,7 +122,8 @@ impl Work {
             }
         }
         for (name, value) in &self.env {
-            Template::parse(value).map_err(named(format!("env.{name}")))?;
+            let parsed = Template::parse(value).map_err(ParseError::without_source);
+            parsed.map_err(named(format!("env.{name}")))?;
         }
         Ok(())
     }

@@ -166,8 +166,8 @@ fn an_edit_while_it_starts_is_not_lost() {
 fn a_broken_file_changes_nothing_and_is_told_once() {
     for way in [Way::Signal, Way::Change] {
         for (broken, line, words) in [
-            ("agents:\n  a:\n\tshell: true\n", 3, "tab"),
-            ("agents:\n  a: {shell: 'true', scedules: {}}\n", 2, "schedules"),
+            ("agents:\n  a:\n\tshell: true\n", 3, "not YAML"),
+            ("agents:\n  a: {shell: 'true', scedules: {}}\n", 2, "unknown key `scedules`"),
         ] {
             let site = Site::sqlite();
             site.config(&agent(""));

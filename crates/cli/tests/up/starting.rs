@@ -55,7 +55,7 @@ fn a_file_that_is_wrong_is_refused_with_its_place() {
         ),
         ("agents:\n  a:\n    run: [true]\n    schedules:\n      s: {}\n", 5, "every"),
         ("agents:\n  a: {run: []}\n", 2, "run"),
-        ("agents:\n  a:\n    run: [true]\n    env: {'A=B': x}\n", 4, "A=B"),
+        ("agents:\n  a:\n    run: [true]\n    env: {'A=B': x}\n", 4, "environment variable"),
     ] {
         let site = Site::sqlite();
         site.raw_config(text);

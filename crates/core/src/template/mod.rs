@@ -97,15 +97,24 @@ struct Path {
 pub struct ParseError {
     /// The bytes of the source that are wrong.
     pub range: Range<usize>,
-    /// What is wrong.
+    /// What is wrong, without what the source says.
     pub message: String,
+    /// The part of the source that is wrong, in words that go behind the message; may be empty.
+    pub found: String,
     /// The way out.
     pub help: Option<String>,
 }
 
+impl ParseError {
+    /// The same without words of the source, which may be a secret.
+    pub fn without_source(self) -> ParseError {
+        ParseError { found: String::new(), ..self }
+    }
+}
+
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        write!(f, "{}{}", self.message, self.found)?;
         match &self.help {
             Some(help) => write!(f, "; {help}"),
             None => Ok(()),

@@ -23,8 +23,7 @@ struct Open {
 pub(super) fn parse(source: &str, is_prompt: bool) -> Result<Template, ParseError> {
     if source.len() > SOURCE_MAX {
         let message = format!("a template has at most {SOURCE_MAX} bytes, this one has {}", source.len());
-        let help = "pass long text in the payload or in a file".to_owned();
-        return Err(ParseError { range: 0..source.len(), message, help: Some(help) });
+        return Err(error(0..source.len(), message).help("pass long text in the payload or in a file"));
     }
     let mut open: Vec<Open> = Vec::new();
     let mut pieces: Vec<Piece> = Vec::new();
@@ -99,12 +98,12 @@ fn block(
             *pieces = before;
         }
         _ => {
-            let got = cursor.got(start);
-            let message = format!("expected `if`, `elif`, `else` or `endif` after `{{%`, got {got}");
-            let help = "for the text `{%` write `{{ \"{%\" }}`".to_owned();
-            return Err(
-                ParseError { range: start..start + 1, message, help: Some(help) }.within(cursor.source)
-            );
+            let message = "expected `if`, `elif`, `else` or `endif` after `{%`";
+            let found = format!(", got {}", cursor.got(start));
+            return Err(error(start..start + 1, message)
+                .found(found)
+                .help("for the text `{%` write `{{ \"{%\" }}`")
+                .within(cursor.source));
         }
     }
     cursor.close("%}", tag)?;
@@ -117,7 +116,7 @@ fn block(
 }
 
 fn error(range: Range<usize>, message: impl Into<String>) -> ParseError {
-    ParseError { range, message: message.into(), help: None }
+    ParseError { range, message: message.into(), found: String::new(), help: None }
 }
 
 impl ParseError {
@@ -126,6 +125,11 @@ impl ParseError {
         let whole =
             |at: usize| (at..source.len()).find(|at| source.is_char_boundary(*at)).unwrap_or(source.len());
         self.range = self.range.start.min(source.len())..whole(self.range.end);
+        self
+    }
+
+    fn found(mut self, found: String) -> ParseError {
+        self.found = found;
         self
     }
 
@@ -186,8 +190,8 @@ impl<'a> Cursor<'a> {
     /// An error at the next sign.
     fn expected(&mut self, what: &str) -> ParseError {
         self.blanks();
-        let message = format!("expected {what}, got {}", self.got(self.at));
-        error(self.at..self.at + 1, message).within(self.source)
+        let found = format!(", got {}", self.got(self.at));
+        error(self.at..self.at + 1, format!("expected {what}")).found(found).within(self.source)
     }
 
     /// Takes the end of a tag that began at `tag`.
@@ -360,5 +364,5 @@ fn unknown(what: &str, word: &str, start: usize, known: &[&str]) -> ParseError {
         None => format!("known {what}s are {}", known.join(", ")),
     };
     let shown: String = word.chars().take(40).collect();
-    error(start..start + word.len(), format!("unknown {what} `{shown}`")).help(help)
+    error(start..start + word.len(), format!("unknown {what}")).found(format!(" `{shown}`")).help(help)
 }

@@ -393,10 +393,7 @@ pub fn refusal(errors: &Errors, field: Option<String>) -> Problem {
     let Some(first) = errors.problems.first() else {
         return Problem::meaningless("invalid", "the definition cannot be read");
     };
-    let more = match errors.problems.len() {
-        1 => String::new(),
-        n => format!("; and {} more", n - 1),
-    };
+    let more = errors.others().map(|others| format!("; and {others}")).unwrap_or_default();
     let mut problem = Problem::meaningless("invalid", format!("{}{more}", first.message()));
     if let Some(field) = field {
         problem = problem.field(field);
