@@ -9,9 +9,9 @@ use belfry_core::work::{OWN_VARIABLES, is_own_variable};
 
 use crate::context::Context;
 use crate::keys::{AGENT, Key, SCHEDULE, Shape, TOP};
-use crate::mask::may_hold_secret;
+use crate::mask::{is_open, is_word, masked_text};
 use crate::network::Network;
-use crate::problem::{Quoted, Severity, Span};
+use crate::problem::{KeyName, Quoted, Severity, Span};
 use crate::reference;
 use crate::tree::{Data, Node};
 use crate::value;
@@ -52,6 +52,7 @@ impl Context<'_> {
                     if let Data::List(items) = &node.data { items } else { std::slice::from_ref(node) };
                 for (secret, text) in secrets.iter().filter_map(|secret| Some((secret, secret.text()?))) {
                     self.check_reference(key, secret, text);
+                    self.check_own_reference(key, secret, text, 0);
                 }
             }
             // Its default decides, which `check_map` knows.
@@ -144,7 +145,8 @@ impl Context<'_> {
         let Data::Map(entries) = &node.data else {
             if !node.is_null() {
                 let some: Vec<_> = keys.iter().take(3).map(|key| format!("`{}`", key.name)).collect();
-                self.wrong(what, node, &format!("a map with keys such as {}", some.join(", ")));
+                let (some, got) = (some.join(", "), node.describe());
+                self.error(node.span, format!("`{what}` must be a map with keys such as {some}, got {got}"));
             }
             return;
         };
@@ -152,7 +154,8 @@ impl Context<'_> {
             match keys.iter().find(|key| key.name == written.text) {
                 Some(key @ Key { shape: Shape::NotYet, .. }) => self.check_not_yet(key, value),
                 Some(key) => self.check(key.name, value, &key.shape),
-                None => self.unknown_key(what, &written.text, written.span, keys),
+                // Without a value it may be the rest of one: `{secret: abc,def}`.
+                None => self.unknown_key(what, &written.text, !value.is_null(), written.span, keys),
             }
         }
         for key in keys.iter().filter(|key| key.required && node.entry(key.name).is_none()) {
@@ -161,7 +164,7 @@ impl Context<'_> {
         }
     }
 
-    fn unknown_key(&mut self, what: &str, written: &str, span: Span, keys: &[Key]) {
+    fn unknown_key(&mut self, what: &str, written: &str, is_named: bool, span: Span, keys: &[Key]) {
         if self.is_full(Severity::Error) {
             return;
         }
@@ -182,7 +185,8 @@ impl Context<'_> {
             let names: Vec<_> = names().collect();
             format!("known keys are {}", names.join(", "))
         };
-        self.error(span, format!("unknown key {} in `{what}`", Quoted(written))).help(help);
+        let name = KeyName(if is_named { written } else { "" });
+        self.error(span, format!("unknown key {name} in `{what}`")).help(help);
     }
 
     fn check_named(&mut self, what: &'static str, node: &Node, shape: &Shape) {
@@ -203,8 +207,8 @@ impl Context<'_> {
                 Some((first, place)) => {
                     let message = format!(
                         "the {what}s {} and {} differ only by case",
-                        Quoted(first),
-                        Quoted(&key.text)
+                        KeyName(first),
+                        KeyName(&key.text)
                     );
                     let place = *place;
                     self.error(key.span, message).help("give one of them another name");
@@ -214,21 +218,25 @@ impl Context<'_> {
                     seen.insert(folded, (key.text.clone(), key.span));
                 }
             }
-            self.check(&key.text, value, shape);
+            self.check(shown(&key.text), value, shape);
         }
     }
 
     /// Names go into addresses, files and messages, so they are plain.
     pub fn check_name(&mut self, what: &str, name: &str, span: Span) {
         if let Some(flaw) = name_flaw(name) {
-            self.error(span, format!("the name {} of {} {flaw}", Quoted(name), article(what)))
-                .help(NAME_RULE);
+            let message = format!("the name of {} {flaw}", article(what));
+            let problem = self.error(span, format!("{message}: {}", Quoted(name)));
+            problem.told = message.len();
+            problem.help(NAME_RULE);
         }
     }
 
     fn each_entry(&mut self, key: &str, node: &Node, mut check: impl FnMut(&mut Self, &str, &Node)) {
         match &node.data {
-            Data::Map(entries) => entries.iter().for_each(|(key, value)| check(self, &key.text, value)),
+            Data::Map(entries) => {
+                entries.iter().for_each(|(key, value)| check(self, shown(&key.text), value))
+            }
             _ if node.is_null() => {}
             _ => self.wrong(key, node, "a map"),
         }
@@ -236,18 +244,23 @@ impl Context<'_> {
 
     fn check_env(&mut self, key: &str, node: &Node) {
         for (name, _) in node.entries() {
-            self.check_env_name(name.span, &name.text);
+            let span = name.span;
+            self.check_env_name(span, &name.text);
             if is_own_variable(&name.text) {
-                let message =
-                    format!("`{}` cannot be set: names that start with BELFRY_ are Belfry's own", name.text);
-                self.error(name.span, message)
+                let name = KeyName(&name.text);
+                let message = format!("{name} cannot be set: names that start with BELFRY_ are Belfry's own");
+                self.error(span, message)
                     .help("give it another name; only BELFRY_SERVER and BELFRY_TOKEN can be set, for a `belfry` that the job calls");
             }
         }
         self.each_entry(key, node, |context, name, value| match &value.data {
             Data::Scalar { text, .. } if !value.is_null() => context.check_env_value(name, value, text),
             _ => {
-                context.wrong(name, value, "text");
+                // Without a value, the name may be the rest of one: `{TOKEN: abc,def}`.
+                match value.is_null() {
+                    true => _ = context.error(value.span, "a variable must be text, got nothing"),
+                    false => context.wrong(name, value, "text"),
+                }
                 context.way_out("put it into quotes; an empty value is \"\"");
             }
         });
@@ -255,7 +268,8 @@ impl Context<'_> {
 
     fn check_env_name(&mut self, span: Span, name: &str) {
         if name.is_empty() || name.contains(['=', '\0']) || name.chars().any(char::is_whitespace) {
-            let message = format!("{} cannot be the name of an environment variable", Quoted(name));
+            let message =
+                "this cannot be the name of an environment variable: it is empty, or has a blank or a `=`";
             self.error(span, message).help("a name has no blanks and no `=`");
         }
     }
@@ -265,7 +279,7 @@ impl Context<'_> {
         self.check_env_name(span, name);
         if name.starts_with(OWN_VARIABLES) {
             let message =
-                format!("`{name}` is not passed on: names that start with BELFRY_ are Belfry's own");
+                format!("{} is not passed on: names that start with BELFRY_ are Belfry's own", KeyName(name));
             self.error(span, message)
                 .help("a job's `belfry` finds its server by itself; `env: {BELFRY_TOKEN: \"${JOB_TOKEN}\"}` gives it another token");
         }
@@ -282,14 +296,17 @@ impl Context<'_> {
                 let span = self.within(node, range.start + flaw.range.start..range.start + flaw.range.end);
                 self.error(span, format!("`{name}`: {}", flaw.message)).help(reference::RULE);
             }
-            if let Some((own, at)) = reference::find(part, |name| name.starts_with(OWN_VARIABLES)) {
-                let message = format!(
-                    "`{name}` cannot refer to `{own}`: names that start with BELFRY_ are Belfry's own"
-                );
-                let span = self.within(node, range.start + at.start..range.start + at.end);
-                self.error(span, message)
-                    .help("give the node a variable with another name, and refer to that");
-            }
+            self.check_own_reference(name, node, part, range.start);
+        }
+    }
+
+    /// Refuses a reference to the node's own variables, in a part of a text that begins at `start`.
+    fn check_own_reference(&mut self, key: &str, node: &Node, part: &str, start: usize) {
+        if let Some((own, at)) = reference::find(part, |name| name.starts_with(OWN_VARIABLES)) {
+            let message =
+                format!("`{key}` cannot refer to `{own}`: names that start with BELFRY_ are Belfry's own");
+            let span = self.within(node, start + at.start..start + at.end);
+            self.error(span, message).help("give the node a variable with another name, and refer to that");
         }
     }
 
@@ -298,7 +315,7 @@ impl Context<'_> {
         let span = self.within(node, error.range.clone());
         let problem = self.error(span, format!("`{key}`: {}{}", error.message, error.found));
         problem.told = problem.message.len() - error.found.len();
-        problem.help = error.help.clone();
+        problem.help = error.help.as_deref().map(masked_text);
     }
 
     fn check_reference(&mut self, key: &str, node: &Node, text: &str) {
@@ -330,7 +347,7 @@ impl Context<'_> {
             return;
         }
         if let Err(number) = node.json() {
-            let message = format!("`{key}`: the number {} is out of range", number.describe());
+            let message = format!("`{key}`: a number is out of range");
             let span = number.span;
             self.error(span, message).help("put it into quotes to make it text");
         }
@@ -340,13 +357,8 @@ impl Context<'_> {
         let items = match &node.data {
             Data::List(items) => items,
             Data::Scalar { text, .. } if !node.is_null() => {
-                let parts: Vec<_> = text.split_whitespace().map(|part| format!("{part:?}")).collect();
-                self.error(node.span, format!("`{key}` must be a list: a program and its arguments")).help(
-                    format!(
-                        "write `run: [{}]`, or `shell: {text:?}` for a line with shell syntax",
-                        parts.join(", ")
-                    ),
-                );
+                self.error(node.span, format!("`{key}` must be a list: a program and its arguments"))
+                    .help(list_of_words(text));
                 return;
             }
             // Whether something runs at all is asked later.
@@ -403,12 +415,27 @@ impl Context<'_> {
     /// `key` must be …, got …
     pub fn wrong(&mut self, key: &str, node: &Node, expected: &str) {
         // What stands there may be a secret, and messages go where the file is not read.
-        let got = match node.text().is_some() && may_hold_secret(key) {
-            true => "a text".to_owned(),
-            false => node.describe(),
-        };
-        self.error(node.span, format!("{} must be {expected}, got {got}", Quoted(key)));
+        let text = node.text().filter(|_| is_open(key) && !node.is_null());
+        let got = text.map_or_else(|| node.describe().to_owned(), |text| Quoted(text).to_string());
+        self.error(node.span, format!("`{key}` must be {expected}, got {got}"));
     }
+}
+
+/// A name of the user's choice as messages show it; see [`KeyName`].
+fn shown(name: &str) -> &str {
+    if is_word(name) { name } else { "…" }
+}
+
+/// The way out for a command that is written as text.
+fn list_of_words(text: &str) -> String {
+    const LONGEST: usize = 200;
+    if text.len() > LONGEST {
+        return "write `run: [\"program\", \"argument\"]`, or `shell: \"…\"` for a line with shell syntax"
+            .into();
+    }
+    let text = masked_text(text);
+    let words: Vec<_> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
+    format!("write `run: [{}]`, or `shell: {text:?}` for a line with shell syntax", words.join(", "))
 }
 
 /// Words of other schedulers.

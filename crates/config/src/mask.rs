@@ -1,7 +1,7 @@
 //! What of a line of a file is shown in an error. A value is shown only if its key is one of ours that holds no secret:
 //! the file may be broken, its keys misspelt, and the message may be read by others than its author. Keys are shown.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -34,7 +34,7 @@ impl Kind {
             Kind::Env
         } else if is_secret_key(name) {
             Kind::Secret
-        } else if OPEN.contains(name) {
+        } else if OURS.get(name) == Some(&true) {
             Kind::Open
         } else {
             Kind::Other
@@ -50,19 +50,25 @@ pub(crate) struct Keys {
     is_env: bool,
     /// The value may go on below.
     is_text: bool,
+    /// It does, at whatever indentation: its quote is not closed.
+    pub is_open_quote: bool,
 }
 
 impl Keys {
     pub fn of(line: &str) -> Keys {
         let mut found = Keys::default();
         read(line, Kind::Other, &mut |part| match part {
-            Part::Key(kind) => {
+            Part::Key { kind, .. } => {
                 found.last = Some(kind);
                 found.is_secret |= kind == Kind::Secret;
                 found.is_env |= kind == Kind::Env;
                 found.is_text = false;
             }
-            Part::Value { goes_on, .. } => found.is_text = goes_on,
+            Part::Value { range, goes_on, .. } => {
+                found.is_text = goes_on;
+                found.is_open_quote = goes_on && line[..range.start].ends_with(['"', '\'']);
+            }
+            Part::Comment(_) => {}
         });
         found
     }
@@ -77,6 +83,7 @@ pub(crate) struct Above {
     text: Option<Kind>,
     /// Of the last line above with a key.
     before: Option<Kind>,
+    /// Hides everything.
     is_secret: bool,
     in_env: bool,
 }
@@ -86,8 +93,11 @@ impl Above {
     pub const UNKNOWN: Above =
         Above { nearest: None, text: None, before: None, is_secret: true, in_env: false };
 
-    pub fn new(before: Option<Kind>) -> Above {
-        Above { before, is_secret: false, ..Above::UNKNOWN }
+    /// Of a line, by the last line above with a key.
+    pub fn new(before: Option<Keys>) -> Above {
+        let is_open = |keys: &Keys| keys.last == Some(Kind::Open);
+        let is_secret = before.is_some_and(|keys| keys.is_open_quote && !is_open(&keys));
+        Above { before: before.and_then(|keys| keys.last), is_secret, ..Above::UNKNOWN }
     }
 
     /// Adds the next line that it is a part of, further up.
@@ -101,24 +111,61 @@ impl Above {
     }
 }
 
-/// The line with stars for what is hidden. The length stays, and so do the spans.
-pub(crate) fn masked(line: &str, above: Above) -> String {
+/// The line with a star for each character that is hidden. The places, in bytes of the line, become places of what is shown.
+pub(crate) fn masked(line: &str, above: Above, places: &mut [usize]) -> String {
+    let mut hidden = hidden(line, above);
+    hidden.extend(passwords(line));
+    starred(line, &hidden, places)
+}
+
+/// A text inside of a message without the secrets that can be told by their look.
+pub(crate) fn masked_text(text: &str) -> String {
+    let mut hidden = passwords(text);
+    hidden.extend(named_secret(text, 0..text.len()));
+    starred(text, &hidden, &mut [])
+}
+
+fn starred(text: &str, hidden: &[Range<usize>], places: &mut [usize]) -> String {
+    let mut is_hidden = vec![false; text.len()];
+    for range in hidden {
+        is_hidden[range.clone()].fill(true);
+    }
+    let wanted = places.to_vec();
+    places.fill(text.len());
+    let mut shown = String::with_capacity(text.len());
+    for (at, sign) in text.char_indices() {
+        for (place, _) in places.iter_mut().zip(&wanted).filter(|(_, wanted)| **wanted == at) {
+            *place = shown.len();
+        }
+        shown.push(if is_hidden[at] { '*' } else { sign });
+    }
+    places.iter_mut().for_each(|place| *place = (*place).min(shown.len()));
+    shown
+}
+
+/// The parts of a line that are hidden.
+fn hidden(line: &str, above: Above) -> Vec<Range<usize>> {
     let mut hidden = Vec::new();
     let all = line.len() - line.trim_start().len()..line.len();
     match above.text {
         _ if above.is_secret => hidden.push(all),
+        // A part of a variable's value.
+        _ if above.in_env && above.nearest != Some(Kind::Env) => hidden.push(all),
         Some(Kind::Open) => hidden.extend(named_secret(line, all)),
         Some(_) => hidden.push(all),
         None => {
             let is_open = above.nearest == Some(Kind::Open) && above.before == Some(Kind::Open);
-            let mut kind = if is_open { Kind::Open } else { Kind::Other };
+            let before = if is_open { Kind::Open } else { Kind::Other };
             let mut in_env = above.in_env;
-            read(line, kind, &mut |part| match part {
-                Part::Key(key) => {
-                    in_env |= key == Kind::Env;
-                    kind = key;
+            read(line, before, &mut |part| match part {
+                Part::Key { kind, range } => {
+                    in_env |= kind == Kind::Env;
+                    if !is_word(&line[range.clone()]) {
+                        hidden.push(range);
+                    }
                 }
-                Part::Value { range, .. } if kind == Kind::Open && !in_env => {
+                Part::Comment(range) => hidden.push(range),
+                Part::Value { kind: Kind::Open, range, .. } if !in_env => {
                     hidden.extend(named_secret(line, range));
                 }
                 Part::Value { range, .. } => {
@@ -130,29 +177,17 @@ pub(crate) fn masked(line: &str, above: Above) -> String {
             });
         }
     }
-    let mut shown = line.to_owned();
-    for secret in hidden {
-        let stars = "*".repeat(secret.len());
-        shown.replace_range(secret, &stars);
-    }
-    mask_addresses(&mut shown);
-    shown
+    hidden
 }
 
-/// A text inside of a message without the secrets that can be told by their look.
-pub(crate) fn masked_text(text: &str) -> String {
-    let mut shown = text.to_owned();
-    if let Some(secret) = named_secret(text, 0..text.len()) {
-        let stars = "*".repeat(secret.len());
-        shown.replace_range(secret, &stars);
-    }
-    mask_addresses(&mut shown);
-    shown
+/// Whether a key is one of ours that holds no secret.
+pub(crate) fn is_open(key: &str) -> bool {
+    Kind::of(key) == Kind::Open
 }
 
-/// Whether the text of a key may be a secret.
-pub(crate) fn may_hold_secret(key: &str) -> bool {
-    key == "webhook" || is_secret_name(key) || matches!(Kind::of(key), Kind::Env | Kind::Secret)
+/// Whether a key may be shown: others are often values that slipped into its place.
+pub(crate) fn is_word(key: &str) -> bool {
+    !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || "_-./".contains(c))
 }
 
 /// `env`, also if it is misspelt.
@@ -165,19 +200,25 @@ fn is_secret_key(name: &str) -> bool {
     (3..=10).contains(&name.len()) && nearest(name, SECRET_KEYS.into_iter()).is_some()
 }
 
-/// The keys of ours whose values are shown.
-static OPEN: LazyLock<HashSet<&str>> = LazyLock::new(|| {
-    let mut open = HashSet::new();
+/// The keys of ours, and whether their values are shown: of those that hold no secret and are no maps, whose text is
+/// misplaced.
+static OURS: LazyLock<HashMap<&str, bool>> = LazyLock::new(|| {
+    let mut ours = HashMap::new();
     let mut maps = Vec::from([TOP]);
     while let Some(keys) = maps.pop() {
         for Key { name, shape, .. } in keys {
-            maps.extend(map_of(shape));
-            if !matches!(shape, Shape::Env | Shape::Secrets | Shape::NotYet) {
-                open.insert(*name);
-            }
+            let map = map_of(shape);
+            maps.extend(map);
+            let is_open = match shape {
+                Shape::Env | Shape::Secrets | Shape::NotYet | Shape::Store | Shape::Object => false,
+                Shape::Named(..) => false,
+                Shape::List(of) => !matches!(of, Shape::EnvName),
+                _ => map.is_none(),
+            };
+            *ours.entry(*name).or_insert(true) &= is_open;
         }
     }
-    open
+    ours
 });
 
 /// The keys of the maps that a value may be.
@@ -194,9 +235,14 @@ fn map_of(shape: &Shape) -> Option<&'static [Key]> {
 }
 
 enum Part {
-    Key(Kind),
-    /// A text, and whether it may go on in the lines below.
+    Key {
+        kind: Kind,
+        range: Range<usize>,
+    },
+    Comment(Range<usize>),
+    /// A text, the kind of its key, and whether it may go on in the lines below.
     Value {
+        kind: Kind,
         range: Range<usize>,
         goes_on: bool,
     },
@@ -206,37 +252,55 @@ enum Part {
 /// the line is one value: what looks like a key may be a part of it.
 fn read(line: &str, before: Kind, tell: &mut dyn FnMut(Part)) {
     let (mut at, mut kind) = (0, before);
+    // A value comes next, whatever it looks like.
+    let mut is_behind_key = false;
+    let mut brackets = Vec::new();
     // A pair of a command line.
     if let Some((name, _)) = line.split_once('=')
-        && Kind::of(name) != Kind::Other
+        && (Kind::of(name) != Kind::Other || OURS.contains_key(name))
     {
         (at, kind) = (name.len() + 1, Kind::of(name));
-        tell(Part::Key(kind));
+        tell(Part::Key { kind, range: 0..name.len() });
     }
     while let Some(first) = line[at..].chars().next() {
         let is_item = "-?".contains(first) && line[at + 1..].chars().next().is_none_or(char::is_whitespace);
         if first.is_whitespace() || "{}[],:".contains(first) || is_item {
+            match first {
+                '{' | '[' => brackets.push(first),
+                '}' | ']' => drop(brackets.pop()),
+                _ => {}
+            }
+            // What follows in a map is not the value of the key before.
+            if first == '}' || first == ',' && brackets.last() == Some(&'{') {
+                kind = Kind::Other;
+            }
+            is_behind_key &= !"{[,".contains(first);
             at += first.len_utf8();
             continue;
+        }
+        if first == '#' && (at == 0 || line[..at].ends_with(char::is_whitespace)) {
+            tell(Part::Comment(at + 1..line.len()));
+            return;
         }
         let word = Word::of(&line[at..]);
         let text = at + word.text.start..at + word.text.end;
         at += word.end;
         let behind = line[at..].trim_start_matches([' ', '\t', ':']);
-        if word.is_key {
-            kind = Kind::of(&line[text]);
-            tell(Part::Key(kind));
+        if word.is_key && !(is_behind_key && kind != Kind::Open) {
+            is_behind_key = true;
+            kind = Kind::of(&line[text.clone()]);
+            tell(Part::Key { kind, range: text });
             if kind == Kind::Secret && behind.starts_with(['{', '[']) {
-                tell(Part::Value { range: line.len() - behind.len()..line.len(), goes_on: false });
+                tell(Part::Value { kind, range: line.len() - behind.len()..line.len(), goes_on: false });
                 return;
             }
-        } else if word.is_whole {
-            tell(Part::Value { range: text, goes_on: false });
+        } else if word.is_whole && !word.is_key {
+            tell(Part::Value { kind, range: text, goes_on: false });
         } else if kind == Kind::Open && !word.is_open_quote {
             let goes_on = is_block(&line[text.clone()]);
-            tell(Part::Value { range: text, goes_on });
+            tell(Part::Value { kind, range: text, goes_on });
         } else {
-            tell(Part::Value { range: text.start..line.len(), goes_on: true });
+            tell(Part::Value { kind, range: text.start..line.len(), goes_on: true });
             return;
         }
     }
@@ -278,6 +342,7 @@ impl Word {
             return Word { is_whole: true, ..plain(end) };
         }
         let end = rest.find([',', '}', ']']).unwrap_or(rest.len());
+        let end = rest[..end].find(" #").map_or(end, |comment| comment + 1);
         let Some(colon) = separator(&rest[..end]) else { return plain(end) };
         let name = rest[..colon].trim_end();
         match name.rfind(|c: char| !c.is_ascii_alphanumeric() && !"_-./".contains(c)) {
@@ -330,18 +395,16 @@ fn named_secret(line: &str, range: Range<usize>) -> Option<Range<usize>> {
     Some(range.start + value + blanks..range.end)
 }
 
-fn mask_addresses(shown: &mut String) {
-    let mut from = 0;
-    while let Some(at) = shown[from..].find("://") {
-        let user = from + at + 3;
-        from = user;
-        let rest = &shown[user..];
+/// The passwords of addresses.
+fn passwords(text: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    for (at, sign) in text.match_indices("://") {
+        let user = at + sign.len();
+        let rest = &text[user..];
         let end = rest.find(|c: char| c.is_whitespace() || "\"',}".contains(c)).unwrap_or(rest.len());
-        for secret in secrets(&rest[..end]) {
-            let stars = "*".repeat(secret.len());
-            shown.replace_range(user + secret.start..user + secret.end, &stars);
-        }
+        found.extend(secrets(&rest[..end]).into_iter().map(|range| user + range.start..user + range.end));
     }
+    found
 }
 
 #[cfg(test)]
@@ -350,18 +413,22 @@ mod tests {
 
     /// As below a key of ours that holds no secret.
     fn shown(line: &str) -> String {
-        masked(line, Above { nearest: Some(Kind::Open), ..Above::new(Some(Kind::Open)) })
+        masked(
+            line,
+            Above { nearest: Some(Kind::Open), before: Some(Kind::Open), ..Above::new(None) },
+            &mut [],
+        )
     }
 
     #[test]
     fn a_password_in_a_url_is_not_shown() {
         for (line, expected) in [
-            ("store: postgres://me:hün/t@r@host/db", "store: postgres://me:********@host/db"),
-            ("store: postgres://me:pw@host/db", "store: postgres://me:**@host/db"),
+            ("run: postgres://me:hün/t@r@host/db", "run: postgres://me:*******@host/db"),
             ("run: x://u:p@h, cwd: y://v:qq@i", "run: x://u:*@h, cwd: y://v:**@i"),
             ("http://host/x", "http://host/x"),
-            ("store: postgres://h/d?password=pw&a=b", "store: postgres://h/d?password=******"),
-            ("store: host=h password=pw", "store: host=h password=**"),
+            ("run: postgres://h/d?password=pw&a=b", "run: postgres://h/d?password=******"),
+            ("run: host=h password=pw", "run: host=h password=**"),
+            ("store: me:pw@host/db", "store: *************"),
         ] {
             assert_eq!(shown(line), expected);
         }
@@ -382,6 +449,18 @@ mod tests {
             ("cron=0 25 * * *", "cron=0 25 * * *"),
             ("webhook={secret: zz}", "webhook={secret: ***"),
             ("secret=zz", "secret=**"),
+            ("webhook=zz", "webhook=**"),
+            ("webhook: [zz]", "webhook: [***"),
+            ("webhook: {secret\": \"zz\"", "webhook: {*************"),
+            ("DB_PASS: zz: foo", "DB_PASS: *******"),
+            ("DB_PASS: \"zz\": foo\"", "DB_PASS: \"*********"),
+            ("env: {DB_PASS=zz-b, MODE: quiet}", "env: {**************************"),
+            ("env: {\"DB_PASS=zz\": x}", "env: {\"**********\": **"),
+            ("timeout: 5mm # zz", "timeout: 5mm #***"),
+            ("s: {webhook: {github: true, secret zz}}", "s: {webhook: {github: true, ***********"),
+            ("a: {shell: x, env {timeout zz}}", "a: {shell: x, *****************"),
+            ("webhook={github: true} zz", "webhook={github: true} **"),
+            ("run: [a, b], shell: x", "run: [a, b], shell: x"),
             ("auth: {type: bearer, value: zz}", "auth: *************************"),
             (r#"secret: "${NAME}", cron: 1"#, r#"secret: "${NAME}", cron: 1"#),
             ("{secret: ${NAME}, cron: 1}", "{secret: ${NAME}, cron: 1}"),
@@ -389,7 +468,7 @@ mod tests {
             (r#"env: {cron: zz}, cron: zz"#, r#"env: {cron: **}, cron: **"#),
             (r#"env: ["MY_TOKEN=zz"]"#, r#"env: ["***********"]"#),
             ("token-refresh: {shell: x}", "token-refresh: {shell: x}"),
-            (r#"{"\x73ecret": "zz", ? secret : zz}"#, r#"{"\x73ecret": "**", ? secret : ***"#),
+            (r#"{"\x73ecret": "zz", ? secret : zz}"#, r#"{"*********": "**", ? secret : ***"#),
             ("FOO: \"a cron: zz\"", "FOO: \"**********\""),
             ("run: [curl, \"X-Key: zz\", --token=zz]", "run: [curl, \"X-Key: **\", --token=**]"),
             ("shell: echo b: zz", "shell: echo b: **"),

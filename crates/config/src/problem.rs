@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::mask::{Above, Keys, masked, masked_text};
+use crate::mask::{Above, Keys, is_word, masked, masked_text};
 
 /// How many mistakes are shown, and how many warnings. Nobody reads more, and each is kept with its line, which may be long.
 pub(crate) const MISTAKES_MAX: usize = 500;
@@ -272,7 +272,8 @@ impl Source {
     /// list may be indented as its key is.
     fn above(&mut self, line: usize) -> Above {
         let mut below = self.look_at(line);
-        let before = (1..line).rev().take(LINES_ABOVE).find_map(|line| self.look_at(line).keys.last);
+        let mut lines = (1..line).rev().take(LINES_ABOVE).map(|line| self.look_at(line).keys);
+        let before = lines.find(|keys| keys.last.is_some());
         let mut above = Above::new(before);
         for (looked_at, line) in (1..line).rev().enumerate() {
             if below.blanks == 0 && !below.is_item {
@@ -338,14 +339,10 @@ impl Source {
         // The key of a secret may stand before the cut.
         let known = shown.floor_char_boundary(cut.saturating_sub(COLUMN_MAX));
         let above = if known > 0 { Above::UNKNOWN } else { above };
-        let excerpt = masked(&shown[known..until], above).split_off(cut - known);
-        Place {
-            path: self.path.clone(),
-            line,
-            column,
-            excerpt,
-            range: from - cut..to.clamp(from, until) - cut,
-        }
+        let mut places = [cut - known, from - known, to.clamp(from, until) - known];
+        let excerpt = masked(&shown[known..until], above, &mut places).split_off(places[0]);
+        let range = places[1] - places[0]..places[2] - places[0];
+        Place { path: self.path.clone(), line, column, excerpt, range }
     }
 }
 
@@ -364,6 +361,18 @@ impl fmt::Display for Quoted<'_> {
         let cut = text.floor_char_boundary(SHOWN);
         let more = if cut < text.len() { "…" } else { "" };
         write!(f, "`{}{more}`", Escaped(&text[..cut]))
+    }
+}
+
+/// A key inside a message: in backquotes if it is a word. Other keys are often values that slipped into their place.
+pub(crate) struct KeyName<'a>(pub &'a str);
+
+impl fmt::Display for KeyName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match is_word(self.0) {
+            true => Quoted(self.0).fmt(f),
+            false => f.write_str("`…`"),
+        }
     }
 }
 
@@ -419,6 +428,11 @@ mod tests {
             "a:\n  my_token:\n    env: {A: zz}\n    b: \"zz\n      cron: zz\"\n",
             "MY_KEY: zz\n  cron: zz\n",
             "zz\n",
+            "agents:\n  a:\n    shell: x\n    timeout: 5m\n  STRIPE=zz\n  b:\n    schedules:\n      DB_PASS=zz: x\n",
+            "env:\n  DB_PASS:\n    zz:\n",
+            "env:\n  DB_PASS: \"a\nzz: b\n",
+            "webhook: >\n  zz\nwebhook:\n  - zz\n",
+            "webhook: {\nsecret\": \"zz\",\n“secret\": \"zz\"",
             &format!("env:\n  MY_KEY: |\n    {}\n  zz\nzz\n", pasted("    ")),
             &format!("env:\n  MY_KEY: |\n{key}\n"),
             &format!("env:\n{}  MY_TOKEN: zz\n", "  A: b\n".repeat(300)),
@@ -453,7 +467,7 @@ mod tests {
         let last = source.place(Span { file: 0, start: 99, end: 120 });
         assert_eq!((last.line, last.excerpt.as_str(), last.range), (3, "", 0..0));
         let whole = source.place(Span { file: 0, start: 0, end: 13 });
-        assert_eq!((whole.line, whole.range), (1, 0..5));
+        assert_eq!((whole.line, whole.range), (1, 0..4));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 use serde_json::{Map, Number, Value};
 
-use crate::problem::{MISTAKES_MAX, Quoted, Span};
+use crate::problem::{KeyName, MISTAKES_MAX, Span};
 
 /// A value and where it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,13 +105,17 @@ impl Node {
         NODE_BYTES + inside
     }
 
-    /// What it is, in words, for a message.
-    pub fn describe(&self) -> String {
+    /// What it is, in words, for a message; not what it says, which may be a secret.
+    pub fn describe(&self) -> &'static str {
         match &self.data {
-            Data::Scalar { .. } if self.is_null() => "nothing".into(),
-            Data::Scalar { text, .. } => Quoted(text).to_string(),
-            Data::List(_) => "a list".into(),
-            Data::Map(_) => "a map".into(),
+            Data::Scalar { .. } if self.is_null() => "nothing",
+            Data::Scalar { .. } => match self.json() {
+                Ok(Value::Bool(_)) => "a flag",
+                Ok(Value::Number(_)) | Err(_) => "a number",
+                Ok(_) => "a text",
+            },
+            Data::List(_) => "a list",
+            Data::Map(_) => "a map",
         }
     }
 
@@ -491,7 +495,7 @@ impl Builder {
                     if let Some(before) = before.filter(|_| !merge) {
                         self.flaws.push(Flaw {
                             span: node.span,
-                            message: format!("the key {} is written twice", Quoted(&text)),
+                            message: format!("the key {} is written twice", KeyName(&text)),
                             help: Some("remove one of the two".into()),
                             first: Some(before),
                         });

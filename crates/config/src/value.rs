@@ -51,7 +51,9 @@ pub(crate) fn rate(text: &str) -> Option<(u32, u64)> {
 /// Whether it is the URL of a store.
 pub(crate) fn is_store(text: &str) -> bool {
     let schemes = ["sqlite:", "postgres://", "postgresql://"];
-    schemes.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty()))
+    // `sqlite:postgres://…` is no path.
+    let is_rest = |rest: &str| !rest.is_empty() && !rest.contains("://");
+    schemes.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(is_rest))
 }
 
 /// An address with a port; `localhost` is the loopback.

@@ -578,6 +578,30 @@ agents:
 }
 
 #[test]
+fn a_secret_in_the_place_of_a_key_or_a_map_is_not_shown() {
+    for agent in [
+        "{shell: x, env: {DB_PASSWORD: abc,zz}}",
+        "{shell: x, env: {MODE: quiet, DB_PASS:zz}}",
+        "{shell: x, env: {DB_PASS=zz-B, MODE: quiet}}",
+        "{shell: x, env: {\"DB_PASS=zz\": x, BELFRY_X=zz: x, zz}}",
+        "{shell: x, env_pass: [DB_PASS=zz, BELFRY_zz=zz zz]}",
+        "{shell: x, env: {DB_PASS: {a: zz}, X zz-E: y}}",
+        "{shell: x, schedules: {s: {webhook: {secret: abc,zz}}, t: {webhook: zz}, u: {webhook: [zz]}}}",
+        "{shell: x, schedules: {DB_PASS: zz, cron: zz, s: zz}}",
+        "{curl -u admin zz: x}",
+        "{shell: x, payload: zz, commands: {c: --password=zz x}}",
+        "curl -u admin:zz http://x/",
+        "{run: mysql --password=zz -e x}",
+    ] {
+        let text = format!("store: me:zz@h/db\nagents:\n  a: {agent}\n  DB_PASS: zz\n");
+        let errors = load_files(&[("belfry.yaml", &text)], &[]).1.unwrap_err();
+        for said in [errors.to_string(), errors.brief()] {
+            assert!(!said.contains("zz"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn who_may_not_read_the_file_sees_nothing_of_its_commands() {
     for (command, told) in [
         ("run: curl -u zz", "belfry.yaml:2: `run` must be a list: a program and its arguments"),

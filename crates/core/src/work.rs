@@ -57,12 +57,13 @@ const SECRET_WORDS: [&str; 11] = [
 ];
 
 /// Whether an environment variable holds a secret, by its name: one of its parts between `_` ends in such a word, as in
-/// `API_TOKEN`, `APIKEY_2` and `DB_PASSWORD_OLD`; or it ends in `AUTH`.
+/// `API_TOKEN`, `APIKEY_2` and `DB_PASSWORD_OLD`, or is `PASS`; or it ends in `AUTH`.
 pub fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let mut parts =
         name.split(['_', '-', '.']).map(|part| part.trim_end_matches(|c: char| c.is_ascii_digit()));
-    name.ends_with("AUTH") || parts.any(|part| SECRET_WORDS.iter().any(|word| part.ends_with(word)))
+    let is_secret = |part: &str| part == "PASS" || SECRET_WORDS.iter().any(|word| part.ends_with(word));
+    name.ends_with("AUTH") || parts.any(is_secret)
 }
 
 impl Default for Work {
@@ -103,7 +104,7 @@ impl Work {
 
     /// Parses every template, and refuses the first that is wrong.
     pub fn check_templates(&self) -> Result<(), Refused> {
-        let named = |place: String| move |error: ParseError| Refused { place, error };
+        let named = |place: String| move |error: ParseError| Refused { place: place.into(), error };
         if let Some(prompt) = &self.prompt {
             Template::parse_prompt(prompt).map_err(named("prompt".into()))?;
         }
@@ -168,10 +169,13 @@ mod tests {
             "DB_PASSWORD_OLD",
             "KEY2",
             "NPM_AUTH",
+            "DB_PASS",
         ] {
             assert!(is_secret_name(name), "{name}");
         }
-        for name in ["MODE", "MAX_TOKENS", "KEYBOARD", "AUTHOR", "SSH_AUTH_SOCK", "PATH", "TOKENIZER", ""] {
+        for name in
+            ["MODE", "MAX_TOKENS", "KEYBOARD", "AUTHOR", "SSH_AUTH_SOCK", "PATH", "TOKENIZER", "BYPASS", ""]
+        {
             assert!(!is_secret_name(name), "{name}");
         }
     }

@@ -38,7 +38,7 @@ impl AnyStore {
         if address == "memory" {
             return Ok(AnyStore::Memory(Memory::new()));
         }
-        if let Some(path) = address.strip_prefix("sqlite:") {
+        if let Some(path) = address.strip_prefix("sqlite:").filter(|path| !path.contains("://")) {
             let path = Path::new(path);
             let store = if serve { Sqlite::serve(path)? } else { Sqlite::open(path)? };
             return Ok(AnyStore::Sqlite(store));
@@ -46,7 +46,9 @@ impl AnyStore {
         if address.starts_with("postgres://") || address.starts_with("postgresql://") {
             return Ok(AnyStore::Postgres(Postgres::open(address).await?));
         }
-        let beginning = address.split(':').next().unwrap_or_default().chars().take(20).collect();
+        // What follows may be a password.
+        let beginning = address.split([':', '=', '@', '/']).next().unwrap_or_default();
+        let beginning = beginning.chars().take(20).collect();
         Err(Error::Address { beginning })
     }
 }

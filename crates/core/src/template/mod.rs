@@ -100,7 +100,7 @@ pub struct ParseError {
     /// What is wrong, without what the source says.
     pub message: String,
     /// The part of the source that is wrong, in words that go behind the message; may be empty.
-    pub found: String,
+    pub found: Box<str>,
     /// The way out.
     pub help: Option<String>,
 }
@@ -108,7 +108,7 @@ pub struct ParseError {
 impl ParseError {
     /// The same without words of the source, which may be a secret.
     pub fn without_source(self) -> ParseError {
-        ParseError { found: String::new(), ..self }
+        ParseError { found: Box::default(), ..self }
     }
 }
 
@@ -129,7 +129,7 @@ impl std::error::Error for ParseError {}
 #[error("the template `{place}`: {error}")]
 pub struct Refused {
     /// Where it stands.
-    pub place: String,
+    pub place: Box<str>,
     /// What is wrong with it.
     #[source]
     pub error: ParseError,

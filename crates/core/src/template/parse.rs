@@ -116,7 +116,7 @@ fn block(
 }
 
 fn error(range: Range<usize>, message: impl Into<String>) -> ParseError {
-    ParseError { range, message: message.into(), found: String::new(), help: None }
+    ParseError { range, message: message.into(), found: Box::default(), help: None }
 }
 
 impl ParseError {
@@ -129,7 +129,7 @@ impl ParseError {
     }
 
     fn found(mut self, found: String) -> ParseError {
-        self.found = found;
+        self.found = found.into();
         self
     }
 

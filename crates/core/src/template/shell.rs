@@ -21,11 +21,11 @@ pub fn check_line(line: &str) -> Result<(), ParseError> {
     if line.len() > LINE_MAX {
         let message = format!("a `shell` line has at most {LINE_MAX} bytes, this one has {}", line.len());
         let help = "put the text into a file, and run that".to_owned();
-        return Err(ParseError { range: 0..0, message, found: String::new(), help: Some(help) });
+        return Err(ParseError { range: 0..0, message, found: Box::default(), help: Some(help) });
     }
     let Some(range) = find(line, 0) else { return Ok(()) };
     let message = "a `shell` line is not a template: values come as environment variables".to_owned();
-    Err(ParseError { range, message, found: String::new(), help: Some(way_out(line)) })
+    Err(ParseError { range, message, found: Box::default(), help: Some(way_out(line)) })
 }
 
 /// How a line that is refused can be written: the line itself, where it is short.

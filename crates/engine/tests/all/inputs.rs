@@ -149,7 +149,7 @@ async fn an_agent_with_a_wrong_template_is_refused() {
         ];
         for error in told {
             let Some(Error::Template { agent, source }) = error else { panic!("{place}: {error:?}") };
-            assert_eq!((agent.as_str(), source.place.as_str()), ("a", place));
+            assert_eq!((agent.as_str(), &*source.place), ("a", place));
         }
     }
 }
