@@ -36,8 +36,11 @@ impl Shared {
     pub async fn no_schedule(&self, name: &str) -> Result<Problem, Problem> {
         let agent = name.split_once('/').map_or(name, |(agent, _)| agent);
         let filter = ScheduleFilter { agent: Some(agent.to_owned()), ..ScheduleFilter::default() };
-        let page = self.store().schedules(&filter, None, NAMES_MAX as u32 + 1).await?;
-        let there: Vec<String> = page.items.into_iter().map(|record| record.name).collect();
+        let there: Vec<String> = {
+            let _place = self.many.acquire().await;
+            let page = self.store().schedules(&filter, None, NAMES_MAX as u32 + 1).await?;
+            page.items.into_iter().map(|record| record.name).collect()
+        };
         let agents: Vec<String> = self.store().agents().await?.into_iter().map(|agent| agent.name).collect();
         let instead = match nearest(name, there.iter().map(String::as_str)) {
             Some(near) => format!("; did you mean {near}?"),

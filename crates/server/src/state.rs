@@ -9,7 +9,7 @@ use belfry_config::{Api, Inherited, Settings};
 use belfry_core::{AgentDefinition, RunId, RunState};
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 use parking_lot::RwLock;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::audit;
 use crate::bodies::Bodies;
@@ -21,6 +21,9 @@ use crate::problem::Problem;
 use crate::readers::Readers;
 use crate::ring::Ring;
 use crate::tokens::Tokens;
+
+/// Reads of many schedules at once. More of them would not be quicker: they wait for the same store.
+const MANY_AT_ONCE: usize = 4;
 
 /// How the files were read again.
 pub type Reloaded = Result<String, String>;
@@ -59,6 +62,8 @@ pub struct Shared {
     pub reload: mpsc::Sender<Reload>,
     /// Edits of schedules by this node, one after the other. Other nodes edit too: each edit says what it was decided on.
     pub edits: tokio::sync::Mutex<()>,
+    /// Reads of many schedules at once: their definitions may be large.
+    pub many: Semaphore,
     /// Whether the server is about to end: what streams, ends.
     pub ending: watch::Sender<bool>,
     pub meters: Meters,
@@ -100,6 +105,7 @@ impl Shared {
             listen,
             reload: told.reload,
             edits: tokio::sync::Mutex::default(),
+            many: Semaphore::new(MANY_AT_ONCE),
             ending: watch::Sender::new(false),
             meters: Meters::new(),
             local_token: crate::secret::random(),

@@ -8,6 +8,7 @@
 mod access;
 mod any;
 mod apart;
+mod cached;
 mod clock;
 mod error;
 mod hint;

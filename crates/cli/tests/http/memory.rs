@@ -107,3 +107,26 @@ agents:
     }
     api.stop();
 }
+
+#[test]
+fn lists_read_large_schedules_a_few_at_a_time() {
+    let site = Site::sqlite();
+    site.config("api: {rate: 100000/s}\nagents:\n  a: {shell: 'true'}\n");
+    let api = Api::start(&site);
+    let pid = api.up.lock().unwrap().pid();
+    let large = "x".repeat(240_000);
+    for n in 0..60 {
+        let definition = json!({"every": "1h", "anchor": "slot", "payload": {"a": large}});
+        let ask = json!({"agent": "a", "schedule": format!("s{n}"), "definition": definition});
+        api.post("/api/v1/schedules", &ask).is(201);
+    }
+    let before = peak(pid);
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| api.get("/api/v1/schedules?limit=1000").is(200));
+        }
+    });
+    let after = peak(pid);
+    assert!(after < before + GROWTH_MAX, "the lists took {} MiB", (after - before) >> 20);
+    api.stop();
+}

@@ -421,6 +421,7 @@ pub async fn refuse_lookalike(shared: &Shared, named: &Named) -> Result<(), Prob
     let filter = ScheduleFilter { agent: Some(named.agent.clone()), ..ScheduleFilter::default() };
     let (name, mut after) = (named.full(), None::<String>);
     loop {
+        let _place = shared.many.acquire().await;
         let page = shared.store().schedules(&filter, after.as_deref(), READ_AT_ONCE).await?;
         let alike =
             page.items.iter().find(|record| record.name != name && record.name.eq_ignore_ascii_case(&name));

@@ -73,6 +73,7 @@ async fn list(
     // Definitions may be large, and only a small part of each is shown.
     while items.len() < limit as usize {
         let most = READ_AT_ONCE.min(limit - items.len() as u32);
+        let _place = shared.many.acquire().await;
         let found = shared.store().schedules(&filter, next.as_deref(), most).await?;
         items.extend(shown(&shared, &found.items).await?);
         next = found.next;

@@ -207,7 +207,7 @@ impl Postgres {
                    join agents a on a.id = c.agent_id where c.id = any($1)";
         for row in tx.query(sql, &[&ids]).await? {
             let schedule: ScheduleId = get(&row, "schedule_id")?;
-            let (format, text) = (get(&row, "schedule_format")?, get(&row, "schedule_text")?);
+            let (format, text): (_, &str) = (get(&row, "schedule_format")?, get(&row, "schedule_text")?);
             let cold = Arc::new(cold_of(get(&row, "name")?, format, text));
             let agent = finish::read_agent(&row)?;
             if let Some(why) = cold.unreadable.as_ref().or(agent.as_ref().err()) {
@@ -216,10 +216,10 @@ impl Postgres {
                 continue;
             }
             let agent = Arc::new(agent.unwrap_or_default());
+            let agent_text: &str = get(&row, "definition")?;
             let mut cache = self.cache.lock();
-            cache.bound();
-            cache.schedules.insert((schedule, get(&row, "schedule_edition")?), cold.clone());
-            cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+            cache.schedules.insert((schedule, get(&row, "schedule_edition")?), cold.clone(), text.len());
+            cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone(), agent_text.len());
             known.insert(schedule, (cold, agent, None));
         }
         Ok(())

@@ -96,9 +96,7 @@ impl Postgres {
         tx.execute(sql, &[&gate.0, &gate.1, &gate.2, &cap]).await?;
         let sql = "select id from gates where kind = $1 and key = $2 and command = $3";
         let id = one(tx.query(sql, &[&gate.0, &gate.1, &gate.2]).await?)?;
-        let mut cache = self.cache.lock();
-        cache.bound();
-        cache.gates.insert(gate, id);
+        self.cache.lock().gates.insert(gate, id, 0);
         Ok(id)
     }
 
@@ -110,9 +108,7 @@ impl Postgres {
         tx.execute(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?;
         let sql = "select id from queues where lane = $1 and needs = $2 and gated = $3";
         let id = one(tx.query(sql, &[&queue.lane, &queue.needs, &queue.gated]).await?)?;
-        let mut cache = self.cache.lock();
-        cache.bound();
-        cache.queues.insert(queue, id);
+        self.cache.lock().queues.insert(queue, id, 0);
         Ok(id)
     }
 }

@@ -104,6 +104,7 @@ use uuid::Uuid;
 
 use self::connection::{Fault, Part, Pool, Tx, error_of};
 use self::notify::Hints;
+use crate::cached::Cached;
 use crate::clock::LastClaim;
 use crate::sabotage::Switch;
 use crate::sessions::*;
@@ -119,8 +120,6 @@ use crate::{Error, hint};
 const DEADLINE: Duration = Duration::from_secs(30);
 /// A source may hold a million schedules, and whoever checks everything reads everything.
 const LONG_DEADLINE: Duration = Duration::from_secs(600);
-/// What is kept of what was read; past it everything is forgotten and read again.
-const CACHE_MAX: usize = 16_384;
 
 /// A store in a PostgreSQL database, shared by any number of nodes.
 pub struct Postgres {
@@ -141,10 +140,10 @@ pub struct Postgres {
 /// What never changes once it was read: definitions by edition, and the numbers of queues and gates.
 #[derive(Default)]
 struct Cache {
-    schedules: HashMap<(ScheduleId, i64), Arc<Cold>>,
-    agents: HashMap<(AgentId, i64), Arc<AgentDefinition>>,
-    queues: HashMap<Queue, i64>,
-    gates: HashMap<Gate, i64>,
+    schedules: Cached<(ScheduleId, i64), Arc<Cold>>,
+    agents: Cached<(AgentId, i64), Arc<AgentDefinition>>,
+    queues: Cached<Queue, i64>,
+    gates: Cached<Gate, i64>,
 }
 
 /// The part of a schedule that only an edit changes.
@@ -169,23 +168,6 @@ struct Queue {
 
 /// A gate, by what it limits: kind, agent or schedule, command.
 type Gate = (i16, i64, String);
-
-impl Cache {
-    fn bound(&mut self) {
-        if self.schedules.len() > CACHE_MAX {
-            self.schedules.clear();
-        }
-        if self.agents.len() > CACHE_MAX {
-            self.agents.clear();
-        }
-        if self.gates.len() > CACHE_MAX {
-            self.gates.clear();
-        }
-        if self.queues.len() > CACHE_MAX {
-            self.queues.clear();
-        }
-    }
-}
 
 impl Postgres {
     /// Connects, and brings the schema up to date. Any number of nodes may do so at once on an empty database.

@@ -180,12 +180,10 @@ impl Postgres {
         // One that was edited since the token was read is newer than its edition, which nobody will read again.
         let sql = "select name, definition, id, format from schedules where id = any($1)";
         for row in tx.query(sql, &[&ids]).await? {
-            let id: ScheduleId = row.try_get(2)?;
-            let cold = Arc::new(cold_of(row.try_get(0)?, row.try_get(3)?, row.try_get(1)?));
-            let mut cache = self.cache.lock();
-            cache.bound();
+            let (id, text): (ScheduleId, &str) = (row.try_get(2)?, row.try_get(1)?);
+            let cold = Arc::new(cold_of(row.try_get(0)?, row.try_get(3)?, text));
             if let Some(edition) = missing.get(&id) {
-                cache.schedules.insert((id, *edition), cold.clone());
+                self.cache.lock().schedules.insert((id, *edition), cold.clone(), text.len());
             }
             found.insert(id, cold);
         }
@@ -213,9 +211,9 @@ impl Postgres {
             for row in tx.query(sql, &[&missing]).await? {
                 let agent = finish::read_agent(&row)?.map(Arc::new);
                 if let Ok(agent) = &agent {
-                    let mut cache = self.cache.lock();
-                    cache.bound();
-                    cache.agents.insert((get(&row, "id")?, get(&row, "edition")?), agent.clone());
+                    let (place, text): (_, &str) =
+                        ((get(&row, "id")?, get(&row, "edition")?), get(&row, "definition")?);
+                    self.cache.lock().agents.insert(place, agent.clone(), text.len());
                 }
                 found.insert(get(&row, "id")?, agent);
             }

@@ -7,7 +7,7 @@ use belfry_core::{AgentDefinition, AgentId, Reason, ScheduleDefinition, Schedule
 use belfry_time::Timestamp;
 use rusqlite::{Row, params};
 
-use super::{COMPILED_MAX, Done, Verb, json, maybe_id, maybe_instant, micros, number, run_id, text};
+use super::{Done, Verb, json, maybe_id, maybe_instant, micros, number, run_id, text};
 use crate::shapes::{AgentSpec, NEWER_VERSION};
 use crate::views::*;
 
@@ -239,15 +239,14 @@ impl Verb<'_> {
         if let Some(definition) = self.shared.agents.lock().get(&(id, revision)) {
             return Ok(Ok(definition.clone()));
         }
-        let definition = match self.read_agent(id)?.unwrap_or_else(|| Ok(AgentDefinition::default())) {
-            Ok(definition) => Arc::new(definition),
-            Err(why) => return Ok(Err(why)),
+        let (definition, bytes) = match self.stored_agent(id)? {
+            None => (Arc::<AgentDefinition>::default(), 0),
+            Some((format, text)) => match read_stored(format, &text) {
+                Ok(definition) => (Arc::new(definition), text.len()),
+                Err(why) => return Ok(Err(why)),
+            },
         };
-        let mut known = self.shared.agents.lock();
-        if known.len() >= COMPILED_MAX {
-            known.clear();
-        }
-        known.insert((id, revision), definition.clone());
+        self.shared.agents.lock().insert((id, revision), definition.clone(), bytes);
         Ok(Ok(definition))
     }
 }

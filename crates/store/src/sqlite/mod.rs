@@ -53,6 +53,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::cached::Cached;
 use crate::clock::LastClaim;
 use crate::error::{Error, Holder};
 use crate::hint::{self, Hint};
@@ -105,13 +106,13 @@ struct Shared {
     hint: Hint,
     /// What the file's counter of others' writes was when it was looked at last.
     seen_version: AtomicI64,
-    /// Definitions that were read, by schedule. Bounded: it is emptied when it is full.
-    compiled: Mutex<HashMap<ScheduleId, (Box<str>, Compiled)>>,
+    /// Definitions that were read, by schedule.
+    compiled: Mutex<Cached<ScheduleId, (Box<str>, Compiled)>>,
     /// Schedules that this version cannot read.
     unread: Unread,
     last_claim: LastClaim,
     /// The same for agents, by revision.
-    agents: Mutex<HashMap<(AgentId, i64), Arc<AgentDefinition>>>,
+    agents: Mutex<Cached<(AgentId, i64), Arc<AgentDefinition>>>,
 }
 
 type Compiled = Result<Arc<Schedule>, Arc<str>>;
@@ -120,8 +121,6 @@ type Compiled = Result<Arc<Schedule>, Arc<str>>;
 type Job = Box<dyn FnOnce(Result<&Verb<'_>, Error>) -> Deliver + Send>;
 type Deliver = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// More definitions than this are not kept in memory.
-const COMPILED_MAX: usize = 16_384;
 /// More commands than this are not taken into one transaction: the first would wait too long.
 const BATCH_MAX: usize = 256;
 /// Callers beyond this wait before they can hand over a command.
@@ -503,10 +502,7 @@ impl Verb<'_> {
             .and_then(|definition: belfry_core::ScheduleDefinition| {
                 definition.compile(name).map(Arc::new).map_err(Arc::from)
             });
-        if known.len() >= COMPILED_MAX {
-            known.clear();
-        }
-        known.insert(id, (definition.into(), compiled.clone()));
+        known.insert(id, (definition.into(), compiled.clone()), definition.len());
         compiled
     }
 }

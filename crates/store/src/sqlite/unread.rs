@@ -74,10 +74,14 @@ impl Verb<'_> {
 
     /// What an agent is, now, or why that cannot be read.
     pub(super) fn read_agent(&self, id: AgentId) -> Done<Option<Result<AgentDefinition, Unreadable>>> {
-        let found = self.row("select format, definition from agents where id = ?", [id], |row| {
+        Ok(self.stored_agent(id)?.map(|(format, text)| read_stored(format, &text)))
+    }
+
+    /// An agent as it is stored: format and text.
+    pub(super) fn stored_agent(&self, id: AgentId) -> Done<Option<(i32, String)>> {
+        self.row("select format, definition from agents where id = ?", [id], |row| {
             Ok((number(row, 0)?, json(row, 1)?))
-        })?;
-        Ok(found.map(|(format, text)| read_stored(format, &text)))
+        })
     }
 
     /// What an agent is, now.
