@@ -312,6 +312,19 @@ impl Sim {
         }
     }
 
+    /// Somebody takes schedules out of the files and puts them back at once.
+    fn remove_and_add_again(&mut self) {
+        let names = self.ledger.names();
+        for _ in 0..names.len().min(2) {
+            let name = self.random.one_of(&names).clone();
+            // A one-shot that comes back is new.
+            if matches!(self.ledger.when(&name), Some(When::Cron(_) | When::Every(_))) {
+                self.remove(&name);
+                self.add_again(&name);
+            }
+        }
+    }
+
     fn edit_timing(&mut self, name: &str) {
         let drawn = draw::schedule(&mut self.random);
         if !matches!(drawn.when, When::Cron(_) | When::Every(_)) {
@@ -614,6 +627,7 @@ impl Sim {
                 } else {
                     self.world.step(by);
                     self.pause_and_resume();
+                    self.remove_and_add_again();
                 }
             }
             _ => {}
