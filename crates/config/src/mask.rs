@@ -50,7 +50,7 @@ pub(crate) struct Keys {
     is_env: bool,
     /// The value may go on below.
     is_text: bool,
-    /// It does, at whatever indentation: its quote is not closed.
+    /// The quote of the value is not closed, so the next lines belong to it at any indentation.
     pub is_open_quote: bool,
 }
 
@@ -77,9 +77,9 @@ impl Keys {
 /// What the lines above a line say about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Above {
-    /// Of the nearest line that it is a part of by its indentation.
+    /// The kind of the nearest parent line, by indentation.
     nearest: Option<Kind>,
-    /// Of the outermost of these whose value is a text that goes on below.
+    /// Of the outermost parent line whose value is a text that goes on below.
     text: Option<Kind>,
     /// Of the last line above with a key.
     before: Option<Kind>,
@@ -200,8 +200,8 @@ fn is_secret_key(name: &str) -> bool {
     (3..=10).contains(&name.len()) && nearest(name, SECRET_KEYS.into_iter()).is_some()
 }
 
-/// The keys of ours, and whether their values are shown: of those that hold no secret and are no maps, whose text is
-/// misplaced.
+/// Belfry's own keys, and whether their values are shown. Values of keys that hold secrets or maps are not: a text in the place
+/// of a map is misplaced.
 static OURS: LazyLock<HashMap<&str, bool>> = LazyLock::new(|| {
     let mut ours = HashMap::new();
     let mut maps = Vec::from([TOP]);
@@ -382,7 +382,7 @@ fn is_block(value: &str) -> bool {
     last.starts_with(['|', '>']) && last.chars().all(|c| "|>+-0123456789".contains(c))
 }
 
-/// From the value on of what looks like a secret by its name, in a text that is shown: `password=…`.
+/// In a text that is shown, the part behind the first name of a secret: `password=…`.
 fn named_secret(line: &str, range: Range<usize>) -> Option<Range<usize>> {
     let text = &line[range.clone()];
     let value = text.match_indices([':', '=']).find_map(|(at, _)| {
