@@ -1,6 +1,6 @@
 //! What has been read and what was found wrong with it, on the way through one load.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -32,6 +32,11 @@ pub(crate) struct Context<'a> {
     /// Values that could not be filled in, by file and start, with their ends: what else is wrong with them is not worth
     /// saying. They are scalars, so none is inside of another.
     quiet: BTreeMap<(usize, usize), usize>,
+    /// Values that were filled in, in the same way: what they are is told only to those who may read the environment.
+    filled: BTreeMap<(usize, usize), usize>,
+    /// What these values are, each once, if they are long enough to be told from other words. A schedule's mistake may be about
+    /// the file's zone.
+    filled_in: BTreeSet<String>,
     unsaid: Problem,
     /// The problem that was added last, unless it was left unsaid.
     last: Option<usize>,
@@ -42,6 +47,9 @@ pub(crate) struct Context<'a> {
 /// How many names are compared with wrong ones to find those that were meant: a hostile text has thousands of both, and
 /// to compare long ones takes ten microseconds.
 const COMPARISONS_MAX: usize = 20_000;
+
+/// Shorter values are found in other words too.
+const FILLED_MIN_BYTES: usize = 4;
 
 impl<'a> Context<'a> {
     pub fn new(env: &'a dyn Fn(&str) -> Option<String>) -> Context<'a> {
@@ -57,6 +65,8 @@ impl<'a> Context<'a> {
             said: HashSet::new(),
             counts: [0; 3],
             quiet: BTreeMap::new(),
+            filled: BTreeMap::new(),
+            filled_in: BTreeSet::new(),
             unsaid: Problem::new(Severity::Warning, ""),
             last: None,
             comparisons_left: COMPARISONS_MAX,
@@ -133,7 +143,8 @@ impl<'a> Context<'a> {
     ) -> &mut Problem {
         let mut problem = Problem::new(severity, message);
         let said = (severity, span, problem.message.clone());
-        let is_new = !span.is_some_and(|span| self.is_quiet(span)) && !self.said.contains(&said);
+        let is_quiet = span.is_some_and(|span| is_inside(&self.quiet, span));
+        let is_new = !is_quiet && !self.said.contains(&said);
         if is_new {
             self.counts[severity as usize] += 1;
         }
@@ -143,17 +154,16 @@ impl<'a> Context<'a> {
             return &mut self.unsaid;
         }
         self.said.insert(said);
+        let is_filled = span.is_some_and(|span| is_inside(&self.filled, span));
+        if is_filled || self.filled_in.iter().any(|value| problem.message.contains(value)) {
+            problem.told = 0;
+        }
         problem.order = span.map_or((0, 0), |span| (span.file, span.start));
         problem.place = span.and_then(|span| Some(self.sources.get_mut(span.file)?.place(span)));
         let at = self.problems.len();
         self.problems.push(problem);
         self.last = Some(at);
         &mut self.problems[at]
-    }
-
-    fn is_quiet(&self, span: Span) -> bool {
-        let before = self.quiet.range(..=(span.file, span.start)).next_back();
-        before.is_some_and(|((file, _), end)| *file == span.file && span.end <= *end)
     }
 
     /// Shows a second place beside the problem that was added last.
@@ -251,6 +261,11 @@ impl<'a> Context<'a> {
                 match reference::resolve(text, self.env) {
                     Ok(resolved) => {
                         *text = resolved;
+                        let value = text.trim();
+                        if value.len() >= FILLED_MIN_BYTES {
+                            self.filled_in.insert(value.to_owned());
+                        }
+                        self.filled.insert((node.span.file, node.span.start), node.span.end);
                     }
                     Err(flaw) => {
                         let span = self.within(node, flaw.range);
@@ -269,6 +284,12 @@ impl<'a> Context<'a> {
             }
         }
     }
+}
+
+/// Whether a place lies inside of one of these values.
+fn is_inside(values: &BTreeMap<(usize, usize), usize>, span: Span) -> bool {
+    let before = values.range(..=(span.file, span.start)).next_back();
+    before.is_some_and(|((file, _), end)| *file == span.file && span.end <= *end)
 }
 
 #[cfg(test)]

@@ -100,6 +100,12 @@ fn danger(path: &Path, file: &Metadata) -> Option<Danger> {
         let before = format!("user {owner} owns {folder} and can replace");
         return danger(before, ", and root would run what it says".into(), help);
     }
+    if let Some((link, data)) = links_on(path).iter().find(|(_, data)| root && data.uid() != 0) {
+        let (owner, link) = (data.uid(), link.display());
+        let help = format!("name the file itself, or remove the link: rm {link}");
+        let before = format!("user {owner} owns the link {link} and can replace");
+        return danger(before, ", and root would run what it says".into(), help);
+    }
     // With a sticky bit others cannot.
     let open = folders.iter().filter(|(_, data)| data.mode() & 0o1000 == 0);
     let (folder, (who, right)) = open
@@ -126,6 +132,24 @@ fn folders_above(path: &Path) -> Vec<(PathBuf, Metadata)> {
     let paths = [std::path::absolute(path).ok(), path.canonicalize().ok()];
     let folders = paths.iter().flatten().flat_map(|path| path.ancestors().skip(1).map(Path::to_owned));
     folders.filter_map(|folder| folder.metadata().ok().map(|data| (folder, data))).collect()
+}
+
+/// Symbolic links that a path leads through, one after the other.
+#[cfg(unix)]
+fn links_on(path: &Path) -> Vec<(PathBuf, Metadata)> {
+    const LINKS_MAX: usize = 40;
+    let mut links = Vec::new();
+    let mut path = std::path::absolute(path).unwrap_or_default();
+    while links.len() < LINKS_MAX {
+        let first = path.ancestors().filter(|part| part.is_symlink()).last().map(Path::to_owned);
+        let Some(link) = first else { break };
+        let (Ok(data), Ok(target)) = (link.symlink_metadata(), link.read_link()) else { break };
+        let rest = path.strip_prefix(&link).map(Path::to_owned).unwrap_or_default();
+        path = link.parent().unwrap_or(Path::new("/")).join(target);
+        path.extend(&rest);
+        links.push((link, data));
+    }
+    links
 }
 
 /// Whether what runs here may do everything.

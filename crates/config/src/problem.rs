@@ -27,7 +27,8 @@ pub enum Severity {
 pub struct Problem {
     pub(crate) severity: Severity,
     pub(crate) message: String,
-    /// So much of the message is for those who may not read the file; the rest quotes it.
+    /// So much of the message is for those who may not read the file; the rest quotes it. Zero if it is about a value that
+    /// came from the environment.
     pub(crate) told: usize,
     pub(crate) place: Option<Place>,
     pub(crate) other: Option<(Place, String)>,
@@ -109,7 +110,11 @@ impl Problem {
     /// Where it is and what is wrong, in one line and without what the file says: for those who may not read it.
     pub fn brief(&self) -> String {
         let place = self.place.as_ref().map(|place| format!("{}:{}: ", place.path, place.line));
-        format!("{}{}", place.unwrap_or_default(), &self.message[..self.told])
+        let told = match self.told {
+            0 => "a value that came from the environment is wrong",
+            told => &self.message[..told],
+        };
+        format!("{}{told}", place.unwrap_or_default())
     }
 
     /// The message, the source line underlined, and the way out. In colour for a terminal.

@@ -12,7 +12,10 @@ use tempfile::TempDir;
 
 /// Writes files into a new folder and loads the first.
 fn load_files(files: &[(&str, &str)], env: &[(&str, &str)]) -> (TempDir, Result<Loaded, Errors>) {
-    let folder = TempDir::new().unwrap();
+    // Tests look for `zz` in what is said, which may name the folder.
+    let folder = std::iter::repeat_with(|| TempDir::new().unwrap())
+        .find(|folder| !folder.path().to_string_lossy().contains("zz"))
+        .unwrap();
     for (name, text) in files {
         let path = folder.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -599,6 +602,26 @@ fn a_secret_in_the_place_of_a_key_or_a_map_is_not_shown() {
             assert!(!said.contains("zz"), "{said}");
         }
     }
+}
+
+#[test]
+fn who_may_not_read_the_file_sees_no_value_of_the_environment() {
+    for wrong in [
+        "needs: [\"${VALUE}!\"]",
+        "timeout: \"${VALUE}\"",
+        "lane: \"a ${VALUE}\"",
+        "retry: {max: \"${VALUE}\"}",
+    ] {
+        let text = format!("agents:\n  a: {{run: [x], {wrong}}}\n");
+        let errors = load_files(&[("belfry.yaml", &text)], &[("VALUE", "zzz")]).1.unwrap_err();
+        let told = "/belfry.yaml:2: a value that came from the environment is wrong";
+        assert!(errors.brief().ends_with(told), "{}", errors.brief());
+    }
+    let text =
+        "timezone: \"${VALUE}\"\nagents:\n  a: {run: [x], schedules: {s: {cron: \"0 9 * * *\"}}}\n  b: {}\n";
+    let errors = load_files(&[("belfry.yaml", text)], &[("VALUE", "zzzz")]).1.unwrap_err();
+    assert!(errors.to_string().contains("zzzz"), "{errors}");
+    assert!(!errors.brief().contains("zzzz"), "{}", errors.brief());
 }
 
 #[test]

@@ -150,6 +150,19 @@ fn root_takes_no_commands_from_a_folder_that_is_open_to_all() {
     assert_eq!(checked.status.code(), Some(wanted), "{checked:?}");
     set_mode(&site.path(""), 0o1777);
     assert_eq!(site.belfry(&["check"]).status.code(), Some(0));
+    // Only root can give a link away.
+    if Uid::effective().is_root() {
+        std::fs::rename(site.path("belfry.yaml"), site.path("real.yaml")).unwrap();
+        symlink("real.yaml", site.path("belfry.yaml")).unwrap();
+        assert_eq!(site.belfry(&["check"]).status.code(), Some(0));
+        std::os::unix::fs::lchown(site.path("belfry.yaml"), Some(12_345), None).unwrap();
+        let checked = site.belfry(&["check"]);
+        assert!(said(&checked).contains("user 12345 owns the link"), "{checked:?}");
+        symlink("belfry.yaml", site.path("chain.yaml")).unwrap();
+        let chained = site.belfry(&["check", "-c", "chain.yaml"]);
+        assert!(said(&chained).contains("user 12345 owns the link"), "{chained:?}");
+        assert_eq!(checked.status.code(), Some(2), "{checked:?}");
+    }
 }
 
 #[test]
