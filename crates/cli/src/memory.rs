@@ -9,6 +9,8 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Memory is given back when the process has grown by so much since the last time.
 const GROWN_MIN_BYTES: u64 = 4 << 20;
+/// After so many more looks it is given back once more: what was in use at the height of a burst is free by then.
+const AGAIN_AFTER: u32 = 6;
 
 /// Gives memory back whenever the process has grown.
 pub async fn give_back_loop() {
@@ -17,7 +19,7 @@ pub async fn give_back_loop() {
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        if size.has_grown(resident())
+        if size.is_to_shrink(resident())
             // It walks over everything that was freed, a millisecond or two for 50 MB.
             && tokio::task::spawn_blocking(give_back).await.is_ok()
         {
@@ -30,14 +32,22 @@ pub async fn give_back_loop() {
 #[derive(Default)]
 struct Size {
     bytes: Option<u64>,
+    /// Looks until memory is given back once more; zero if it is not.
+    again_after: u32,
 }
 
 impl Size {
-    fn has_grown(&mut self, bytes: Option<u64>) -> bool {
+    fn is_to_shrink(&mut self, bytes: Option<u64>) -> bool {
         let Some(bytes) = bytes else { return false };
         let smallest = self.bytes.map_or(bytes, |smallest| smallest.min(bytes));
         self.bytes = Some(smallest);
-        bytes - smallest >= GROWN_MIN_BYTES
+        if bytes - smallest >= GROWN_MIN_BYTES {
+            self.again_after = AGAIN_AFTER;
+            return true;
+        }
+        let is_last = self.again_after == 1;
+        self.again_after = self.again_after.saturating_sub(1);
+        is_last
     }
 
     fn is_now(&mut self, bytes: Option<u64>) {
@@ -68,20 +78,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_given_back_once_for_each_growth() {
+    fn memory_is_given_back_twice_for_each_growth() {
         let mib = |mib: u64| Some(mib << 20);
         let mut size = Size::default();
-        assert!(!size.has_grown(mib(30)));
-        assert!(!size.has_grown(mib(33)));
-        assert!(size.has_grown(mib(34)));
+        assert!(!size.is_to_shrink(mib(30)));
+        assert!(!size.is_to_shrink(mib(33)));
+        assert!(size.is_to_shrink(mib(34)));
         // What is still in use is no reason to try again.
         size.is_now(mib(34));
-        assert!(!size.has_grown(mib(37)));
+        assert!(!size.is_to_shrink(mib(37)));
         // It was freed by other means: growth counts from there.
-        assert!(!size.has_grown(mib(20)));
-        assert!(size.has_grown(mib(24)));
+        assert!(!size.is_to_shrink(mib(20)));
+        assert!(size.is_to_shrink(mib(24)));
+        size.is_now(mib(24));
+        let again: Vec<bool> = (0..8).map(|_| size.is_to_shrink(mib(24))).collect();
+        assert_eq!(again, [false, false, false, false, false, true, false, false]);
         // A system that does not say.
-        assert!(!size.has_grown(None));
+        assert!(!size.is_to_shrink(None));
         assert!(resident().is_none_or(|bytes| bytes > 1 << 20));
     }
 
