@@ -6,6 +6,7 @@
 //! - 42, 43 names of catalogs, and longer than a channel's may be: `names_of_other_things_are_names`
 //! - 44 bodies without end: `bodies_without_end`
 //! - 45, 46, 47 nesting, twice the same key, numbers and text that are none, what looks like code: `bodies_that_are_none`
+//! - texts that a template language would choke on: `a_prompt_that_once_killed_…`, on one node and on four
 //! - 48, 49 files: `files::files_that_are_none`
 //! - 57, 58 heads, lengths and encodings: `requests_that_are_none`
 //! - 60, 61 queries and ids: `queries_and_ids_that_are_none`
@@ -209,6 +210,51 @@ fn bodies_that_are_none() {
         let log = api.get(&format!("/api/v1/runs/{}/log", made["id"].as_str().unwrap())).is(200);
         assert_eq!(log["items"][0]["text"], "hello\n{{ 7*7 }}$(id)`id`");
     }
+}
+
+/// Each is sent as the prompt of a run and inside its payload.
+fn texts_that_once_killed() -> Vec<String> {
+    vec![
+        format!("{{{{ {}1 }}}}", "-".repeat(6000)),
+        format!("{{{{ {}1{} }}}}", "(".repeat(5000), ")".repeat(5000)),
+        format!("{{{{ {}1{} }}}}", "[".repeat(5000), "]".repeat(5000)),
+        format!("{{% {}{} %}}", "if ".repeat(5000), "not ".repeat(5000)),
+        "{% if payload %}".repeat(3000),
+        "{% for i in range(99999999) %}{% for j in range(99999999) %}x{% endfor %}{% endfor %}".to_owned(),
+        format!("{{{{ 'x' {} }}}}", "| indent(999999)".repeat(1000)),
+        "{{ prompt }}{{".to_owned(),
+    ]
+}
+
+/// Sends every such text to each node in turn: all are data, every run completes, and every node lives.
+fn outlives_what_once_killed(nodes: &[Api]) {
+    for (n, text) in texts_that_once_killed().iter().enumerate() {
+        let node = &nodes[n % nodes.len()];
+        for body in
+            [json!({"prompt": text, "wait_ms": 20_000}), json!({"payload": {"ref": text}, "wait_ms": 20_000})]
+        {
+            let made = node.post("/api/v1/schedules/hello/quiet/run", &body).is(201);
+            assert_eq!(made["state"], "completed", "{}: {made}", &text[..12]);
+        }
+    }
+    for node in nodes {
+        node.get("/readyz").is(200);
+        let runs = node.get("/api/v1/runs?limit=1000").is(200);
+        assert_eq!(runs["items"].as_array().unwrap().len(), 2 * texts_that_once_killed().len());
+    }
+}
+
+#[test]
+fn a_prompt_that_once_killed_a_node_is_data() {
+    let site = Site::sqlite();
+    outlives_what_once_killed(&[quiet(&site)]);
+}
+
+#[test]
+fn a_prompt_that_once_killed_one_node_after_the_other_is_data_to_four() {
+    let Some(first) = Site::postgres() else { return };
+    let sites = [first.beside(), first.beside(), first.beside(), first];
+    outlives_what_once_killed(&sites.each_ref().map(quiet));
 }
 
 #[test]
