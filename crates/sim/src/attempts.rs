@@ -3,6 +3,7 @@
 use belfry::{RunState, Timestamp};
 use belfry_core::Trigger;
 use belfry_core::breaker::State;
+use belfry_core::budget;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
 use belfry_store::{RunRecord, ScheduleRecord, Store};
@@ -53,8 +54,18 @@ impl Sim {
         let is_known = |run: &RunRecord| !self.world.is_planned_by_later(run.schedule);
         let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0 && is_known(run);
         let waits = |run: &RunRecord| run.state == RunState::Pending && run.created_at > soon;
+        let agents = self.now(self.store.memory.agents());
+        // What a budget holds that was used up by this clock waits for its end.
+        let is_held = |run: &RunRecord| {
+            let agent = agents.iter().find(|agent| agent.id == run.agent);
+            agent.is_some_and(|agent| {
+                let policy = agent.definition.budget.as_ref();
+                policy.is_some_and(|policy| budget::exhausted_until(agent.budget, policy, wall).is_some())
+            })
+        };
         let live = self.now(self.store.memory.live_runs());
-        if let Some(run) = live.iter().find(|run| waits(run) && is_planned(run) && run.not_before > soon) {
+        let is_late = |run: &&RunRecord| waits(run) && is_planned(run) && run.not_before > soon;
+        if let Some(run) = live.iter().filter(is_late).find(|run| !is_held(run)) {
             let words = format!("{} {} waits until {} by a later clock", run.name, run.id, run.not_before);
             self.breaks(words);
         }
