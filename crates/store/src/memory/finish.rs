@@ -108,6 +108,8 @@ impl State {
             live.running = None;
             live.not_before = not_before.max(live.new.not_before);
             live.attempt -= u32::from(!counted);
+            // An edit may have lowered it while the attempt ran.
+            live.new.max_attempts = live.new.max_attempts.max(live.attempt + 1);
             // An attempt that counts has left its node alive; one that does not count may never have started.
             live.rescue = live.rescue.filter(|_| !counted).map(|_| 0);
         }

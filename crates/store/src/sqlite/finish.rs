@@ -250,9 +250,10 @@ impl Verb<'_> {
             self.moved.borrow_mut().extend(self.session_of(run)?);
         }
         self.execute(
-            // An attempt that counts has left its node alive; one that does not count may never have started.
-            "update live set state = 3, node_id = null, not_before = max(?1, due_at),
-                 attempt = attempt - ?2, rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
+            // An attempt that counts has left its node alive; one that does not count may never have started. An edit may have
+            // lowered `max_attempts` while it ran.
+            "update live set state = 3, node_id = null, not_before = max(?1, due_at), attempt = attempt - ?2,
+                 max_attempts = max(max_attempts, attempt - ?2 + 1), rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
             params![micros(not_before), i64::from(!counted), bytes(run)],
         )?;
         self.freed.borrow_mut().extend(gates.all());

@@ -372,6 +372,11 @@ async fn a_new_number_of_retries_holds_for_runs_that_exist(store: &impl Store) {
     assert_eq!((claimed[0].attempt, claimed[0].max_attempts), (2, 2));
     world.apply(&fleet(3)).await;
     assert_eq!((max(retried).await, max(waiting).await), (4, 4));
+    let claimed = world.claim_only(node, waiting).await;
+    world.apply(&fleet(0)).await;
+    assert_eq!(max(waiting).await, 1, "while its attempt runs");
+    world.fail(&claimed[0]).await;
+    assert_eq!(max(waiting).await, 2, "the attempt had begun with retries left");
     world.assert_whole().await;
 }
 

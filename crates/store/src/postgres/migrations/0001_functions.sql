@@ -418,6 +418,8 @@ begin
         with back as (
             update live l set state = 3, node_id = null, parked_on = null, not_before = greatest(not_befores[f.place], l.due_at),
                 attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
+                -- An edit may have lowered it while the attempt ran.
+                max_attempts = greatest(l.max_attempts, l.attempt + case when counted[f.place] then 1 else 0 end),
                 -- An attempt that counts has left its node alive; one that does not count may never have started.
                 rescue = case when l.rescue is not null and not counted[f.place] then 0 end,
                 exit_code = exit_codes[f.place], error = errors[f.place]
