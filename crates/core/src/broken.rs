@@ -53,6 +53,8 @@ pub enum Broken {
     SessionTwoAtOnce,
     /// A tick that waits for room in its lane is forgotten.
     DeferredForgotten,
+    /// A tick that was deferred waits for a clock that was set back.
+    DeferredByLaterClock,
     /// A run waits until a clock that was set back shows the instant at which it was made.
     RunByLaterClock,
     /// A schedule that was removed and comes back knows nothing of what was planned before.
@@ -65,7 +67,7 @@ pub enum Broken {
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 28] = [
+    pub const ALL: [Broken; 29] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
@@ -90,6 +92,7 @@ impl Broken {
         Broken::ReloadRetiresForeign,
         Broken::SessionTwoAtOnce,
         Broken::DeferredForgotten,
+        Broken::DeferredByLaterClock,
         Broken::RunByLaterClock,
         Broken::ReturnsWithoutPast,
         Broken::PlannedTwice,

@@ -620,18 +620,23 @@ impl Sim {
                 let by = self.random.between(1_000, longest) as i64;
                 let by = if self.random.permille(600) { -by } else { by };
                 // At once, or between the answer of a node's next read of what is due and what it makes of it.
-                let is_later = self.random.permille(500);
-                self.say(|| format!("the store's clock is stepped by {} s", by / SECOND as i64));
-                if is_later {
+                if self.random.permille(500) {
+                    self.say(|| format!("the store's clock will be stepped by {} s", by / SECOND as i64));
                     self.world.step_later(by);
                 } else {
-                    self.world.step(by);
-                    self.pause_and_resume();
-                    self.remove_and_add_again();
+                    self.step_clock(by);
                 }
             }
             _ => {}
         }
+    }
+
+    /// Steps the store's clock; then somebody changes some schedules.
+    pub(crate) fn step_clock(&mut self, by: i64) {
+        self.say(|| format!("the store's clock is stepped by {} s", by / SECOND as i64));
+        self.world.step(by);
+        self.pause_and_resume();
+        self.remove_and_add_again();
     }
 
     fn outage(&mut self) -> Micros {

@@ -48,6 +48,8 @@ pub(crate) enum What {
     VerbTo(String),
     /// Something goes wrong.
     Fault,
+    /// The store's clock is stepped back.
+    ClockBack,
     /// Somebody lets all nodes take work again.
     Undrain,
 }
@@ -378,13 +380,17 @@ impl Sim {
             What::Start(place) => self.start_node(place),
             What::Thaw { place, lives } => self.thaw(place, lives),
             // What was to come is left out once everything has healed.
-            What::Verb | What::VerbTo(_) | What::Fault if self.is_healed => {}
+            What::Verb | What::VerbTo(_) | What::Fault | What::ClockBack if self.is_healed => {}
             What::Verb => {
                 self.do_something();
                 self.next_verb();
             }
             What::VerbTo(name) => self.do_something_to(name),
             What::Undrain => self.undrain(),
+            What::ClockBack => {
+                let by = self.random.between(2 * MINUTE, 4 * HOUR);
+                self.step_clock(-(by as i64));
+            }
             What::Fault => {
                 self.go_wrong();
                 self.next_fault();
@@ -662,6 +668,11 @@ impl Sim {
             Effect::Note(event) => {
                 self.mark(event.event.as_str());
                 self.say(|| format!("node {place} tells {}", told(&event)));
+                // A state that is rare when a clock is stepped by chance.
+                let is_deferral = event.event.as_str() == "tick_deferred";
+                if is_deferral && self.params.steps_clock && self.random.permille(20) {
+                    self.soon(MINUTE, What::ClockBack);
+                }
             }
             Effect::Stopped { .. } => {}
         }

@@ -15,7 +15,7 @@ const LATE_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of nodes that are remembered. A process has one; only tests have more.
 const NODES_MAX: usize = 1_000;
 
-/// The instants of the last claims. A run that waits at a gate is not looked at again before somebody leaves that gate; what
+/// The instants of the last claims and plans. A run that waits at a gate is not looked at again before somebody leaves that gate; what
 /// held it there may no longer be due by a clock that was set back. A run that was made before that, and has not started, is to
 /// wait no longer than it would have: see [`Clock::may_be_back`].
 ///
@@ -102,6 +102,11 @@ impl LastClaim {
         let mut claims = self.0.lock();
         claims.clock_at(node, now.as_microsecond(), Instant::now())
     }
+
+    /// Plans were made at this instant: the clock has shown it. Nodes that drain or are full plan and do not claim.
+    pub(crate) fn planned(&self, now: Timestamp) {
+        self.0.lock().shown(now.as_microsecond(), Instant::now());
+    }
 }
 
 impl Claims {
@@ -121,10 +126,17 @@ impl Claims {
         };
         let late = latest_at.saturating_duration_since(last_at).min(LATE_MAX) + OUT_OF_ORDER_MAX;
         let is_back = latest.saturating_sub(now) > i64::try_from(late.as_micros()).unwrap_or(i64::MAX);
-        if is_back || now >= latest {
+        if is_back {
             self.latest = Some((now, at));
+            return Clock::Back;
         }
-        if is_back { Clock::Back } else { Clock::On }
+        self.shown(now, at);
+        Clock::On
+    }
+
+    /// The clock showed `now` at a call that came `at`. Before the first claim nothing is known of it.
+    fn shown(&mut self, now: i64, at: Instant) {
+        self.latest = self.latest.map(|latest| if now >= latest.0 { (now, at) } else { latest });
     }
 }
 
@@ -152,6 +164,16 @@ mod tests {
         // It has read it after its last claim.
         assert_eq!(clocks([(2, 1000, 0), (1, 1900, 900), (2, 900, 910)]), [Unknown, On, Back]);
         assert_eq!(clocks([(1, 1900, 900), (2, 1010, 910)]), [Unknown, On], "after the store was opened");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_is_noticed_after_a_plan_too() {
+        let opened_at = Instant::now();
+        let mut known = Claims::new(opened_at);
+        let node = NodeId(Uuid::from_u128(1));
+        assert_eq!(known.clock_at(node, 1_000_000, opened_at), Clock::Unknown);
+        known.shown(9_000_000, opened_at + Duration::from_secs(8));
+        assert_eq!(known.clock_at(node, 3_000_000, opened_at + Duration::from_secs(9)), Clock::Back);
     }
 
     #[test]

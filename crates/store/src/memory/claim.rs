@@ -102,7 +102,9 @@ impl State {
                 false => shift.of_this_clock(live.new.not_before),
             };
         }
-        let deferred = self.deferred.iter().filter(|(_, deferred)| deferred.since > now);
+        let is_ahead =
+            |deferred: &Deferred| deferred.since > now && !broken::is(Broken::DeferredByLaterClock);
+        let deferred = self.deferred.iter().filter(|(_, deferred)| is_ahead(deferred));
         for (id, deferred) in deferred.map(|(id, it)| (*id, it.clone())).collect::<Vec<_>>() {
             let deferred = Deferred { since: now, ..deferred };
             match self.schedules.get(&id).is_some_and(|row| row.record.token.is_some()) {

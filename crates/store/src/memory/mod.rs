@@ -293,6 +293,7 @@ impl Store for Memory {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let commits = &*all_storable(commits);
+        self.state.lock().last_claim.planned(now);
         // What is refused changes nothing, also where other plans came before it.
         let before = self.state.lock().may_refuse(commits);
         let commit = |commit| self.change(|state| state.commit(now, commit, &self.sabotage));
