@@ -1,6 +1,6 @@
 //! Any of the three rooms behind one type, chosen by an address at run time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -464,6 +464,14 @@ impl Store for AnyStore {
 
     async fn unreadable_rows(&self) -> Answer<Vec<String>> {
         each!(self, store => store.unreadable_rows().await)
+    }
+
+    async fn held_runs(&self, runs: &[RunId]) -> Answer<HashSet<RunId>> {
+        each!(self, store => store.held_runs(runs).await)
+    }
+
+    async fn held_schedules(&self, schedules: &[ScheduleId]) -> Answer<HashSet<ScheduleId>> {
+        each!(self, store => store.held_schedules(schedules).await)
     }
 
     async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {

@@ -3,9 +3,9 @@
 //!
 //! Such a batch is split until the culprit stands alone. The culprit is then written in a lesser form: a plan makes
 //! its schedule invalid, an end is stored without its texts. Where that is refused as well, the schedule is left
-//! alone for a while, and the end is tried again later. So it goes with one whose rows another transaction holds for
-//! long, in its full form. A store that is away, busy or full refuses nothing: what was not answered is asked again by the
-//! caller.
+//! alone for a while, and the end is tried again later. So it goes with those whose rows another transaction holds for
+//! long, in their full form: the store says which these are, and the others are written without them. A store that is
+//! away, busy or full refuses nothing: what was not answered is asked again by the caller.
 
 use std::future::Future;
 
@@ -62,6 +62,9 @@ trait Part: Clone + Send + Sync {
         parts: &[Self],
     ) -> impl Future<Output = Answer<Vec<Self::Answer>>> + Send;
 
+    /// Whether another transaction holds a row of each part.
+    fn held<S: Store>(store: &S, parts: &[Self]) -> impl Future<Output = Answer<Vec<bool>>> + Send;
+
     /// What can be written in its place, the most of it first.
     fn lesser<S: Store>(&self, store: &S, error: &Error) -> impl Future<Output = Vec<Self>> + Send;
 
@@ -70,6 +73,50 @@ trait Part: Clone + Send + Sync {
 }
 
 async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
+    let error = match T::write(store, now, parts).await {
+        Ok(answers) => {
+            let answers = answers.into_iter().map(Some).collect();
+            return Written { answers, changed: Vec::new(), error: None };
+        }
+        Err(error) if !error.is_of_part() => {
+            return Written { answers: vec![None; parts.len()], changed: Vec::new(), error: Some(error) };
+        }
+        Err(error) => error,
+    };
+    let held = match error.is_locked() && parts.len() > 1 {
+        true => T::held(store, parts).await.unwrap_or_default(),
+        false => Vec::new(),
+    };
+    let count = held.iter().filter(|held| **held).count();
+    if count == 0 {
+        return write_halves(store, now, parts).await;
+    }
+    let (mut free, mut places) = (Vec::new(), Vec::new());
+    for (place, part) in parts.iter().enumerate() {
+        if held[place] {
+            note_refusal(store, now, part, &error).await;
+        } else {
+            free.push(part.clone());
+            places.push(place);
+        }
+    }
+    let rest = write_halves(store, now, &free).await;
+    let mut written = Written { answers: vec![None; parts.len()], changed: Vec::new(), error: None };
+    for (place, answer) in places.iter().zip(rest.answers) {
+        written.answers[*place] = answer;
+    }
+    written.changed = rest.changed.into_iter().map(|(at, part)| (places[at], part)).collect();
+    written.error = rest.error.filter(|error| !error.is_of_part()).or(Some(error));
+    written
+}
+
+/// Notes a part that cannot be written. A store that refuses this as well is told of by events alone.
+async fn note_refusal<T: Part, S: Store>(store: &S, now: Timestamp, part: &T, error: &Error) {
+    let _ = store.note_refusal(now, part.refused(error), &bounded(&error.to_string(), 500)).await;
+}
+
+/// Writes parts; those that are refused are found by halving.
+async fn write_halves<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) -> Written<T, T::Answer> {
     let mut written = Written { answers: Vec::with_capacity(parts.len()), changed: Vec::new(), error: None };
     // Lengths of what is left to write, the next one last.
     let mut lengths = vec![parts.len()];
@@ -96,9 +143,7 @@ async fn write_apart<T: Part, S: Store>(store: &S, now: Timestamp, parts: &[T]) 
                 Err(error) => {
                     let is_of_part = error.is_of_part();
                     if is_of_part {
-                        // A store that refuses this as well is told of by events alone.
-                        let (part, reason) = (parts[from].refused(&error), error.to_string());
-                        let _ = store.note_refusal(now, part, &bounded(&reason, 500)).await;
+                        note_refusal(store, now, &parts[from], &error).await;
                     }
                     locked += u32::from(error.is_locked());
                     written.error = Some(error);
@@ -144,6 +189,11 @@ impl Part for Commit {
         store.commit(now, parts).await
     }
 
+    async fn held<S: Store>(store: &S, parts: &[Commit]) -> Answer<Vec<bool>> {
+        let held = store.held_schedules(&parts.iter().map(|part| part.schedule).collect::<Vec<_>>()).await?;
+        Ok(parts.iter().map(|part| held.contains(&part.schedule)).collect())
+    }
+
     async fn lesser<S: Store>(&self, store: &S, error: &Error) -> Vec<Commit> {
         let error = error.to_string();
         let error = bounded(&error, 500);
@@ -186,6 +236,11 @@ impl Part for Finish {
 
     async fn write<S: Store>(store: &S, now: Timestamp, parts: &[Finish]) -> Answer<Vec<Finished>> {
         store.finish(now, parts).await
+    }
+
+    async fn held<S: Store>(store: &S, parts: &[Finish]) -> Answer<Vec<bool>> {
+        let held = store.held_runs(&parts.iter().map(|part| part.run).collect::<Vec<_>>()).await?;
+        Ok(parts.iter().map(|part| held.contains(&part.run)).collect())
     }
 
     async fn lesser<S: Store>(&self, _store: &S, error: &Error) -> Vec<Finish> {

@@ -20,8 +20,8 @@ pub const STATE_FOLDER: &str = ".belfry";
 const LINKS_MAX: usize = 40;
 
 /// Makes a folder where there is none, for its owner alone; checks one that is there. A folder named `.belfry` and what lies
-/// directly in it are made private; any other folder stays as it is. Gives a sentence for each thing that others could reach
-/// before. Refuses what another user owns or could replace.
+/// directly in it are made private; any other folder stays as it is, and is refused if others can write to it. Gives a
+/// sentence for each thing that others could reach before. Refuses what another user owns or could replace.
 pub fn secure_folder(folder: &Path) -> Result<Vec<String>, Error> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let unavailable = |error: io::Error| unavailable(folder, &error);
@@ -36,7 +36,7 @@ pub fn secure_folder(folder: &Path) -> Result<Vec<String>, Error> {
     let metadata = folder.metadata().map_err(unavailable)?;
     own(folder, &metadata)?;
     if folder.file_name().is_none_or(|name| name != STATE_FOLDER) {
-        refuse_open_folder(folder)?;
+        refuse_shared_folder(folder, &metadata)?;
         return Ok(Vec::new());
     }
     let mut told: Vec<String> = tighten(folder, &metadata)?.into_iter().collect();
@@ -110,14 +110,58 @@ pub(crate) fn refuse_links_of_others(path: &Path) -> Result<(), Error> {
     Err(refused(&path, "its links lead in a circle", "name the file itself"))
 }
 
-/// Where everybody may write, and there is no sticky bit, everybody may replace what lies there.
+/// Refuses a folder if another user can replace what lies in it: its owner always, others who may write to it unless it has
+/// a sticky bit. Root trusts no group but its own; others trust theirs, as for the configuration.
 fn refuse_open_folder(folder: &Path) -> Result<(), Error> {
     let metadata = folder.metadata().map_err(|error| unavailable(folder, &error))?;
-    if metadata.mode() & 0o002 != 0 && metadata.mode() & 0o1000 == 0 {
-        let detail = "every user of this host can write to it, and could replace what Belfry keeps in it";
-        return Err(refused(folder, detail, &format!("chmod o-w {}", folder.display())));
+    let (mode, shown) = (metadata.mode(), folder.display());
+    let could = "could replace what Belfry keeps in it";
+    let owner = metadata.uid();
+    if owner != geteuid().as_raw() && !is_of_system(owner) {
+        let detail = format!("user {owner} owns it, and {could}");
+        return Err(refused(folder, &detail, "Name a store in a folder of your own"));
+    }
+    if mode & 0o1000 != 0 {
+        return Ok(());
+    }
+    if mode & 0o002 != 0 {
+        let detail = format!("every user of this host can write to it, and {could}");
+        return Err(refused(folder, &detail, &format!("chmod o-w {shown}")));
+    }
+    if mode & 0o020 != 0 && geteuid().is_root() && metadata.gid() != 0 {
+        let detail = format!("every user of group {} can write to it, and {could}", metadata.gid());
+        return Err(refused(folder, &detail, &format!("chmod g-w {shown}")));
     }
     Ok(())
+}
+
+/// Whether this is root. Where not all users of the host are known here, root of the host may be shown as the user who stands
+/// for all unknown ones.
+fn is_of_system(user: u32) -> bool {
+    const UNKNOWN: u32 = 65_534;
+    let knows_all = || {
+        std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.trim_end().ends_with("4294967295"))
+    };
+    user == 0 || user == UNKNOWN && !knows_all()
+}
+
+/// A user who can write to a folder can add a log (`…-wal`, `…-journal`) beside a store, which SQLite takes for the store's
+/// own. A sticky bit does not prevent that. Root's group is part of the system.
+fn refuse_shared_folder(folder: &Path, metadata: &Metadata) -> Result<(), Error> {
+    let (who, right) = match metadata.mode() {
+        mode if mode & 0o002 != 0 => ("every user of this host".to_owned(), "go-w"),
+        mode if mode & 0o020 != 0 && metadata.gid() != 0 => {
+            (format!("every user of group {}", metadata.gid()), "g-w")
+        }
+        _ => return Ok(()),
+    };
+    let detail = format!("{who} can write to it, and could change the store that Belfry keeps in it");
+    // One with a sticky bit, such as `/tmp`, is meant for everybody.
+    let way_out = match metadata.mode() & 0o1000 {
+        0 => format!("chmod {right} {}, or name a store in a folder of its own", folder.display()),
+        _ => "Name a store in a folder of its own".into(),
+    };
+    Err(refused(folder, &detail, &way_out))
 }
 
 fn own(path: &Path, metadata: &Metadata) -> Result<(), Error> {
@@ -200,6 +244,73 @@ mod tests {
         mode(0o1777);
         for name in names {
             secure_folder(&path(name)).unwrap();
+        }
+        // Only root can give a folder away.
+        if !geteuid().is_root() {
+            return;
+        }
+        let give = |user, group| std::os::unix::fs::chown(path("open"), user, group).unwrap();
+        give(None, Some(12_345));
+        mode(0o775);
+        for name in names {
+            let error = secure_folder(&path(name)).unwrap_err().to_string();
+            assert!(error.contains("every user of group 12345 can write"), "{name}: {error}");
+        }
+        // Its owner can replace everything, whatever the mode is.
+        give(Some(12_345), Some(0));
+        for modes in [0o755, 0o1777] {
+            mode(modes);
+            for name in names {
+                let error = secure_folder(&path(name)).unwrap_err().to_string();
+                assert!(error.contains("user 12345 owns it"), "{name}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_is_opened_only_in_a_folder_that_nobody_else_can_write_to() {
+        let top = tempfile::tempdir().unwrap();
+        let path = |name: &str| top.path().join(name);
+        for folder in ["shared", ".belfry"] {
+            create_dir(path(folder)).unwrap();
+            drop(crate::sqlite::Sqlite::open(&path(folder).join("b.db")).unwrap());
+        }
+        let own = "Name a store in a folder of its own";
+        for (mode, way_out) in [(0o1777, own), (0o777, "chmod go-w"), (0o2775, "chmod g-w")] {
+            for folder in ["shared", ".belfry"] {
+                // Only root can give it to another group; the own one of others is not root's.
+                let _ = std::os::unix::fs::chown(path(folder), None, Some(12_345));
+                set_permissions(path(folder), Permissions::from_mode(mode)).unwrap();
+            }
+            let file = path("shared/b.db");
+            let opened = [crate::sqlite::Sqlite::open(&file), crate::sqlite::Sqlite::serve(&file)];
+            for error in opened.map(|opened| opened.err().unwrap().to_string()) {
+                assert!(error.contains(way_out), "{mode:o}: {error}");
+            }
+            drop(crate::sqlite::Sqlite::open(&path(".belfry/b.db")).unwrap());
+            let now = path(".belfry").metadata().unwrap().mode() & 0o777;
+            assert_eq!(now, 0o700, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_another_user_has_put_beside_a_store_is_not_read() {
+        // Only root can give a file away.
+        if !geteuid().is_root() {
+            return;
+        }
+        for opens in [crate::sqlite::Sqlite::open, crate::sqlite::Sqlite::serve] {
+            let top = tempfile::tempdir().unwrap();
+            let file = top.path().join("b.db");
+            drop(opens(&file).unwrap());
+            for name in ["b.db-wal", "b.db-journal", "b.db"] {
+                let planted = top.path().join(name);
+                File::options().create(true).append(true).open(&planted).unwrap();
+                std::os::unix::fs::lchown(&planted, Some(12_345), None).unwrap();
+                let error = opens(&file).err().unwrap().to_string();
+                assert!(error.contains("belongs to user 12345"), "{name}: {error}");
+                std::os::unix::fs::lchown(&planted, Some(0), None).unwrap();
+            }
         }
     }
 }

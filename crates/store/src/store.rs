@@ -1,6 +1,6 @@
 //! The verbs of a store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 
 use belfry_core::edit::Resume;
@@ -386,6 +386,20 @@ pub trait Store: Send + Sync + 'static {
     /// [`crate::UNREADABLE_ROWS_MAX`] for each kind. Of snapshots and the audit only the newest are looked at.
     fn unreadable_rows(&self) -> impl Future<Output = Answer<Vec<String>>> + Send {
         std::future::ready(Ok(Vec::new()))
+    }
+
+    /// Those of these runs whose end would wait for a row that another transaction holds. Only a store with locks on rows has
+    /// any. Reads only.
+    fn held_runs(&self, _runs: &[RunId]) -> impl Future<Output = Answer<HashSet<RunId>>> + Send {
+        std::future::ready(Ok(HashSet::new()))
+    }
+
+    /// The same for schedules and their plans.
+    fn held_schedules(
+        &self,
+        _schedules: &[ScheduleId],
+    ) -> impl Future<Output = Answer<HashSet<ScheduleId>>> + Send {
+        std::future::ready(Ok(HashSet::new()))
     }
 
     /// Notes that a plan or an end is refused in every form, for [`Store::refusals`]. The schedule of such a plan is not due

@@ -414,20 +414,26 @@ async fn a_name_that_is_not_utf_8_hides_no_other_schedule_and_stops_no_planning(
 /// A timer without a schedule keeps nobody awake.
 async fn a_stray_timer_is_no_work<S: Store>(store: &S, sql: impl AsyncFn(&'static str)) {
     let mut world = World::new(store);
+    world.apply(&[agent("a", unlimited(), &[("s", every("1h")), ("removed", every("1h"))])]).await;
     world.apply(&[agent("a", unlimited(), &[("s", every("1h"))])]).await;
     world.plan_all().await;
     let before = store.next_due().await.unwrap();
-    sql("STRAY").await;
+    sql("999").await;
     assert_eq!(store.next_due().await.unwrap(), before);
     let named = store.unreadable_rows().await.unwrap();
     assert!(named.iter().any(|row| row.starts_with("a timer of schedule 999")), "{named:?}");
+    // One of a schedule that was removed, which nobody plans.
+    sql("(select id from schedules where retired_at is not null)").await;
+    assert_eq!(store.next_due().await.unwrap(), before);
 }
 
 #[tokio::test]
 async fn a_stray_timer_is_no_work_on_sqlite() {
     let file = File::new();
-    let sql = async |_| {
-        file.sql("insert into timers (due_at, schedule_id, kind, tick_at, version) values (1, 999, 0, 1, 1)")
+    let sql = async |schedule| {
+        file.sql(&format!(
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) values (1, {schedule}, 0, 1, 1)"
+        ));
     };
     a_stray_timer_is_no_work(&file.store, sql).await;
 }
@@ -437,10 +443,12 @@ async fn a_stray_timer_is_no_work_on_postgres() {
     let Some(url) = pg::fresh_database() else { return };
     let store = Postgres::open(&url).await.unwrap();
     let client = client(&url).await;
-    let sql = async |_| {
-        let stray = "insert into timers (due_at, schedule_id, kind, tick_at, version) \
-                     values ('2001-01-01Z', 999, 0, '2001-01-01Z', 1)";
-        client.batch_execute(stray).await.unwrap();
+    let sql = async |schedule| {
+        let stray = format!(
+            "insert into timers (due_at, schedule_id, kind, tick_at, version) \
+             values ('2001-01-01Z', {schedule}, 0, '2001-01-01Z', 1)"
+        );
+        client.batch_execute(&stray).await.unwrap();
     };
     a_stray_timer_is_no_work(&store, sql).await;
 }

@@ -34,9 +34,9 @@ const OPTIONS: &str = "-c search_path=belfry -c plan_cache_mode=force_generic_pl
      -c statement_timeout=20s -c lock_timeout=10s -c idle_in_transaction_session_timeout=2s -c TimeZone=UTC \
      -c default_transaction_isolation=read\\ committed";
 
-/// How long a plan or an end waits for a row that another transaction holds, before it is left for later. The first waits
-/// for [`LOCK_WAIT`]; once one was found, others wait for [`LOCK_WAIT_AFTER`] while that is so, because each batch with such a
-/// row is split until that stands alone.
+/// How long a plan, an end or a request for a run waits for a row that another transaction holds, before it is left for
+/// later, or refused. The first waits for [`LOCK_WAIT`]; once one was found, others wait for [`LOCK_WAIT_AFTER`] while that is
+/// so: a batch with such a row may be split until that stands alone, and requests have few connections.
 const LOCK_WAIT: &str = "begin; set local lock_timeout = '2s'";
 const LOCK_WAIT_AFTER: &str = "begin; set local lock_timeout = '200ms'";
 /// So long after a lock that was waited for in vain the next one is not waited for as long.
@@ -277,7 +277,8 @@ impl<'a> Tx<'a> {
         })
     }
 
-    /// It writes a batch of plans or ends, which waits for no row for long. Called before its first statement.
+    /// It writes a batch of plans or ends, or a run that is asked for, which waits for no row for long: others need its
+    /// connection. Called before its first statement.
     pub(super) fn passes_locks(&mut self) {
         let locked_at = *self.held.pool.locked_at.lock();
         let is_recent = locked_at.is_some_and(|at| at.elapsed() < LOCKED_LASTS);

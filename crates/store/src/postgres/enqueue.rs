@@ -81,6 +81,7 @@ impl Postgres {
         request: &Enqueue,
         place: (&Places, bool),
     ) -> Result<Enqueued, Fault> {
+        tx.passes_locks();
         let answer = enqueue(tx, now, request, place).await?;
         self.move_edited(tx).await?;
         Ok(answer)

@@ -37,6 +37,7 @@ impl Postgres {
         knock: &Knock,
         places: &Places,
     ) -> Result<Knocked, Fault> {
+        tx.passes_locks();
         let run = &knock.run;
         let mut books = Books::of_agents(tx, &[run.agent]).await?;
         let sql = "select * from schedule_state where schedule_id = $1 and not retired";

@@ -63,6 +63,7 @@ mod defer;
 mod edit;
 mod enqueue;
 mod finish;
+mod held;
 mod hook;
 mod lane;
 mod list;
@@ -86,7 +87,7 @@ mod unread;
 mod watch;
 mod why;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -410,6 +411,7 @@ impl Store for Postgres {
             return Ok(Vec::new());
         }
         let commits = &*all_storable(commits);
+        self.last_claim.planned(now);
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, Work, |tx| self.places(&mut tx, &runs).await)?;
         let answer = self.commit_or_defer(now, commits, &places).await;
@@ -673,6 +675,14 @@ impl Store for Postgres {
 
     async fn unreadable_rows(&self) -> Answer<Vec<String>> {
         look!(self, |tx| unread::unreadable_rows(&mut tx).await)
+    }
+
+    async fn held_runs(&self, runs: &[RunId]) -> Answer<HashSet<RunId>> {
+        transact!(self, Work, |tx| held::runs(&mut tx, runs).await)
+    }
+
+    async fn held_schedules(&self, schedules: &[ScheduleId]) -> Answer<HashSet<ScheduleId>> {
+        transact!(self, Work, |tx| held::schedules(&mut tx, schedules).await)
     }
 
     async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {

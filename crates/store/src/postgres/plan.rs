@@ -38,7 +38,9 @@ struct Token {
 
 pub(super) async fn next_due(tx: &mut Tx<'_>, unread: &[ScheduleId]) -> Result<Option<Timestamp>, Fault> {
     let sql = "select t.due_at from timers t where not t.schedule_id = any($1) \
-               and exists (select 1 from schedule_state s where s.schedule_id = t.schedule_id) order by t.due_at limit 1";
+               and exists (select 1 from schedule_state st where st.schedule_id = t.schedule_id) \
+               and exists (select 1 from schedules s where s.id = t.schedule_id and s.retired_at is null) \
+               order by t.due_at limit 1";
     let first = tx.query(sql, &[&unread]).await?;
     first.first().map(|row| get(row, "due_at")).transpose()
 }

@@ -73,6 +73,7 @@ impl Postgres {
         new: &NewMessage,
         places: &Places,
     ) -> Result<Sent, Fault> {
+        tx.passes_locks();
         let schedule = new.run.schedule;
         let sql = "select status from schedule_state where schedule_id = $1 and not retired";
         let found = tx.query(sql, &[&schedule]).await?;

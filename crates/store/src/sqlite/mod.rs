@@ -127,27 +127,32 @@ const BATCH_MAX: usize = 256;
 const WAITING_MAX: usize = 1024;
 const READERS: usize = 2;
 
+/// Gives a file's own path. Its folder is made where there is none; the file and its logs are made private, and refused if
+/// another user owns them or could replace them: what a store holds is run.
+fn secure_files(path: &Path) -> Result<PathBuf, Error> {
+    if let Some(folder) = path.parent() {
+        private::secure_folder(folder)?;
+    }
+    let path = identity::own_path(path)?;
+    // A link may lead to another folder.
+    if let Some(folder) = path.parent() {
+        private::secure_folder(folder)?;
+    }
+    for suffix in ["", "-wal", "-shm", "-journal"] {
+        private::secure(&identity::beside(&path, suffix))?;
+    }
+    Ok(path)
+}
+
 impl Sqlite {
     /// Opens a file beside others that may have it open, making it where there is none.
     pub fn open(path: &Path) -> Result<Sqlite, Error> {
-        private::refuse_links_of_others(path)?;
-        Sqlite::start(path, None)
+        Sqlite::start(&secure_files(path)?, None)
     }
 
-    /// Opens a file as its one server: refused while another process is. Its folder is made where there is none; the file,
-    /// its logs and its lock are for their owner alone.
+    /// Opens a file as its one server: refused while another process is.
     pub fn serve(path: &Path) -> Result<Sqlite, Error> {
-        if let Some(folder) = path.parent() {
-            private::secure_folder(folder)?;
-        }
-        let path = identity::own_path(path)?;
-        // A link may lead to another folder.
-        if let Some(folder) = path.parent() {
-            private::secure_folder(folder)?;
-        }
-        for suffix in ["", "-wal", "-shm", "-journal"] {
-            private::secure(&identity::beside(&path, suffix))?;
-        }
+        let path = secure_files(path)?;
         let lock = ServerLock::take(&path)?;
         Sqlite::start(&path, Some(lock))
     }
@@ -693,7 +698,8 @@ impl Store for Sqlite {
             verb.row(
                 "select t.due_at from timers t cross join schedules s on s.id = t.schedule_id
                    cross join schedule_state st on st.schedule_id = t.schedule_id
-                 where t.schedule_id not in (select value from json_each(?)) order by t.due_at limit 1",
+                 where t.schedule_id not in (select value from json_each(?)) and s.retired_at is null
+                 order by t.due_at limit 1",
                 [to_json(&verb.shared.unread.not_awaited())?],
                 |row| instant(row, "due_at"),
             )
@@ -703,6 +709,7 @@ impl Store for Sqlite {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let own = all_storable(commits).into_owned();
+        self.shared.last_claim.planned(now);
         let committed =
             self.write(move |verb| own.iter().map(|commit| verb.commit_and_arm(now, commit)).collect()).await;
         let stored = self.shared.unread.stored(hint::held(commits, &committed));

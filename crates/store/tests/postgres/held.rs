@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use belfry_core::definition::{Breaker, Options, Retry, When};
+use belfry_core::definition::{Breaker, IfRunning, Options, Retry, When};
 use belfry_core::retry::Outcome;
-use belfry_core::{AgentDefinition, Reason, RunState};
+use belfry_core::{AgentDefinition, Reason, RunId, RunState};
 use belfry_store::postgres::Postgres;
 use belfry_store::*;
 use tokio_postgres::Client;
@@ -221,6 +221,85 @@ async fn held_rows_of_one_agent_stop_no_other_end() {
 }
 
 #[tokio::test]
+async fn held_rows_of_many_agents_stop_no_other_end_and_no_other_plan() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    let node = world.join(1).await;
+    let breaker = Some(Breaker { threshold: 5, reset_after_ms: 60_000 });
+    let fragile = || AgentDefinition { breaker, ..unlimited() };
+    let names: Vec<String> = (0..60).map(|n| format!("{}{n}", ["free", "held"][n % 2])).collect();
+    let fleet: Vec<_> = names.iter().map(|name| agent(name, fragile(), &[("s", every("1m"))])).collect();
+    world.apply(&fleet).await;
+    let state = "select 1 from schedule_state where schedule_id in (select s.id from schedules s \
+                 join agents a on a.id = s.agent_id where a.name like 'held%') for update";
+    let held = hold(&url, state).await;
+    let due = store.due(world.now, None, 100).await.unwrap();
+    let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    let written = commit_apart(&store, world.now, &commits).await;
+    assert_eq!(written.answers.iter().filter(|answer| answer.is_none()).count(), 30, "{:?}", written.error);
+    assert!(written.error.as_ref().is_some_and(Error::is_locked), "{:?}", written.error);
+    held.batch_execute("rollback").await.unwrap();
+    while store.due(world.now, None, 100).await.unwrap().len() < names.len() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    world.plan_all().await;
+    let claimed = world.claim(node, 100).await;
+    assert_eq!(claimed.len(), names.len());
+    let ends: Vec<Finish> =
+        claimed.iter().map(|claimed| world.outcome(claimed, Outcome::Completed)).collect();
+    let held = hold(&url, "select 1 from agents where name like 'held%' for update").await;
+    let is_held = async |run: RunId| {
+        let name = store.run(run).await.unwrap().unwrap().name;
+        name.starts_with("held")
+    };
+    let written = finish_apart(&store, world.now, &ends).await;
+    for (end, answer) in ends.iter().zip(&written.answers) {
+        assert_eq!(answer.is_none(), is_held(end.run).await, "{answer:?}");
+    }
+    assert!(written.error.as_ref().is_some_and(Error::is_locked), "{:?}", written.error);
+    held.batch_execute("rollback").await.unwrap();
+    let left: Vec<Finish> = ends
+        .iter()
+        .zip(&written.answers)
+        .filter(|(_, answer)| answer.is_none())
+        .map(|(end, _)| end.clone())
+        .collect();
+    let again = finish_apart(&store, world.now, &left).await;
+    assert!(again.error.is_none() && again.answers.iter().all(Option::is_some), "{again:?}");
+    world.assert_whole().await;
+}
+
+#[tokio::test]
+async fn requests_for_a_held_schedule_leave_connections_to_others() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let mut world = World::new(&store);
+    let queued = Options { if_running: IfRunning::Queue, ..Options::default() };
+    world.apply(&[agent("a", unlimited(), &[("s", schedule(When::Every("1m".into()), queued))])]).await;
+    let record = world.schedule("a/s").await;
+    let compiled = record.definition.compile("a/s").unwrap();
+    let definition = store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
+    let rows = format!("select 1 from schedule_state where schedule_id = {} for update", record.id);
+    let held = hold(&url, &rows).await;
+    let now = world.now;
+    let mut ids = (0..6).map(|_| world.run_id()).collect::<Vec<_>>().into_iter();
+    let mut enqueue = || {
+        let run = NewRun::of(ids.next().unwrap(), record.agent, record.id, &compiled, &definition, now);
+        let request = Enqueue { run, key: None };
+        async { store.enqueue(now, &{ request }).await }
+    };
+    let waiting = async { tokio::join!(enqueue(), enqueue(), enqueue(), enqueue(), enqueue(), enqueue()) };
+    // It asks when all connections for requests are taken.
+    let (answers, read) = tokio::join!(waiting, store.schedule("a/s"));
+    read.unwrap();
+    let locked = |answer: &Result<Enqueued, Error>| answer.as_ref().is_err_and(Error::is_retryable);
+    let (a, b, c, d, e, f) = &answers;
+    assert!([a, b, c, d, e, f].into_iter().all(locked), "{answers:?}");
+    held.batch_execute("rollback").await.unwrap();
+}
+
+#[tokio::test]
 async fn a_table_that_is_held_is_a_store_that_is_away() {
     let Some(url) = pg::fresh_database() else { return };
     let store = Postgres::open(&url).await.unwrap();
@@ -228,7 +307,7 @@ async fn a_table_that_is_held_is_a_store_that_is_away() {
     let names: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
     let schedules: Vec<_> = names.iter().map(|name| (name.as_str(), every("1m"))).collect();
     world.apply(&[agent("a", unlimited(), &schedules)]).await;
-    let held = hold(&url, "select 1 from schedule_state for update").await;
+    let held = hold(&url, "lock table schedule_state in share mode").await;
     let due = store.due(world.now, None, 100).await.unwrap();
     let commits: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
     let written = commit_apart(&store, world.now, &commits).await;
