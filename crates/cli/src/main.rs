@@ -155,7 +155,7 @@ fn main() -> ExitCode {
     }
     belfry_runner::close_inherited_descriptors();
     let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+        Ok(cli) => Cli { place: cli.place.without_empty(), ..cli },
         Err(error) => return explain(&error),
     };
     cli.output.set_colours();

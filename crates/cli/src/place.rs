@@ -61,6 +61,16 @@ impl Place {
         Place { config: Some(file), server: None, token: None }
     }
 
+    /// An option that is empty was not given: scripts often hand on variables that are not set.
+    pub fn without_empty(self) -> Place {
+        let given = |text: &String| !text.trim().is_empty();
+        Place {
+            config: self.config.filter(|path| !path.as_os_str().is_empty()),
+            server: self.server.filter(given),
+            token: self.token.filter(given),
+        }
+    }
+
     /// Who answers: the server that was named, the one that serves the store on this host, or else this process.
     pub async fn client(&self, need: Need) -> Result<Client, Failure> {
         if let Some(url) = &self.server {
@@ -73,7 +83,7 @@ impl Place {
             }
             return Ok(Client::over(link));
         }
-        let loaded = match variable("BELFRY_STORE") {
+        let loaded = match store_variable() {
             Some(_) if need == Need::Store => Ok(None),
             _ => self.load_if_any(),
         };
@@ -187,7 +197,7 @@ impl Place {
 
     /// The address of the store: BELFRY_STORE, or what the files say, or the default beside where they would be.
     pub fn store_address(&self) -> Result<String, Failure> {
-        match variable("BELFRY_STORE") {
+        match store_variable() {
             Some(address) => Ok(address),
             None => Ok(self.address(self.load_if_any()?.as_ref())),
         }
@@ -195,7 +205,7 @@ impl Place {
 
     fn address(&self, loaded: Option<&Loaded>) -> String {
         let written = || loaded.map(|loaded| loaded.settings.store.expose().to_owned());
-        variable("BELFRY_STORE").or_else(written).unwrap_or_else(|| "sqlite:.belfry/belfry.db".into())
+        store_variable().or_else(written).unwrap_or_else(|| "sqlite:.belfry/belfry.db".into())
     }
 
     /// Opens the store beside a server, if there is one. A file that is not there is not made.
@@ -271,6 +281,10 @@ pub fn load_text(text: &str, path: &Path) -> Result<Loaded, Failure> {
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+fn store_variable() -> Option<String> {
+    variable("BELFRY_STORE").filter(|store| !store.is_empty())
 }
 
 /// The folder for what belongs to a node: beside the file of a store that is one, else beside the configuration.

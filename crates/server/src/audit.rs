@@ -31,9 +31,11 @@ impl Row {
         Arc::new(Row { engine, entry, number: OnceCell::new(), made: Mutex::default() })
     }
 
-    /// Before anything is changed: without a row it is not.
-    pub async fn begin(&self) -> Result<(), Problem> {
-        self.number.get_or_try_init(|| self.engine.store().begin_audit(&self.entry)).await?;
+    /// Before anything is changed: without a row it is not. `actor` is the sender if only the route knows it.
+    pub async fn begin(&self, actor: Option<&str>) -> Result<(), Problem> {
+        let actor = actor.unwrap_or(&self.entry.actor).to_owned();
+        let entry = AuditEntry { actor, ..self.entry.clone() };
+        self.number.get_or_try_init(|| self.engine.store().begin_audit(&entry)).await?;
         Ok(())
     }
 
@@ -54,9 +56,9 @@ impl Row {
 }
 
 /// Stores the row of the request that is answered, where that is left to its route.
-pub async fn begin() -> Result<(), Problem> {
+pub async fn begin(actor: Option<&str>) -> Result<(), Problem> {
     match ROW.try_with(Arc::clone) {
-        Ok(row) => row.begin().await,
+        Ok(row) => row.begin(actor).await,
         Err(_) => Err(Problem::internal("nothing is changed without a row of the audit")),
     }
 }
@@ -90,7 +92,7 @@ mod tests {
             status: None,
         };
         let row = Row::new(engine.clone(), entry);
-        row.begin().await.unwrap();
+        row.begin(None).await.unwrap();
         let answer = async {
             said.iter().for_each(|changed| made(*changed));
             status.into_response()
@@ -119,6 +121,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_route_changes_nothing_where_there_is_no_row() {
-        assert!(begin().await.is_err());
+        assert!(begin(None).await.is_err());
     }
 }

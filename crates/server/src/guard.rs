@@ -202,7 +202,7 @@ pub async fn answer(
         status: None,
     };
     let row = Row::new(shared.engine.clone(), entry);
-    if is_noted && let Err(problem) = row.begin().await {
+    if is_noted && let Err(problem) = row.begin(None).await {
         return problem.into_response();
     }
     row.answer(async {

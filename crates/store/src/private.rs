@@ -64,6 +64,10 @@ pub fn secure(path: &Path) -> Result<Option<String>, Error> {
 pub(crate) fn open(path: &Path) -> Result<File, Error> {
     let unavailable = |error: io::Error| unavailable(path, &error);
     secure(path)?;
+    if path.is_symlink() {
+        let way_out = format!("rm {}", path.display());
+        return Err(refused(path, "it is a symbolic link, and Belfry makes this file itself", &way_out));
+    }
     let file = File::options()
         .read(true)
         .write(true)
@@ -223,6 +227,16 @@ mod tests {
             assert!(error.contains("belongs to user 12345"), "{name}: {error}");
             std::os::unix::fs::lchown(path(link), Some(0), None).unwrap();
         }
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_file_of_ours_is_refused_with_the_way_out() {
+        let top = tempfile::tempdir().unwrap();
+        let (file, link) = (top.path().join("b.db"), top.path().join("b.db.lock"));
+        std::os::unix::fs::symlink(top.path().join("elsewhere"), &link).unwrap();
+        let error = crate::sqlite::Sqlite::serve(&file).err().unwrap().to_string();
+        assert!(error.contains("it is a symbolic link") && error.contains("rm "), "{error}");
+        assert!(!top.path().join("elsewhere").exists());
     }
 
     #[test]

@@ -82,7 +82,7 @@ async fn hook(
     let now = shared.now();
     let proven = proven(&shared, &named, &parts, stream, now).await;
     count(&shared, &named, &parts, proven.as_ref().err())?;
-    let Proven { record, body, content, id } = proven?;
+    let Proven { record, body, content, id, actor } = proven?;
     extract::make_room(&shared, &parts, &body).await?;
     let payload = payload(&body)?;
     let knock = knock(&shared, &record, payload, now, trace).await?;
@@ -98,7 +98,7 @@ async fn hook(
         keys: keys.map(|key| remembered(key, Sha256::digest(&body).to_vec())).collect(),
         ..knock
     };
-    audit::begin().await?;
+    audit::begin(actor.as_deref()).await?;
     answer(&shared, &named, &record.name, knock, now, trace).await
 }
 
@@ -110,6 +110,8 @@ struct Proven {
     content: Option<String>,
     /// The `webhook-id`.
     id: Option<String>,
+    /// The id of the token that decided.
+    actor: Option<String>,
 }
 
 /// Looks the hook up, judges the headers, reads the body and compares the signature, in this order.
@@ -132,11 +134,11 @@ async fn proven(
     }
     // No more is read, and hashed, than is allowed.
     let body = extract::body(shared, parts, stream).await?;
-    let (content, id) = match asked {
-        Asked::Signature { claim, secrets } => (Some(claim.verify(&secrets, &body)?), claim.id),
-        Asked::Token(_) => (None, None),
+    let (content, id, actor) = match asked {
+        Asked::Signature { claim, secrets } => (Some(claim.verify(&secrets, &body)?), claim.id, None),
+        Asked::Token(actor) => (None, None, Some(actor.id)),
     };
-    Ok(Proven { record, body, content, id })
+    Ok(Proven { record, body, content, id, actor })
 }
 
 /// Counts a signed request: by the hook if its signature is right, else by the address, which has then one less of the

@@ -152,7 +152,7 @@ async fn login(
             Problem::new(StatusCode::UNAUTHORIZED, "code_wrong", "this code is wrong, used or too old");
         return Err(problem.way_out("`belfry open` prints a new link"));
     }
-    audit::begin().await?;
+    audit::begin(None).await?;
     let id = secret::random_id();
     let (token, cookie) = (secret::make(&id), secret::make(&id));
     let expires_at = now.checked_add(LOGIN_LIFE).unwrap_or(Timestamp::MAX);
