@@ -78,7 +78,11 @@ fn a_server_is_found_by_its_file() {
         assert_eq!((said.code, said.out.as_str()), (4, ""), "{}", said.err);
         rewrite(&told);
         let empty = site.belfry_with(&["ls"], |command| {
-            command.env("BELFRY_TOKEN", "").env("BELFRY_SERVER", "").env("BELFRY_CONFIG", "").env("BELFRY_STORE", "");
+            command
+                .env("BELFRY_TOKEN", "")
+                .env("BELFRY_SERVER", "")
+                .env("BELFRY_CONFIG", "")
+                .env("BELFRY_STORE", "");
         });
         assert!(empty.status.success(), "a variable that is empty is not set: {empty:?}");
         // Another store is another matter.

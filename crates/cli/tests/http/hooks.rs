@@ -273,7 +273,11 @@ fn a_webhook_that_has_no_secret_says_so_and_takes_a_token() {
         assert_ne!(send(&[&good], b"1").is(202), first, "without a key each makes a run");
         let audit = api.get("/api/v1/audit?limit=1").is(200)["items"][0].clone();
         let id = good.split('_').nth(1).unwrap();
-        assert_eq!((&audit["action"], &audit["actor"]), (&json!("hook"), &json!(id)), "the token that decided");
+        assert_eq!(
+            (&audit["action"], &audit["actor"]),
+            (&json!("hook"), &json!(id)),
+            "the token that decided"
+        );
     }
 }
 
