@@ -408,7 +408,12 @@ pub(crate) static SCHEDULE: &[Key] = &[
         "What a tick does while a run lives.",
     ),
     key("overlap", Words(&["schedule", "command", "agent"]), "schedule", "Which runs `if_running` looks at."),
-    key("max_pending", NUMBER, "10", "How many runs `if_running: queue` lets wait."),
+    key(
+        "max_pending",
+        NUMBER,
+        "10",
+        "How many runs `if_running: queue` lets wait; missed ticks that are caught up do not count.",
+    ),
     key("command", Name, "poll", "Which of the agent's `commands`; a template value otherwise."),
     key("prompt", Or("inherited", &Prompt), "null", "The prompt. A template."),
     key("payload", Object, "{}", "Merged over the agent's payload, key by key."),

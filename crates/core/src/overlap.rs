@@ -40,6 +40,12 @@ impl<'a> Overlap<'a> {
         }
     }
 
+    /// Whether a live run is one of those that `max_pending` counts: it waits, and is no missed tick that is caught up. These
+    /// wait as a whole, and take no room from the ticks that come after them.
+    pub fn is_queued(is_running: bool, trigger: Trigger) -> bool {
+        !is_running && trigger != Trigger::CatchUp
+    }
+
     /// What schedules that look at the same runs have in common; none where no other schedule does.
     fn shared(&self) -> Option<(AgentId, Option<&'a str>)> {
         match self.scope {

@@ -11,13 +11,14 @@ use crate::check::{Asking, Status};
 use crate::definition::{CatchUp, Schedule};
 use crate::edit;
 use crate::model::{SkipRange, SkipReason, Token, TokenKind, Trigger};
+use crate::overlap::Overlap;
 
 /// What the planner knows about the world around a schedule, read together with its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
     /// Live runs in the schedule's overlap scope.
     pub live: u32,
-    /// Those of them that wait.
+    /// Those of them that `max_pending` counts: see [`Overlap::is_queued`].
     pub pending: u32,
     /// Whether the breaker lets a run through.
     pub breaker: Admits,
@@ -343,7 +344,7 @@ impl Pass<'_> {
             self.facts.breaker = Admits::No;
         }
         self.facts.live += 1;
-        self.facts.pending += 1;
+        self.facts.pending += u32::from(Overlap::is_queued(false, trigger));
         self.plan.runs.push(PlannedRun { tick_at: tick.tick_at, not_before, trigger, probe });
     }
 

@@ -286,6 +286,14 @@ fn a_batch_of_missed_ticks_is_cut_by_nothing_but_windows_breaker_and_budget() {
     let plan = |facts: Facts| plan(&schedule, &due("02T01:00:00"), &facts, at("02T12:30:00"));
     assert_eq!(plan(Facts { live: 5, pending: 5, ..Facts::CLEAR }).runs.len(), 12);
     assert_eq!(plan(Facts { budget_exhausted: true, ..Facts::CLEAR }).runs.len(), 0);
+    // A tick that is on time joins the end of the batch, which takes no room from it.
+    let on_time = |pending| {
+        let facts = Facts { live: pending, pending, ..Facts::CLEAR };
+        let plan = belfry_core::plan::plan(&schedule, &due("02T01:00:00"), &facts, at("02T12:01:00"));
+        plan.runs.last().map(|run| run.trigger)
+    };
+    assert_eq!(on_time(1), Some(Trigger::Schedule));
+    assert_eq!(on_time(2), Some(Trigger::CatchUp), "two wait already that are no missed ticks");
     // One probe, and nothing behind it.
     let probed = plan(Facts { breaker: Admits::Probe, ..Facts::CLEAR });
     assert_eq!(

@@ -206,7 +206,7 @@ impl Known {
             .filter_map(|found| Some((found.schedule, found.definition()?.options.clone())))
             .collect();
         let in_scope: Vec<&RunRecord> = live.iter().filter(|run| in_scope(&record, run)).collect();
-        let pending = in_scope.iter().filter(|run| run.state == RunState::Pending).count() as u32;
+        let pending = in_scope.iter().filter(|run| is_queued(run)).count() as u32;
         let facts =
             Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted: budget_until.is_some() };
         let mut nodes = store.nodes().await?;
@@ -568,6 +568,11 @@ impl Known {
         };
         format!("{}{millis} {}", local.strftime("%Y-%m-%d %H:%M:%S"), local.strftime("%Z"))
     }
+}
+
+/// Whether `max_pending` counts a live run.
+fn is_queued(run: &RunRecord) -> bool {
+    Overlap::is_queued(run.state != RunState::Pending, run.trigger)
 }
 
 /// Whether a run is one that a schedule's overlap policy looks at.

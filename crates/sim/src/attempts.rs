@@ -46,13 +46,11 @@ impl Sim {
         let wall = self.world.wall();
         let soon = wall + signed(SPREAD_MAX);
         for record in self.ledger.names().iter().filter_map(|name| self.record(name)).collect::<Vec<_>>() {
-            let is_known = !self.world.is_planned_by_later(record.id);
-            if is_known && record.deferred.is_some_and(|deferred| deferred.since > wall) {
+            if record.deferred.is_some_and(|deferred| deferred.since > wall) {
                 return self.breaks(format!("{} is deferred until the clock shows that again", record.name));
             }
         }
-        let is_known = |run: &RunRecord| !self.world.is_planned_by_later(run.schedule);
-        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0 && is_known(run);
+        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0;
         let waits = |run: &RunRecord| run.state == RunState::Pending && run.created_at > soon;
         let agents = self.now(self.store.memory.agents());
         // What a budget holds that was used up by this clock waits for its end.

@@ -1,6 +1,6 @@
 //! What all simulated nodes share: true time, the store's clock, and the faults that are active.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::task::Poll;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use belfry::driver::Now;
 use belfry::{RunId, SignedDuration, Time, Timestamp};
-use belfry_core::{Epoch, ScheduleId};
-use belfry_store::{Claimed, Commit};
+use belfry_core::Epoch;
+use belfry_store::Claimed;
 use parking_lot::Mutex;
 
 use crate::random::Random;
@@ -68,8 +68,6 @@ struct Inner {
     stepped: i64,
     /// When it was stepped back last, in true time, and the latest instant that it has shown.
     stepped_back: Option<(Micros, Timestamp)>,
-    /// Schedules with plans that were on their way when it was stepped back: they go by the later clock.
-    planned_by_later: HashSet<ScheduleId>,
     /// A step that is to come.
     step_later: Option<i64>,
     random: Random,
@@ -92,7 +90,6 @@ impl World {
             start,
             stepped: 0,
             stepped_back: None,
-            planned_by_later: HashSet::new(),
             step_later: None,
             random,
             faults,
@@ -142,19 +139,6 @@ impl World {
         let mut inner = self.inner.lock();
         let by = inner.step_later.take().unwrap_or(0);
         inner.step(by);
-    }
-
-    /// Plans reach the store, made by a clock that showed `now`.
-    pub fn committed(&self, now: Timestamp, commits: &[Commit]) {
-        let mut inner = self.inner.lock();
-        if now.duration_since(inner.wall()) > SignedDuration::from_secs(1) {
-            inner.planned_by_later.extend(commits.iter().map(|commit| commit.schedule));
-        }
-    }
-
-    /// Whether a plan of this schedule was on its way when the store's clock was stepped back.
-    pub fn is_planned_by_later(&self, schedule: ScheduleId) -> bool {
-        self.inner.lock().planned_by_later.contains(&schedule)
     }
 
     /// Runs were claimed now.
@@ -286,7 +270,6 @@ impl Inner {
     fn step(&mut self, by: i64) {
         if by < 0 {
             let before = self.stepped_back.map(|(_, latest)| latest);
-            self.planned_by_later.clear();
             self.stepped_back =
                 Some((self.now, before.map_or(self.wall(), |before| before.max(self.wall()))));
         }

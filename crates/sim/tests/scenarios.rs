@@ -4,12 +4,22 @@
 //! - `a_repeated_backfill_does_not_spoil_a_plan`: PostgreSQL changed the timer before it knew that the run was there already.
 //! - usage in `crates/store/tests/suite/sessions.rs`: PostgreSQL stored the usage of a report before it compared the epochs.
 //! - `runs_that_an_edit_brings_under_a_limit_were_not_let_in_by_it`: PostgreSQL's integrity check counted them as too many.
+//! - `a_tick_whose_run_lives_already_is_deferred_like_any_other`: the store in memory refused its plan.
+//! - `a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back`: runs that had had no attempt overtook it.
+//! - `a_new_number_of_retries_holds_for_runs_that_exist`: a run waited for a second attempt of one.
+//! - `a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it`: it waited for as long as the step was.
 //!
 //! Those of one rule are beside its home:
 //! - `an_edit_by_a_clock_that_was_set_back_goes_on_after_the_last_tick_that_was_planned` in `crates/core/tests/edit.rs`: the new
 //!   timing went on from the next tick of the old one, and lost its own ticks up to there.
 //! - `a_plan_that_was_refused_for_a_run_that_has_ended_since_is_written_as_it_is` in `crates/store/src/apart.rs`: its schedule was
 //!   made invalid.
+//! - `a_schedule_that_comes_back_while_the_clock_is_behind_goes_on_after_its_last_tick` in `crates/core/tests/edit.rs`: its last
+//!   tick fired once more.
+//!
+//! These were faults of a check, which is mended: the lane of a run that was claimed before an edit moved its agent to another
+//! lane; calls by which a store notices a clock that was set back, and which the other store was not asked; a wait for the end
+//! of a failure budget that looked like a wait for a later clock.
 
 #![allow(clippy::unwrap_used)]
 

@@ -15,7 +15,7 @@ const LATE_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of nodes that are remembered. A process has one; only tests have more.
 const NODES_MAX: usize = 1_000;
 
-/// The instants of the last claims and plans. A run that waits at a gate is not looked at again before somebody leaves that gate; what
+/// The latest instant by which something was claimed or stored. A run that waits at a gate is not looked at again before somebody leaves that gate; what
 /// held it there may no longer be due by a clock that was set back. A run that was made before that, and has not started, is to
 /// wait no longer than it would have: see [`Clock::may_be_back`].
 ///
@@ -103,8 +103,9 @@ impl LastClaim {
         claims.clock_at(node, now.as_microsecond(), Instant::now())
     }
 
-    /// Plans were made at this instant: the clock has shown it. Nodes that drain or are full plan and do not claim.
-    pub(crate) fn planned(&self, now: Timestamp) {
+    /// Plans, runs or ends of attempts were stored that were made at this instant: the clock has shown it. It may have been set
+    /// back since, and nodes that drain or are full do not claim.
+    pub(crate) fn shown(&self, now: Timestamp) {
         self.0.lock().shown(now.as_microsecond(), Instant::now());
     }
 }

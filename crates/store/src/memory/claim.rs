@@ -6,6 +6,7 @@ use belfry_core::broken::{self, Broken};
 use belfry_core::definition::Options;
 use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit};
 use belfry_core::input::StoredPayload;
+use belfry_core::overlap::Overlap;
 use belfry_core::rescue::Rescues;
 use belfry_core::{AgentId, NodeId, RunId, Trigger};
 use belfry_time::Timestamp;
@@ -25,6 +26,11 @@ impl Live {
 
     fn waits(&self) -> bool {
         self.running.is_none()
+    }
+
+    /// See [`Overlap::is_queued`].
+    pub(super) fn is_queued(&self) -> bool {
+        Overlap::is_queued(!self.waits(), self.new.trigger)
     }
 
     /// As gates see it.

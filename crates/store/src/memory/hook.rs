@@ -13,6 +13,7 @@ use crate::store::Answer;
 
 impl Hooks for Memory {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
+        self.state.lock().last_claim.shown(now);
         let knocked = self.change(|state| state.knock(now, &storable(knock)));
         self.hint.after(Ok(knocked), made)
     }
@@ -29,14 +30,14 @@ impl State {
             return answer;
         }
         let scope: Vec<(RunId, bool)> =
-            self.in_scope(knock.overlap()).map(|(run, live)| (run, live.running.is_some())).collect();
+            self.in_scope(knock.overlap()).map(|(run, live)| (run, live.is_queued())).collect();
         let definition =
             self.agents.get(&run.agent).map(|agent| agent.definition.clone()).unwrap_or_default();
         let breaker = self.breaker_of(run.agent, &run.command).breaker;
         let used = self.budgets.get(&run.agent).copied();
         let facts = Facts {
             live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
             breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
             budget_exhausted: definition
                 .budget

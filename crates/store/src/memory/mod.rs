@@ -293,7 +293,7 @@ impl Store for Memory {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let commits = &*all_storable(commits);
-        self.state.lock().last_claim.planned(now);
+        self.state.lock().last_claim.shown(now);
         // What is refused changes nothing, also where other plans came before it.
         let before = self.state.lock().may_refuse(commits);
         let commit = |commit| self.change(|state| state.commit(now, commit, &self.sabotage));
@@ -307,10 +307,13 @@ impl Store for Memory {
     }
 
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        self.hint.after(Ok(self.state.lock().enqueue(now, &storable(request))), hint::made)
+        let mut state = self.state.lock();
+        state.last_claim.shown(now);
+        self.hint.after(Ok(state.enqueue(now, &storable(request))), hint::made)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
+        self.state.lock().last_claim.shown(now);
         self.hint.after(Ok(self.change(|state| state.send(now, &storable(message)))), hint::taken)
     }
 
@@ -379,6 +382,7 @@ impl Store for Memory {
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let finishes = &*all_storable(finishes);
         let mut state = self.state.lock();
+        state.last_claim.shown(now);
         let finished = finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect();
         self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))
     }

@@ -53,7 +53,7 @@ impl State {
                 waits: record.waits_for.is_some(),
             },
             live: in_scope.len() as u32,
-            pending: in_scope.iter().filter(|live| live.running.is_none()).count() as u32,
+            pending: in_scope.iter().filter(|live| live.is_queued()).count() as u32,
             breaker: self.breaker_of(record.agent, &options.command).breaker,
             budget: self.budgets.get(&record.agent).copied(),
             last_start: if options.overlap == Scope::Schedule { None } else { self.last_start(row) },

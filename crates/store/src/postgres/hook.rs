@@ -25,6 +25,7 @@ impl Hooks for Postgres {
         let request = &*storable(request);
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
         let answer = transact!(self, |tx| self.knock_in(&mut tx, now, request, &places).await);
+        self.last_claim.shown(now);
         self.tell(answer, made).await
     }
 }
@@ -49,7 +50,7 @@ impl Postgres {
         let scope = in_scope(tx, knock.overlap()).await?;
         let facts = Facts {
             live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
             breaker: books.admits(now, run.agent, &run.command),
             budget_exhausted: books.is_exhausted(now, run.agent),
         };

@@ -411,10 +411,10 @@ impl Store for Postgres {
             return Ok(Vec::new());
         }
         let commits = &*all_storable(commits);
-        self.last_claim.planned(now);
         let runs: Vec<&NewRun> = commits.iter().flat_map(|commit| &commit.runs).collect();
         let places = look!(self, Work, |tx| self.places(&mut tx, &runs).await)?;
         let answer = self.commit_or_defer(now, commits, &places).await;
+        self.last_claim.shown(now);
         let stored = self.unread.stored(hint::held(commits, &answer));
         if !stored.is_empty() {
             // If this fails, the note goes when the next tick is planned.
@@ -429,6 +429,7 @@ impl Store for Postgres {
         let is_new_scope = look!(self, |tx| enqueue::is_new_scope(&mut tx, &request.run).await)?;
         let place = (&places, is_new_scope);
         let answer = transact!(self, |tx| self.enqueue_in(&mut tx, now, request, place).await);
+        self.last_claim.shown(now);
         self.tell(answer, hint::made).await
     }
 
@@ -436,6 +437,7 @@ impl Store for Postgres {
         let message = &*storable(message);
         let places = look!(self, |tx| self.places(&mut tx, &[&message.run]).await)?;
         let answer = transact!(self, |tx| self.send_in(&mut tx, now, message, &places).await);
+        self.last_claim.shown(now);
         self.tell(answer, hint::taken).await
     }
 
@@ -522,6 +524,7 @@ impl Store for Postgres {
             Ok(None) => transact!(self, Work, |tx| self.finish_in(&mut tx, now, finishes).await),
             Err(error) => Err(error),
         };
+        self.last_claim.shown(now);
         self.hint(answer, |finished| hint::ended(finished))
     }
 

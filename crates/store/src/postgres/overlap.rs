@@ -24,16 +24,31 @@ macro_rules! of {
     };
 }
 
-/// Those that one policy looks at, in the order of their ids, and whether each is running.
+/// [`Overlap::is_queued`]: it is not running, and its trigger is not that of a catch-up.
+macro_rules! queued {
+    () => {
+        "(state <> 2 and trigger <> 1)"
+    };
+}
+
+/// Those that one policy looks at, in the order of their ids, and whether `max_pending` counts each.
 pub(super) async fn in_scope(tx: &mut Tx<'_>, overlap: Overlap<'_>) -> Result<Vec<(RunId, bool)>, Fault> {
     let found = match overlap.scope {
         Scope::Schedule => {
-            let sql = concat!("select id, state from live where ", of!(schedules), " order by id");
+            let sql = concat!(
+                "select id, ",
+                queued!(),
+                " as is_queued from live where ",
+                of!(schedules),
+                " order by id"
+            );
             tx.query(sql, &[&vec![overlap.schedule]]).await?
         }
         Scope::Command | Scope::Agent => {
             let sql = concat!(
-                "select id, state from live where ",
+                "select id, ",
+                queued!(),
+                " as is_queued from live where ",
                 of!(agents),
                 " and ($2::text is null or command = $2) order by id"
             );
@@ -41,7 +56,7 @@ pub(super) async fn in_scope(tx: &mut Tx<'_>, overlap: Overlap<'_>) -> Result<Ve
             tx.query(sql, &[&vec![overlap.agent], &command]).await?
         }
     };
-    found.iter().map(|row| Ok((RunId(get(row, "id")?), get::<i16>(row, "state")? == 2))).collect()
+    found.iter().map(|row| Ok((RunId(get(row, "id")?), get(row, "is_queued")?))).collect()
 }
 
 impl Postgres {
@@ -61,7 +76,7 @@ impl Postgres {
     }
 }
 
-/// Live runs and those of them that wait, of many schedules at once.
+/// Live runs and those of them that `max_pending` counts, of many schedules at once.
 #[derive(Default)]
 pub(super) struct Lives {
     schedules: HashMap<ScheduleId, (u32, u32)>,
@@ -76,7 +91,9 @@ impl Lives {
             overlaps.iter().partition(|overlap| overlap.scope == Scope::Schedule);
         if !own.is_empty() {
             let sql = concat!(
-                "select schedule_id, count(*) as live, count(*) filter (where state <> 2) as pending from live where ",
+                "select schedule_id, count(*) as live, count(*) filter (where ",
+                queued!(),
+                ") as pending from live where ",
                 of!(schedules),
                 " group by schedule_id"
             );
@@ -88,8 +105,9 @@ impl Lives {
         }
         if !shared.is_empty() {
             let sql = concat!(
-                "select agent_id, command, count(*) as live, count(*) filter (where state <> 2) as pending \
-                 from live where ",
+                "select agent_id, command, count(*) as live, count(*) filter (where ",
+                queued!(),
+                ") as pending from live where ",
                 of!(agents),
                 " group by agent_id, command"
             );

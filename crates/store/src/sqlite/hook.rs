@@ -15,6 +15,7 @@ impl Hooks for Sqlite {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
         let knock = storable(knock).into_owned();
         let answer = self.write(move |verb| verb.knock(now, &knock)).await;
+        self.shared.last_claim.shown(now);
         self.shared.hint.after(answer, made)
     }
 }
@@ -35,7 +36,7 @@ impl Verb<'_> {
         let used = self.budget_of(run.agent)?;
         let facts = Facts {
             live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, running)| !running).count() as u32,
+            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
             breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
             budget_exhausted: definition
                 .budget

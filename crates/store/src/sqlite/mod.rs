@@ -709,9 +709,9 @@ impl Store for Sqlite {
 
     async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
         let own = all_storable(commits).into_owned();
-        self.shared.last_claim.planned(now);
         let committed =
             self.write(move |verb| own.iter().map(|commit| verb.commit_and_arm(now, commit)).collect()).await;
+        self.shared.last_claim.shown(now);
         let stored = self.shared.unread.stored(hint::held(commits, &committed));
         if !stored.is_empty() {
             // If this fails, the note goes when the next tick is planned.
@@ -723,12 +723,14 @@ impl Store for Sqlite {
     async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
         let request = storable(request).into_owned();
         let answer = self.write(move |verb| verb.enqueue_in_scope(now, &request)).await;
+        self.shared.last_claim.shown(now);
         self.shared.hint.after(answer, hint::made)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
         let message = storable(message).into_owned();
         let answer = self.write(move |verb| verb.send(now, &message)).await;
+        self.shared.last_claim.shown(now);
         self.shared.hint.after(answer, hint::taken)
     }
 
@@ -805,6 +807,7 @@ impl Store for Sqlite {
         let finishes = all_storable(finishes).into_owned();
         let answer =
             self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await;
+        self.shared.last_claim.shown(now);
         self.shared.hint.after(answer, |finished| hint::ended(finished))
     }
 

@@ -26,6 +26,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_new_number_of_retries_holds_for_runs_that_exist(&fresh().await).await;
     a_clock_that_was_set_back_frees_who_waits_behind_a_run_that_is_not_due_by_it(&fresh().await).await;
     a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
+    a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it(&fresh().await).await;
     a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_run_that_was_spread_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_run_that_comes_back_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
@@ -428,6 +429,24 @@ async fn a_run_that_was_ready_by_a_later_clock_is_ready(store: &impl Store) {
     world.plan_all().await;
     world.advance(-3_600_000);
     assert_eq!(world.claim(node, 9).await.len(), 1);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world
+        .apply(&[agent("a", unlimited(), &[("s", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])])
+        .await;
+    for step in [7_200_000, -7_200_000] {
+        world.advance(step);
+        assert!(world.claim(node, 9).await.is_empty());
+    }
+    // The store has noticed it. This run was asked for by the later clock.
+    world.advance(7_200_000);
+    let late = world.next("a/s").await;
+    world.advance(-7_200_000);
+    assert_eq!(ids(&world.claim(node, 9).await), [late]);
     world.assert_whole().await;
 }
 
