@@ -3,12 +3,12 @@
 //! A connection whose transaction was not ended in order is closed, never handed on.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use belfry_core::AgentId;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Row, Statement};
@@ -21,6 +21,10 @@ use crate::pauses::{Explained, Pauses, Point};
 /// How long a request waits for a connection before it is refused; shorter than `lock_timeout`, after which a connection
 /// that waits for a lock is free again. Work of the node itself waits as long as its verb may take.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long work of the node itself waits for a connection that the database does not allow, before it is told why.
+const ALLOWED_WITHIN: Duration = Duration::from_secs(3);
+/// How often the database is asked again meanwhile; connections of other parts that become free are taken at once.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A transaction that lost against another is repeated so often.
 const TRIES_MAX: u32 = 10;
 /// A frozen node must not keep others waiting, so the server ends what takes too long. All that is asked often is a look-up
@@ -43,8 +47,9 @@ const LOCK_WAIT_AFTER: &str = "begin; set local lock_timeout = '200ms'";
 const LOCKED_LASTS: Duration = Duration::from_secs(30);
 
 /// The parts of the pool. Each has connections of its own, so that a slow statement of one part never delays another:
-/// eight in all, because two cores of a database are busy with fewer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// eight in all, because two cores of a database are busy with fewer. Where the database allows fewer, parts hand connections
+/// on to each other, to the more important part first; these are the first here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Part {
     /// This node's lease: join, renew, marks, the clock. Alone, because a late renewal ends everything that runs here.
     Lease,
@@ -118,6 +123,43 @@ pub(super) struct Pool {
 struct Share {
     idle: Mutex<Vec<Connection>>,
     permits: Semaphore,
+    /// How many wait for a connection of another part, because the database allows no more.
+    wanting: AtomicUsize,
+    /// Tells them that there is one.
+    came: Notify,
+}
+
+impl Share {
+    fn new(part: Part) -> Share {
+        let permits = Semaphore::new(part.connections_max());
+        Share { idle: Mutex::default(), permits, wanting: AtomicUsize::new(0), came: Notify::new() }
+    }
+
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock();
+        idle.retain(|connection| !connection.client.is_closed());
+        idle.pop()
+    }
+
+    fn wants_more(&self) -> bool {
+        self.wanting.load(Ordering::SeqCst) > self.idle.lock().len()
+    }
+}
+
+/// Somebody wants a connection of another part while this lives.
+struct Want<'a>(&'a Share);
+
+impl<'a> Want<'a> {
+    fn new(share: &'a Share) -> Want<'a> {
+        share.wanting.fetch_add(1, Ordering::SeqCst);
+        Want(share)
+    }
+}
+
+impl Drop for Want<'_> {
+    fn drop(&mut self) {
+        self.0.wanting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 struct Connection {
@@ -142,10 +184,7 @@ impl Pool {
             config,
             tls,
             place,
-            shares: Box::new(Part::ALL.map(|part| Share {
-                idle: Mutex::default(),
-                permits: Semaphore::new(part.connections_max()),
-            })),
+            shares: Box::new(Part::ALL.map(Share::new)),
             pauses: Pauses::default(),
             explained: Explained::default(),
             armed: AtomicBool::new(false),
@@ -176,20 +215,45 @@ impl Pool {
             Error::Unavailable { detail, ambiguous: false }
         })?;
         let permit = permit.map_err(|_| Error::unexpected("the pool is closed"))?;
-        let idle = {
-            let mut idle = share.idle.lock();
-            idle.retain(|connection| !connection.client.is_closed());
-            idle.pop()
-        };
-        let connection = match idle {
+        let connection = match share.take_idle() {
             Some(connection) => connection,
-            None => {
-                let client =
-                    self.connect().await.map_err(|error| error_of(Fault::Database(error), &self.place))?;
-                Connection { client, statements: HashMap::new() }
-            }
+            None => self.connect_or_borrow(part).await?,
         };
-        Ok(Held { pool: self, share, connection: Some(connection), _permit: permit })
+        Ok(Held { pool: self, part, connection: Some(connection), _permit: permit })
+    }
+
+    /// A new connection for a part; if the database allows no more, one that another part has.
+    async fn connect_or_borrow(&self, part: Part) -> Result<Connection, Error> {
+        let share = &self.shares[part as usize];
+        let give_up_at = Instant::now() + if part == Part::Requests { WAIT_MAX } else { ALLOWED_WITHIN };
+        loop {
+            match self.connect().await {
+                Ok(client) => return Ok(Connection { client, statements: HashMap::new() }),
+                Err(error) if is_too_many(&error) && Instant::now() < give_up_at => {}
+                Err(error) => return Err(error_of(Fault::Database(error), &self.place)),
+            }
+            let want = Want::new(share);
+            // The least important first. Nobody takes the one of the lease: it is needed every few seconds.
+            let lenders = Part::ALL.into_iter().rev().filter(|lender| *lender != Part::Lease);
+            let mut idle = lenders.filter_map(|lender| self.shares[lender as usize].take_idle());
+            if let Some(connection) = idle.next() {
+                return Ok(connection);
+            }
+            // Whether it was told or not: it may have been handed on just before.
+            let _ = tokio::time::timeout(ASK_AGAIN, share.came.notified()).await;
+            drop(want);
+            if let Some(connection) = share.take_idle() {
+                return Ok(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection that a part no longer needs: for a more important part that waits for one, or for the same part.
+    fn keep(&self, connection: Connection, part: Part) {
+        let wanting = Part::ALL.into_iter().find(|to| *to < part && self.shares[*to as usize].wants_more());
+        let share = &self.shares[wanting.unwrap_or(part) as usize];
+        share.idle.lock().push(connection);
+        share.came.notify_one();
     }
 
     /// A transaction. It begins with its first statement.
@@ -214,7 +278,7 @@ impl Pool {
 /// A connection that goes back to the pool only when told.
 struct Held<'a> {
     pool: &'a Pool,
-    share: &'a Share,
+    part: Part,
     connection: Option<Connection>,
     _permit: SemaphorePermit<'a>,
 }
@@ -226,7 +290,7 @@ impl Held<'_> {
 
     fn give_back(mut self) {
         if let Some(connection) = self.connection.take().filter(|connection| !connection.client.is_closed()) {
-            self.share.idle.lock().push(connection);
+            self.pool.keep(connection, self.part);
         }
     }
 }
@@ -498,6 +562,10 @@ impl<'a> Tx<'a> {
             false => Err(error_of(fault, &place)),
         }
     }
+}
+
+fn is_too_many(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
 }
 
 fn is_shutdown(error: &tokio_postgres::Error) -> bool {
