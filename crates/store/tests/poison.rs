@@ -14,6 +14,8 @@ use belfry_store::sqlite::Sqlite;
 use belfry_store::*;
 use suite::world::{World, agent, cron, every, schedule, unlimited};
 
+const MILLISECOND: belfry_time::SignedDuration = belfry_time::SignedDuration::from_millis(1);
+
 /// A store in a file, and a way to write to it past Belfry.
 struct File {
     folder: tempfile::TempDir,
@@ -451,6 +453,48 @@ async fn a_stray_timer_is_no_work_on_postgres() {
         client.batch_execute(&stray).await.unwrap();
     };
     a_stray_timer_is_no_work(&store, sql).await;
+}
+
+/// Ended runs of a schedule whose chain leads in a circle.
+async fn a_circle_of_ended_runs_is_walked_once<S: Store>(store: &S, sql: impl AsyncFn()) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", every("1m"))])]).await;
+    for _ in 0..3 {
+        world.plan_all().await;
+        for claimed in world.claim(node, 9).await {
+            world.complete(&claimed).await;
+        }
+        world.advance(60_000);
+    }
+    let id = world.schedule("a/s").await.id;
+    let ended = store.ended_runs(id, 10).await.unwrap();
+    sql().await;
+    let asked = async {
+        let last = ended[0].tick_at.unwrap();
+        assert!(matches!(store.tick(id, last).await.unwrap(), TickFate::Run(_)));
+        // One that nothing became of: the whole chain is looked at.
+        assert!(!matches!(store.tick(id, last + MILLISECOND).await.unwrap(), TickFate::Run(_)));
+        let filter = RunFilter { schedule: Some("a/s".into()), ..RunFilter::default() };
+        assert!(store.runs(&filter, None, 10).await.unwrap().items.len() <= ended.len());
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), asked).await.expect("an end");
+}
+
+#[tokio::test]
+async fn a_circle_of_ended_runs_is_walked_once_on_sqlite() {
+    let file = File::new();
+    let sql = async || file.sql("update history set previous = id");
+    a_circle_of_ended_runs_is_walked_once(&file.store, sql).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_circle_of_ended_runs_is_walked_once_on_postgres() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let client = client(&url).await;
+    let sql = async || client.batch_execute("update history set prev_run = id").await.unwrap();
+    a_circle_of_ended_runs_is_walked_once(&store, sql).await;
 }
 
 /// A plan and an end that are refused in every form are noted, for whoever asks, until they are stored.

@@ -48,7 +48,7 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
              select h.id, h.prev_run, h.tick_at, h.finished_at from schedule_state s cross join lateral \
              (values (s.last_failed), (s.last_other)) as t (run) join history h on h.id = t.run \
              where s.schedule_id = $1 \
-             union all \
+             union \
              select h.id, h.prev_run, h.tick_at, h.finished_at from chain c join history h on h.id = c.prev_run \
              where c.finished_at >= $2::timestamptz - interval '1 day' \
          ) ",

@@ -108,7 +108,8 @@ impl Verb<'_> {
             [lane],
             |row| row.get::<_, Option<i64>>(0),
         )?;
-        Ok(limit.flatten())
+        // No file or command sets one below zero; a row may have been changed by hand.
+        Ok(limit.flatten().map(|limit| limit.max(0)))
     }
 
     fn waiting_in(&self, lane: &str) -> Done<i64> {

@@ -337,7 +337,7 @@ impl Verb<'_> {
                 "with recursive chain (id, previous) as (
                    select h.id, h.previous from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
                      where st.schedule_id = ?1
-                   union all
+                   union
                    select h.id, h.previous from chain c join history h on h.id = c.previous limit ?3)
                  select id from chain where id < ?2",
                 params![id, before, CHAIN_MAX],

@@ -38,7 +38,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::edit::Resume;
@@ -126,6 +126,10 @@ const BATCH_MAX: usize = 256;
 /// Callers beyond this wait before they can hand over a command.
 const WAITING_MAX: usize = 1024;
 const READERS: usize = 2;
+/// Maximum time of a read: others wait for its thread, also the end of the store.
+const READ_MAX: Duration = Duration::from_secs(60);
+/// After so many steps of SQLite, some milliseconds, a read looks at the clock.
+const STEPS_UNNOTICED: i32 = 100_000;
 
 /// Gives a file's own path. Its folder is made where there is none; the file and its logs are made private, and refused if
 /// another user owns them or could replace them: what a store holds is run.
@@ -194,9 +198,14 @@ impl Sqlite {
             let (sender, questions) = mpsc::channel(WAITING_MAX);
             let questions = Arc::new(Mutex::new(questions));
             for _ in 0..threads {
-                let connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+                let mut connection = schema::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
                 let (questions, shared) = (questions.clone(), shared.clone());
-                running.push(spawn(name, move || read_loop(&connection, &questions, &shared))?);
+                let began_at = Arc::new(Mutex::new(Instant::now()));
+                let began = began_at.clone();
+                let is_over = move || began.lock().elapsed() > READ_MAX;
+                let bounded = connection.progress_handler(STEPS_UNNOTICED, Some(is_over));
+                bounded.map_err(|error| schema::failure(path, &error))?;
+                running.push(spawn(name, move || read_loop(&connection, &questions, &shared, &began_at))?);
             }
             Ok(sender)
         };
@@ -352,7 +361,12 @@ fn write_loop(connection: Connection, mut commands: mpsc::Receiver<Job>, shared:
     }
 }
 
-fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, shared: &Shared) {
+fn read_loop(
+    connection: &Connection,
+    questions: &Mutex<mpsc::Receiver<Job>>,
+    shared: &Shared,
+    began_at: &Mutex<Instant>,
+) {
     let verb = Verb {
         connection,
         shared,
@@ -372,6 +386,7 @@ fn read_loop(connection: &Connection, questions: &Mutex<mpsc::Receiver<Job>>, sh
     loop {
         let job = questions.lock().blocking_recv();
         let Some(job) = job else { return };
+        *began_at.lock() = Instant::now();
         match shared.identity.check() {
             Ok(()) => job(Ok(&verb))(Ok(())),
             Err(error) => job(Err(error))(Ok(())),

@@ -42,7 +42,7 @@ impl Verb<'_> {
             "with recursive chain (id, previous, tick_at, finished_at) as (
                select h.id, h.previous, h.tick_at, h.finished_at from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
                  where st.schedule_id = ?1
-               union all
+               union
                select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2 - 86400000000)
              select id from chain where tick_at = ?2 order by id desc limit 1",
             params![id, at],
