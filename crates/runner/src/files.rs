@@ -15,11 +15,12 @@ use belfry_core::text::{ERROR_CHARS, SUMMARY_CHARS, bounded, on_node};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::path::Arg;
-use serde::Deserialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::attempt::{Attempt, Usage};
 use crate::error::Error;
+use crate::mask::Secrets;
 use crate::plan::show;
 use crate::processes::ChildRecord;
 use crate::removal::{self, REMOVAL_MAX};
@@ -27,6 +28,8 @@ use crate::spawn::is_shortage;
 
 /// The maximum length of a result file and of a record.
 const SMALL_BYTES: u64 = 64 << 10;
+/// The largest number in a result file: sums of many stay exact.
+const NUMBER_MAX: u64 = 1_000_000_000_000;
 /// How often the directory of an attempt is tried to be made.
 const CREATE_TRIES: usize = 100;
 /// The record of the child, for whoever ends leftovers.
@@ -105,8 +108,8 @@ impl Files {
     }
 
     /// Reads the result and removes the directory. The summary says so if something is left of it.
-    pub(crate) fn collect(mut self) -> Found {
-        let found = self.result();
+    pub(crate) fn collect(mut self, secrets: &Secrets) -> Found {
+        let found = self.result(secrets);
         match self.remove() {
             Ok(()) => found,
             Err(problem) => told_of_left(found, &self.directory, &problem),
@@ -124,10 +127,15 @@ impl Files {
         Ok(())
     }
 
-    /// What the program left in `result.json`. Never a failure: what cannot be used is said in the summary.
-    fn result(&self) -> Found {
+    /// What the program left in `result.json`. Never a failure: what cannot be used is said in the summary. Secrets are masked
+    /// before anything is cut off, which would leave a part of one.
+    fn result(&self, secrets: &Secrets) -> Found {
         match read_result(&self.path("result.json")) {
-            Ok(found) => found,
+            Ok(found) => {
+                let bound =
+                    |summary: String| bounded(&secrets.mask_text(&summary), SUMMARY_CHARS).into_owned();
+                Found { summary: found.summary.map(bound), ..found }
+            }
             Err(problem) => {
                 Found { summary: Some(format!("the result file was ignored: {problem}")), usage: None }
             }
@@ -190,29 +198,36 @@ fn read_small(at: impl AsFd, name: impl Arg) -> Result<Option<Vec<u8>>, String> 
     Ok(Some(bytes))
 }
 
-#[derive(Deserialize)]
-struct ResultFile {
-    summary: Option<String>,
-    tokens: Option<u64>,
-    context_window: Option<u64>,
-    cost_usd: Option<f64>,
-}
-
+/// No message names a value: it may be a secret, written in another form than the mask looks for.
 fn read_result(path: &Path) -> Result<Found, String> {
     let bytes = read_small(CWD, path)?.unwrap_or_default();
     if bytes.trim_ascii().is_empty() {
         return Ok(Found::default());
     }
-    let result: ResultFile = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-    if let Some(cost) = result.cost_usd.filter(|cost| *cost < 0.0) {
-        return Err(format!("cost_usd must not be negative, got {cost}"));
-    }
-    let usage =
-        Usage { tokens: result.tokens, context_window: result.context_window, cost_usd: result.cost_usd };
-    Ok(Found {
-        summary: result.summary.map(|summary| bounded(&summary, SUMMARY_CHARS).into_owned()),
-        usage: (usage != Usage::default()).then_some(usage),
-    })
+    let result: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let result = result.as_object().ok_or("it must be a JSON object")?;
+    let given = |key: &str| result.get(key).filter(|value| !value.is_null());
+    let whole = |key: &str| match given(key) {
+        None => Ok(None),
+        Some(value) => match value.as_u64().filter(|number| *number <= NUMBER_MAX) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("{key} must be a whole number up to {NUMBER_MAX}")),
+        },
+    };
+    let cost_usd = match given("cost_usd") {
+        None => None,
+        Some(value) => match value.as_f64().filter(|cost| (0.0..=NUMBER_MAX as f64).contains(cost)) {
+            Some(cost) => Some(cost),
+            None => return Err(format!("cost_usd must be a number from 0 to {NUMBER_MAX}")),
+        },
+    };
+    let summary = match given("summary") {
+        None => None,
+        Some(Value::String(summary)) => Some(summary.clone()),
+        Some(_) => return Err("summary must be a text".into()),
+    };
+    let usage = Usage { tokens: whole("tokens")?, context_window: whole("context_window")?, cost_usd };
+    Ok(Found { summary, usage: (usage != Usage::default()).then_some(usage) })
 }
 
 /// A message that stays one line, whatever went into it.
@@ -244,7 +259,7 @@ mod tests {
         let path = dir.path().join("file/attempt");
         fs::write(dir.path().join("file"), "").unwrap();
         let files = Files { directory: path.clone(), is_removed: false };
-        let summary = files.collect().summary.unwrap();
+        let summary = files.collect(&Secrets::default()).summary.unwrap();
         assert_eq!(summary.matches(" is left behind: ").count(), 1, "{summary}");
         assert!(summary.ends_with(&format!(" (on this node: {})", path.display())), "{summary}");
     }

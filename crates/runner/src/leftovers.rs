@@ -1,7 +1,8 @@
 //! Ends what a node of this host has left behind: before its runs are rescued here, and only what is surely its own.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use belfry_core::model::NodeId;
@@ -17,6 +18,8 @@ use crate::removal::{self, REMOVAL_MAX};
 /// How long to wait for the end of a killed process before giving up on it.
 const GIVE_UP: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// How long the removal of directories is waited for.
+const REMOVAL_AWAITED: Duration = Duration::from_millis(500);
 
 /// Ends what the attempts of a node that is gone have left, and removes their private directories. Returns how many attempts
 /// had something left. Links are removed, not followed. Never call it for a node that lives. Blocks.
@@ -36,9 +39,21 @@ pub fn end_leftovers(state_dir: &Path, node: NodeId, grace: Duration) -> io::Res
         Err(error) if removal::is_no_folder(error) => {}
         Err(error) => return Err(error.into()),
     }
-    // What cannot be removed stays, and keeps nobody from going on.
-    let _ = removal::remove(&directory, Instant::now() + REMOVAL_MAX);
+    remove_apart(directory);
     Ok(ended)
+}
+
+/// Removes a directory in a thread of its own, and waits a moment for it: whoever rescues runs does not wait for a directory
+/// that takes long. What cannot be removed stays.
+fn remove_apart(directory: PathBuf) {
+    let (done, is_done) = mpsc::channel();
+    let removing = std::thread::Builder::new().name("belfry-remove".into()).spawn(move || {
+        let _ = removal::remove(&directory, Instant::now() + REMOVAL_MAX);
+        let _ = done.send(());
+    });
+    if removing.is_ok() {
+        let _ = is_done.recv_timeout(REMOVAL_AWAITED);
+    }
 }
 
 /// Ends what is left of one child; false if nothing is. It is left alone unless boot, pid namespace, start time and child id

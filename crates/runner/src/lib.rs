@@ -33,7 +33,7 @@ pub use cgroup::delegated_cgroup;
 pub use error::Error;
 pub use keeper::{KeeperHandle, KeeperOptions};
 pub use leftovers::{end_leftover, end_leftovers};
-pub use node_process::{Room, become_node, close_inherited_descriptors};
+pub use node_process::{Room, become_node, close_inherited_descriptors, hide_memory};
 pub use plan::build_input;
 pub use processes::{ChildRecord, ProcessState, boot_id, pid_ns};
 pub use runner::{Progress, Runner, RunnerOptions};

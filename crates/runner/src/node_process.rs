@@ -61,7 +61,7 @@ pub fn become_node() -> io::Result<Room> {
     let before = umask(Mode::from_bits_truncate(0o077));
     // A process becomes a node once; what it finds the second time is its own doing.
     let _ = INHERITED.set(Inherited { open_files: soft, umask: before });
-    hide_memory()?;
+    hide_memory();
     Ok(Room::of(open_files))
 }
 
@@ -85,11 +85,11 @@ fn raise_open_files(soft: u64, hard: u64) -> u64 {
     if wanted > soft && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() { wanted } else { soft }
 }
 
-/// Closes to others of the same user what `/proc` shows of this process, and `ptrace`; it leaves no core dump either.
-pub(crate) fn hide_memory() -> io::Result<()> {
+/// Closes to others of the same user what `/proc` shows of this process, and `ptrace`; it leaves no core dump either. Linux
+/// does not refuse it; other systems do not have it.
+pub fn hide_memory() {
     #[cfg(target_os = "linux")]
-    nix::sys::prctl::set_dumpable(false)?;
-    Ok(())
+    let _ = nix::sys::prctl::set_dumpable(false);
 }
 
 /// Closes what the parent left open beyond the three standard streams, so that no child gets it. Call it first in `main`,

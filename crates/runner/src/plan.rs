@@ -73,6 +73,7 @@ pub(crate) fn plan(attempt: &Attempt, texts: Texts, options: &RunnerOptions) -> 
     let child_id = Uuid::new_v4().simple().to_string();
     let mut secrets = resolved.secrets;
     secrets.push(child_id.clone().into_bytes());
+    let secrets = Secrets::new(secrets);
 
     let mut argv = argv.into_iter();
     let name = argv.next().unwrap_or_default();
@@ -80,7 +81,7 @@ pub(crate) fn plan(attempt: &Attempt, texts: Texts, options: &RunnerOptions) -> 
     let cwd = check_cwd(&name, work.cwd.as_deref())?;
     check_arguments(&name, &arguments)?;
     let path = resolved.variables.get(OsStr::new("PATH")).map(OsString::as_os_str).unwrap_or_default();
-    let program = find_program(&name, path, cwd.as_deref())?;
+    let program = find_program(&name, path, cwd.as_deref(), &secrets)?;
 
     let files = Files::create(state, attempt)?;
     let payload_file = files.write("payload.json", payload.as_bytes())?;
@@ -92,17 +93,7 @@ pub(crate) fn plan(attempt: &Attempt, texts: Texts, options: &RunnerOptions) -> 
     let mut variables = resolved.variables;
     variables.extend(own(attempt, &child_id, &payload_file, &files.path("result.json")));
     variables.extend(options.config.iter().map(|path| ("BELFRY_CONFIG".into(), path.into())));
-    Ok(Plan {
-        name,
-        program,
-        arguments,
-        variables,
-        cwd,
-        stdin,
-        secrets: Secrets::new(secrets),
-        child_id,
-        files,
-    })
+    Ok(Plan { name, program, arguments, variables, cwd, stdin, secrets, child_id, files })
 }
 
 /// The prompt of an attempt with everything filled in, and its payload, as its program gets them.
@@ -242,12 +233,12 @@ fn check_arguments(program: &str, arguments: &[String]) -> Result<(), Error> {
 }
 
 /// Looks a program up as the child would: a name without a slash in its `PATH`, any other from its directory.
-fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>) -> Result<PathBuf, Error> {
+fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>, secrets: &Secrets) -> Result<PathBuf, Error> {
     let base = cwd.unwrap_or(Path::new(""));
     if name.contains('/') {
         let program = base.join(name);
         let checked = check_program(&program, &show(name));
-        let place = place_of(name, &program);
+        let place = place_of(name, &program, secrets);
         return checked.map(|()| program).map_err(|problem| refused(name, format!("{problem}{place}")));
     }
     let mut best = None;
@@ -257,19 +248,23 @@ fn find_program(name: &str, path: &OsStr, cwd: Option<&Path>) -> Result<PathBuf,
         match check_program(&program, &show(name)) {
             Ok(()) => return Ok(program),
             Err(problem) if program.exists() => {
-                best = best.or_else(|| Some(format!("{problem}{}", place_of(name, &program))));
+                best = best.or_else(|| Some(format!("{problem}{}", place_of(name, &program, secrets))));
             }
             Err(_) => {}
         }
     }
-    let problem =
-        best.unwrap_or_else(|| format!("not found in PATH{}", on_node(&show(&path.to_string_lossy()))));
+    let shown = || show(&secrets.mask_text(&path.to_string_lossy()));
+    let problem = best.unwrap_or_else(|| format!("not found in PATH{}", on_node(&shown())));
     Err(refused(name, problem))
 }
 
-/// Names the place of a program at the end of an error, unless its configured name is that place.
-pub(crate) fn place_of(name: &str, program: &Path) -> String {
-    if name.starts_with('/') { String::new() } else { on_node(&show(&program.to_string_lossy())) }
+/// Names the place of a program at the end of an error, unless its configured name is that place. It may have been found in
+/// a `PATH` that holds a secret.
+pub(crate) fn place_of(name: &str, program: &Path, secrets: &Secrets) -> String {
+    match name.starts_with('/') {
+        true => String::new(),
+        false => on_node(&show(&secrets.mask_text(&program.to_string_lossy()))),
+    }
 }
 
 /// Whether a program, which an error calls by the name `shown`, can be executed.

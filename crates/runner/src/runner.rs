@@ -265,12 +265,11 @@ async fn see_through(
     }
     let pump = close_pipes(pump, child, &members, grace, cancel).await;
     guard.all_gone();
-    let (plan, found) = collect(plan).await;
+    let (secrets, found) = collect(plan).await;
     // The kept output is with the engine before it hears of the end.
     let _ = pump.task.await;
     let mut report = report(end, work, found);
-    report.error = report.error.map(|text| one_line(&plan.mask_text(&text)));
-    report.summary = report.summary.map(|text| plan.mask_text(&text));
+    report.error = report.error.map(|text| one_line(&secrets.mask_text(&text)));
     report
 }
 
@@ -350,8 +349,8 @@ async fn close_pipes(
 /// Reads the result and removes the private directory.
 async fn collect(plan: Box<Plan>) -> (crate::mask::Secrets, Found) {
     let secrets = plan.secrets.clone();
-    let found = tokio::task::spawn_blocking(move || plan.files.collect()).await.unwrap_or_default();
-    (secrets, found)
+    let found = tokio::task::spawn_blocking(move || plan.files.collect(&plan.secrets)).await;
+    (secrets, found.unwrap_or_default())
 }
 
 fn report(end: End, work: &Work, found: Found) -> Report {

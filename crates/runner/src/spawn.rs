@@ -216,7 +216,7 @@ fn explain(plan: &Plan, error: &io::Error) -> Error {
 
 /// Names the program that was found, at the end of an error.
 fn place(plan: &Plan) -> String {
-    place_of(&plan.name, &plan.program)
+    place_of(&plan.name, &plan.program, &plan.secrets)
 }
 
 /// Names the program of a script's `#!` line, at the end of an error.

@@ -97,6 +97,12 @@ async fn a_program_that_cannot_be_started_is_explained(rig: Rig) {
     std::fs::set_permissions(&plain, PermissionsExt::from_mode(0o700)).unwrap();
     work.env.insert("PATH".into(), String::new());
     refused(&rig.run(work).await.report, "cannot start plain: not found in PATH (on this node: )");
+    let mut work = argv(&["plain"]);
+    work.env.insert("PATH".into(), "/opt/${API_TOKEN}/bin".into());
+    refused(
+        &rig.run(work).await.report,
+        "cannot start plain: not found in PATH (on this node: /opt/***/bin)",
+    );
 }
 
 async fn an_argument_that_no_program_can_get_is_explained(rig: Rig) {

@@ -416,15 +416,30 @@ async fn the_result_file_is_read(rig: Rig) {
     let usage = Usage { tokens: Some(1200), context_window: Some(200_000), cost_usd: Some(0.25) };
     assert_eq!(report.usage, Some(usage));
     assert_eq!(report.outcome, Outcome::Failed { reason: Reason::ExitCode, retryable: true });
+    // A secret at the place where the summary is cut.
+    for before in 3980..4000 {
+        let line = format!("printf '{{\"summary\":\"%0{before}d%s\"}}' 0 \"$KEY\" > $BELFRY_RESULT_FILE");
+        let mut work = shell(&line);
+        work.env.insert("KEY".into(), "${API_TOKEN}".into());
+        let summary = rig.run(work).await.report.summary.unwrap();
+        assert!(summary.trim_start_matches('0').chars().all(|c| "*…".contains(c)), "{before}: {summary}");
+    }
 }
 
 async fn a_bad_result_file_is_no_failure(rig: Rig) {
     for (line, problem) in [
         ("echo '{' > $F", "EOF"),
-        ("echo '[1]' > $F", "invalid type"),
-        ("echo '{\"tokens\":-1}' > $F", "invalid value"),
+        ("echo '[1]' > $F", "it must be a JSON object"),
+        ("echo '{\"tokens\":-1}' > $F", "tokens must be a whole number up to 1000000000000"),
+        ("echo '{\"tokens\":9223372036854775807}' > $F", "tokens must be a whole number up to 1000000000000"),
+        (
+            "printf %s '{\"tokens\":\"a \\\\ value\"}' > $F",
+            "ignored: tokens must be a whole number up to 1000000000000",
+        ),
+        ("echo '{\"summary\":1}' > $F", "summary must be a text"),
         ("echo '{\"cost_usd\":1e999}' > $F", "number out of range"),
-        ("echo '{\"cost_usd\":-0.5}' > $F", "must not be negative"),
+        ("echo '{\"cost_usd\":1e300}' > $F", "cost_usd must be a number from 0"),
+        ("echo '{\"cost_usd\":-0.5}' > $F", "cost_usd must be a number from 0"),
         ("head -c 70000 /dev/zero > $F", "longer than 64 KiB"),
         ("mkfifo $F", "not a file"),
         ("mkdir $F", "not a file"),

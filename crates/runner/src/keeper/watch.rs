@@ -26,7 +26,7 @@ const GIVE_UP_MS: u64 = 10_000;
 pub(super) fn main() -> ExitCode {
     node_process::close_inherited_descriptors();
     // A keeper that cannot hide is still better than none.
-    let _ = node_process::hide_memory();
+    node_process::hide_memory();
     // Neither the node's terminal nor whoever signals its group may take us with it. The signals are blocked rather than
     // ignored: it comes to the same, since nothing is executed from here.
     let _ = nix::unistd::setsid();
