@@ -53,8 +53,9 @@ const PROBES: [&str; 2] = ["healthz", "readyz"];
 /// of signatures are judged where they are read.
 const ONCE: [&str; 4] = ["Idempotency-Key", "Content-Type", "Content-Encoding", "Last-Event-ID"];
 
-/// Cookies of one name that a request is tried with.
-const COOKIES_MAX: usize = 64;
+/// Cookies of one name that a request is tried with: more than browsers keep for a host, because other servers of this host
+/// can set cookies of that name, too.
+const COOKIES_MAX: usize = 512;
 
 /// What time it is for the store.
 const NOW: HeaderName = HeaderName::from_static("belfry-now");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use belfry_store::{Access, Scope, TokenRecord};
 use tokio::sync::{Notify, watch};
 
-use crate::guard::{Actor, LOCAL, unauthorized};
+use crate::guard::{ANONYMOUS, Actor, LOCAL, unauthorized};
 use crate::problem::Problem;
 use crate::secret;
 use crate::state::Shared;
@@ -110,15 +110,31 @@ impl Shared {
         // A token that is not known takes as long as one that is.
         let kept = known.and_then(hash_of).map_or(&[0; 32][..], Vec::as_slice);
         let same = secret::same(&secret::hash(secret), kept);
-        match known.filter(|_| same) {
-            None => Err(wrong()),
-            Some(known) if known.revoked_at.is_some() => {
+        let known = known.filter(|_| same).ok_or_else(wrong)?;
+        self.refuse_ended(known)?;
+        Ok(known.clone())
+    }
+
+    fn refuse_ended(&self, token: &TokenRecord) -> Result<(), Problem> {
+        match token {
+            token if token.revoked_at.is_some() => {
                 Err(unauthorized("token_revoked", "the token was revoked"))
             }
-            Some(known) if !known.is_good(self.now()) => {
+            token if !token.is_good(self.now()) => {
                 Err(unauthorized("token_expired", "the token has expired"))
             }
-            Some(known) => Ok(known.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a request that has waited, if its sender's token has ended meanwhile.
+    pub async fn refuse_if_ended(&self, actor: &str) -> Result<(), Problem> {
+        if [LOCAL, ANONYMOUS].contains(&actor) {
+            return Ok(());
+        }
+        match self.token(actor).await? {
+            Some(token) => self.refuse_ended(&token),
+            None => Err(unauthorized("token_revoked", "the token was revoked")),
         }
     }
 }

@@ -257,6 +257,24 @@ fn a_reply_ends_when_its_token_is_revoked() {
     let began = Instant::now();
     reply.wait_for_last_chunk();
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    // So does a request that waits for its run.
+    let token = api.post("/api/v1/tokens", &json!({"scope": "trigger"})).is(201);
+    let auth = format!("authorization: Bearer {}", token["token"].as_str().unwrap());
+    let waited = std::thread::scope(|scope| {
+        let body = json!({"wait_ms": 20_000}).to_string();
+        let asked = scope.spawn(|| {
+            let headers = [auth.as_str(), "content-type: application/json"];
+            api.send("POST", "/api/v1/schedules/slow/quiet/run", &headers, body.as_bytes())
+        });
+        eventually("the run", || {
+            let runs = api.get("/api/v1/runs?agent=slow").is(200);
+            runs["items"][0]["id"].is_string().then_some(())
+        });
+        let place = format!("/api/v1/tokens/{}", token["id"].as_str().unwrap());
+        assert_eq!(api.send("DELETE", &place, &[], b"").status, 204);
+        asked.join().unwrap()
+    });
+    waited.refused(401, "token_revoked");
 }
 
 #[test]

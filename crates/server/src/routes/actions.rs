@@ -100,6 +100,8 @@ async fn run(
 #[derive(Default)]
 pub struct Wait {
     time: Duration,
+    /// The id of the token that asked.
+    actor: String,
     _place: Option<Place>,
     /// The room of the request's body, which is not needed while it waits.
     share: Share,
@@ -116,12 +118,14 @@ impl Wait {
 pub fn wait_of(shared: &Shared, actor: &Actor, share: Share, wait_ms: Option<u64>) -> Result<Wait, Problem> {
     match Duration::from_millis(wait_ms.unwrap_or(0)) {
         time if time.is_zero() => Ok(Wait::default()),
-        time if time <= WAIT_MAX => Ok(Wait { time, _place: Some(shared.readers.wait(actor)?), share }),
+        time if time <= WAIT_MAX => {
+            Ok(Wait { time, actor: actor.id.clone(), _place: Some(shared.readers.wait(actor)?), share })
+        }
         _ => Err(Problem::bad("bad_field", "wait_ms must be 0-60000").field("wait_ms")),
     }
 }
 
-/// Answers with a run, once it has ended or the time is up.
+/// Answers with a run, once it has ended or the time is up. A token that is revoked or expires ends the wait.
 pub async fn answer_run(
     shared: &Shared,
     status: StatusCode,
@@ -133,6 +137,7 @@ pub async fn answer_run(
     let mut run = shared.run(id).await?;
     while run.state.is_live() && tokio::time::Instant::now() < until {
         tokio::time::sleep(LOOK_EVERY).await;
+        shared.refuse_if_ended(&wait.actor).await?;
         run = shared.run(id).await?;
     }
     let mut response = json(status, &shared.runs_of(&[run]).await?.first());
