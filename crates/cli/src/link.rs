@@ -46,8 +46,10 @@ impl Link {
     /// A server by its address, `http://host:port`.
     pub fn new(url: &str, token: Option<String>) -> Result<Link, Failure> {
         let wrong = || {
+            // What stands before an `@` is a password.
+            let got = if url.contains('@') { String::new() } else { format!(", got {url:?}") };
             Failure::Usage(format!(
-                "--server must be an address such as http://127.0.0.1:7400, got {url:?}; for TLS, tunnel to it"
+                "--server must be an address such as http://127.0.0.1:7400{got}; for TLS, tunnel to it"
             ))
         };
         let uri: Uri = url.parse().map_err(|_| wrong())?;

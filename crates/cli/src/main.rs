@@ -154,6 +154,8 @@ fn main() -> ExitCode {
         return code;
     }
     belfry_runner::close_inherited_descriptors();
+    // Its environment may name the store and a token.
+    belfry_runner::hide_memory();
     let cli = match Cli::try_parse() {
         Ok(cli) => Cli { place: cli.place.without_empty(), ..cli },
         Err(error) => return explain(&error),

@@ -10,6 +10,7 @@ use belfry_server::{Inside, Limits, Told};
 use belfry_store::sqlite::Sqlite;
 use belfry_store::{AnyStore, STATE_FOLDER, secure, secure_folder};
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use nix::unistd::{Uid, User};
 use tokio::sync::mpsc;
 
@@ -27,7 +28,7 @@ use crate::server_file::ServerFile;
 #[command(next_help_heading = "Global options")]
 pub struct Place {
     /// The configuration file [default: belfry.yaml in the current folder]
-    #[arg(short = 'c', long = "config", value_name = "FILE", global = true, env = "BELFRY_CONFIG")]
+    #[arg(short = 'c', long = "config", value_name = "FILE", global = true, env = "BELFRY_CONFIG", value_parser = any_path())]
     config: Option<PathBuf>,
 
     /// Talk to the server at this address rather than to the one on this host, if any: http://host:port
@@ -37,6 +38,11 @@ pub struct Place {
     /// The token for it [default: the local token, if the server runs in this folder]
     #[arg(long, value_name = "TOKEN", global = true, env = "BELFRY_TOKEN", hide_env_values = true)]
     token: Option<String>,
+}
+
+/// Also an empty one, see [`Place::without_empty`].
+fn any_path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 /// Names that are looked for in the current folder.
