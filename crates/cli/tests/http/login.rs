@@ -260,8 +260,8 @@ fn a_reply_ends_when_its_token_is_revoked() {
     // So does a request that waits for its run.
     let token = api.post("/api/v1/tokens", &json!({"scope": "trigger"})).is(201);
     let auth = format!("authorization: Bearer {}", token["token"].as_str().unwrap());
+    let body = json!({"wait_ms": 20_000}).to_string();
     let waited = std::thread::scope(|scope| {
-        let body = json!({"wait_ms": 20_000}).to_string();
         let asked = scope.spawn(|| {
             let headers = [auth.as_str(), "content-type: application/json"];
             api.send("POST", "/api/v1/schedules/slow/quiet/run", &headers, body.as_bytes())

@@ -166,8 +166,15 @@ fn inspect(path: &Path) -> Result<(), Error> {
 
 /// Brings the schema up to date; harmless when it is, and when another process does the same.
 fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
+    let version_of = |connection: &Connection| -> rusqlite::Result<i64> {
+        connection.query_row("pragma user_version", [], |row| row.get(0))
+    };
+    // A command that only reads takes no lock, and needs no room on the disk.
+    if version_of(connection)? == VERSION {
+        return Ok(());
+    }
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let version: i64 = transaction.query_row("pragma user_version", [], |row| row.get(0))?;
+    let version = version_of(&transaction)?;
     for (migration, number) in MIGRATIONS.iter().zip(1..).filter(|(_, number)| *number > version) {
         transaction.execute_batch(migration)?;
         transaction.pragma_update(None, "user_version", number)?;
