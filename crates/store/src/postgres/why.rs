@@ -50,7 +50,7 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
              where s.schedule_id = $1 \
              union \
              select h.id, h.prev_run, h.tick_at, h.finished_at from chain c join history h on h.id = c.prev_run \
-             where c.finished_at >= $2::timestamptz - interval '1 day' \
+             where h.schedule_id = $1 and c.finished_at >= $2::timestamptz - interval '1 day' \
          ) ",
         ended_query!("history"),
         " where h.id = (select id from chain where tick_at = $2 order by id desc limit 1)"

@@ -43,7 +43,8 @@ impl Verb<'_> {
                select h.id, h.previous, h.tick_at, h.finished_at from schedule_state st join history h on h.id in (st.last_failed, st.last_other)
                  where st.schedule_id = ?1
                union
-               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous where c.finished_at >= ?2 - 86400000000)
+               select h.id, h.previous, h.tick_at, h.finished_at from chain c join history h on h.id = c.previous
+                 where h.schedule_id = ?1 and c.finished_at >= ?2 - 86400000000)
              select id from chain where tick_at = ?2 order by id desc limit 1",
             params![id, at],
             |row| maybe_id(row, 0),
