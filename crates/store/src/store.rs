@@ -351,7 +351,8 @@ pub trait Store: Send + Sync + 'static {
     /// All breakers that have counted or changed, by name of agent and command.
     fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
 
-    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant.
+    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant; also from before it was
+    /// removed and put back.
     fn skips(
         &self,
         schedule: ScheduleId,
@@ -360,7 +361,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Answer<Vec<SkipRange>>> + Send;
 
     /// What became of a tick of a schedule, within what is kept. Whether the instant is a tick at all, its definition of
-    /// that time tells: see `revision_at`. Looks at what has happened to the schedule since, and at nothing else.
+    /// that time tells: see `revision_at`. Looks at what has happened to the schedule since, also before it was removed and
+    /// put back, and at nothing else.
     fn tick(&self, schedule: ScheduleId, tick_at: Timestamp)
     -> impl Future<Output = Answer<TickFate>> + Send;
 

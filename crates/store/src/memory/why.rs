@@ -9,14 +9,32 @@ use crate::views::*;
 
 impl State {
     pub(super) fn list_skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange> {
-        let mut skips = self.skips.get(&id).cloned().unwrap_or_default();
+        let lives = self.lives(id).into_iter();
+        let mut skips: Vec<SkipRange> =
+            lives.flat_map(|id| self.skips.get(&id).cloned().unwrap_or_default()).collect();
         skips.sort_by_key(|range| range.from);
         skips.retain(|range| after.is_none_or(|after| range.from > after));
         skips.truncate(limit as usize);
         skips
     }
 
+    /// The schedule, and those of its name that were removed before it was made, the last first.
+    fn lives(&self, id: ScheduleId) -> Vec<ScheduleId> {
+        let Some(own) = self.schedules.get(&id) else { return vec![id] };
+        let earlier = self.schedules.range(..id).rev().filter(|(_, row)| row.record.name == own.record.name);
+        std::iter::once(id).chain(earlier.map(|(id, _)| *id)).collect()
+    }
+
     pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> TickFate {
+        if let Some(fate) = self.lives(id).into_iter().find_map(|id| self.result(id, tick_at)) {
+            return fate;
+        }
+        let Some((found, _, compiled)) = self.found(id) else { return TickFate::Unknown };
+        TickFate::of_state(&found, &compiled, tick_at)
+    }
+
+    /// The run or the complete range of a tick.
+    fn result(&self, id: ScheduleId, tick_at: Timestamp) -> Option<TickFate> {
         let live =
             self.live.iter().find(|(_, live)| live.new.schedule == id && live.new.tick_at == Some(tick_at));
         let live = live.map(|(run, live)| self.record(*run, live));
@@ -24,15 +42,11 @@ impl State {
         let is_of_tick = |run: &&RunRecord| run.schedule == id && run.tick_at == Some(tick_at);
         let ended = || self.ended.values().rfind(is_of_tick).cloned();
         if let Some(run) = live.or_else(ended) {
-            return TickFate::Run(Box::new(run));
+            return Some(TickFate::Run(Box::new(run)));
         }
         let holds = |range: &&SkipRange| range.from <= tick_at && tick_at <= range.to;
         let skips = self.skips.get(&id).into_iter().flatten().filter(holds);
-        if let Some(range) = skips.max_by_key(|range| range.from) {
-            return TickFate::Skipped(*range);
-        }
-        let Some((found, _, compiled)) = self.found(id) else { return TickFate::Unknown };
-        TickFate::of_state(&found, &compiled, tick_at)
+        skips.max_by_key(|range| range.from).map(|range| TickFate::Skipped(*range))
     }
 
     pub(super) fn add_revision(&mut self, now: Timestamp, id: ScheduleId) {

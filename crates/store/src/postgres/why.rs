@@ -30,16 +30,39 @@ pub(super) async fn skips(
     limit: u32,
 ) -> Result<Vec<SkipRange>, Fault> {
     let sql = "select reason, from_at, to_at, count from skips \
-               where schedule_id = $1 and from_at > coalesce($2::timestamptz, '-infinity') \
-               order by from_at, id limit $3";
-    tx.query(sql, &[&id, &after, &i64::from(limit)]).await?.iter().map(range).collect()
+               where schedule_id = any($1) and from_at > coalesce($2::timestamptz, '-infinity') \
+               order by from_at, schedule_id desc, id limit $3";
+    let lives = lives(tx, id).await?;
+    tx.query(sql, &[&lives, &after, &i64::from(limit)]).await?.iter().map(range).collect()
 }
 
-/// A run may end between two looks, but never come back: what lives is looked at first.
+/// The schedule, and those of its name that were removed before it was made, the last first.
+async fn lives(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Vec<ScheduleId>, Fault> {
+    let sql = "select id from schedules where id <= $1 and name = (select name from schedules where id = $1) order by id desc";
+    tx.query(sql, &[&id]).await?.iter().map(|row| get(row, "id")).collect()
+}
+
 pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) -> Result<TickFate, Fault> {
+    for id in lives(tx, id).await? {
+        if let Some(fate) = result(tx, id, tick_at).await? {
+            return Ok(fate);
+        }
+    }
+    let sql = "select s.*, t.kind, t.tick_at as token_tick_at, t.due_at, c.name, c.definition, c.format \
+               from schedule_state s join schedules c on c.id = s.schedule_id \
+               left join timers t on t.schedule_id = s.schedule_id where s.schedule_id = $1 and not s.retired";
+    let rows = tx.query(sql, &[&id]).await?;
+    let Some(row) = rows.first() else { return Ok(TickFate::Unknown) };
+    let cold = cold_of(get(row, "name")?, get(row, "format")?, get(row, "definition")?);
+    Ok(TickFate::of_state(&found(row, rows::token(row)?)?, &cold.compiled, tick_at))
+}
+
+/// The run or the complete range of a tick. A run may end between two looks, but never come back: what lives is looked at
+/// first.
+async fn result(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) -> Result<Option<TickFate>, Fault> {
     let sql = concat!(live_query!(), " where l.schedule_id = $1 and l.tick_at = $2");
     if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
-        return Ok(TickFate::Run(Box::new(Live::record(row)?)));
+        return Ok(Some(TickFate::Run(Box::new(Live::record(row)?))));
     }
     // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless the
     // clock was set back further. A tick that was filled in later may have several: the last one made.
@@ -56,20 +79,12 @@ pub(super) async fn tick(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) ->
         " where h.id = (select id from chain where tick_at = $2 order by id desc limit 1)"
     );
     if let Some(row) = tx.query(sql, &[&id, &tick_at]).await?.first() {
-        return Ok(TickFate::Run(Box::new(rows::ended(row)?)));
+        return Ok(Some(TickFate::Run(Box::new(rows::ended(row)?))));
     }
     let sql = "select * from (select * from skips where schedule_id = $1 and from_at <= $2 \
                order by from_at desc limit $3) k where to_at >= $2 order by from_at desc limit 1";
-    if let Some(row) = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?.first() {
-        return Ok(TickFate::Skipped(range(row)?));
-    }
-    let sql = "select s.*, t.kind, t.tick_at as token_tick_at, t.due_at, c.name, c.definition, c.format \
-               from schedule_state s join schedules c on c.id = s.schedule_id \
-               left join timers t on t.schedule_id = s.schedule_id where s.schedule_id = $1 and not s.retired";
-    let rows = tx.query(sql, &[&id]).await?;
-    let Some(row) = rows.first() else { return Ok(TickFate::Unknown) };
-    let cold = cold_of(get(row, "name")?, get(row, "format")?, get(row, "definition")?);
-    Ok(TickFate::of_state(&found(row, rows::token(row)?)?, &cold.compiled, tick_at))
+    let skipped = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?;
+    skipped.first().map(|row| Ok(TickFate::Skipped(range(row)?))).transpose()
 }
 
 pub(super) async fn revision_at(

@@ -23,18 +23,37 @@ fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
 impl Verb<'_> {
     pub(super) fn skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Done<Vec<SkipRange>> {
         self.rows(
-            "select reason, from_tick, to_tick, count from skips where schedule_id = ? and from_tick > ?
-             order by from_tick, number limit ?",
+            "select reason, from_tick, to_tick, count from skips
+             where schedule_id in (select id from schedules where id <= ?1 and name = (select name from schedules where id = ?1))
+               and from_tick > ?2 order by from_tick, schedule_id desc, number limit ?3",
             params![id, after.map_or(i64::MIN, micros), limit],
             range,
         )
     }
 
     pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> Done<TickFate> {
+        // The schedule, and those of its name that were removed before it was made.
+        let lives: Vec<ScheduleId> = self.rows(
+            "select id from schedules where id <= ?1 and name = (select name from schedules where id = ?1) order by id desc",
+            [id],
+            |row| row.get(0),
+        )?;
+        for id in lives {
+            if let Some(fate) = self.result(id, tick_at)? {
+                return Ok(fate);
+            }
+        }
+        let Some(compiled) = self.compiled_of(id)? else { return Ok(TickFate::Unknown) };
+        let found = self.found(id)?;
+        Ok(found.map_or(TickFate::Unknown, |found| TickFate::of_state(&found, &compiled, tick_at)))
+    }
+
+    /// The run or the complete range of a tick.
+    fn result(&self, id: ScheduleId, tick_at: Timestamp) -> Done<Option<TickFate>> {
         let at = micros(tick_at);
         let live = self.row(live_query("l.schedule_id = ? and l.tick_at = ?"), params![id, at], record)?;
         if let Some(run) = live {
-            return Ok(TickFate::Run(Box::new(run)));
+            return Ok(Some(TickFate::Run(Box::new(run))));
         }
         // Along the chains, which are in the order of ends: a run that ended a day before the tick was not made by it, unless
         // the clock was set back further. A tick that was filled in later may have several: the last one made.
@@ -52,7 +71,7 @@ impl Verb<'_> {
         if let Some(Some(run)) = ended
             && let Some(run) = self.row(format!("{ENDED} where h.id = ?"), [run], record)?
         {
-            return Ok(TickFate::Run(Box::new(run)));
+            return Ok(Some(TickFate::Run(Box::new(run))));
         }
         let skipped = self.row(
             "select * from (select * from skips where schedule_id = ?1 and from_tick <= ?2 order by from_tick desc, number limit ?3)
@@ -60,12 +79,7 @@ impl Verb<'_> {
             params![id, at, RANGES_MAX],
             range,
         )?;
-        if let Some(skipped) = skipped {
-            return Ok(TickFate::Skipped(skipped));
-        }
-        let Some(compiled) = self.compiled_of(id)? else { return Ok(TickFate::Unknown) };
-        let found = self.found(id)?;
-        Ok(found.map_or(TickFate::Unknown, |found| TickFate::of_state(&found, &compiled, tick_at)))
+        Ok(skipped.map(TickFate::Skipped))
     }
 
     pub(super) fn revision_at(

@@ -11,6 +11,7 @@ use super::world::*;
 
 /// All of them, each on a store of its own.
 pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
+    what_became_of_ticks_is_known_after_it_was_removed_and_put_back(&fresh().await).await;
     a_schedule_is_the_same_while_its_run_lives(&fresh().await).await;
     an_agent_keeps_its_limit_while_a_run_of_it_lives(&fresh().await).await;
     a_session_goes_on_one_at_a_time(&fresh().await).await;
@@ -183,4 +184,32 @@ async fn a_schedule_of_the_api_may_come_back_in_a_file(store: &impl Store) {
     assert_eq!((back.id, back.source.as_str(), back.running), (id, "files", 1));
     world.complete(&running).await;
     world.assert_whole().await;
+}
+
+async fn what_became_of_ticks_is_known_after_it_was_removed_and_put_back(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let fleet = [agent("a", unlimited(), &[("s", cron("* * * * *"))])];
+    world.apply(&fleet).await;
+    world.plan_all().await;
+    world.advance(60_000);
+    world.plan_all().await;
+    let claimed = world.claim(node, 9).await;
+    let fired = claimed[0].tick_at.unwrap();
+    world.complete(&claimed[0]).await;
+    // An hour without a planner: all ticks of it but the last are missed.
+    world.advance(3_600_000);
+    world.plan_all().await;
+    for claimed in world.claim(node, 9).await {
+        world.complete(&claimed).await;
+    }
+    let before = store.skips(world.schedule("a/s").await.id, None, 100).await.unwrap();
+    assert!(!before.is_empty());
+    world.apply(&[agent("a", unlimited(), &[])]).await;
+    world.apply(&fleet).await;
+    let again = world.schedule("a/s").await.id;
+    assert!(matches!(store.tick(again, fired).await.unwrap(), TickFate::Run(_)));
+    assert_eq!(store.tick(again, before[0].from).await.unwrap(), TickFate::Skipped(before[0]));
+    let after = store.skips(again, None, 100).await.unwrap();
+    assert_eq!(after[..before.len()], before[..]);
 }
