@@ -858,13 +858,23 @@ pub struct LastRun {
     pub finished_at: Timestamp,
 }
 
-/// A breaker with its history, oldest first.
+/// A breaker remembers so many of its last changes.
+pub(crate) const BREAKER_CHANGES_MAX: usize = 100;
+
+/// A breaker with its last changes, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BreakerRecord {
     /// Where it stands.
     pub breaker: Breaker,
     /// How it came there.
     pub history: Vec<Transition>,
+}
+
+impl BreakerRecord {
+    pub(crate) fn remember(&mut self, change: Option<Transition>) {
+        self.history.extend(change);
+        self.history.drain(..self.history.len().saturating_sub(BREAKER_CHANGES_MAX));
+    }
 }
 
 /// How many runs there are, by what can still become of them.

@@ -441,7 +441,7 @@ impl Store for Memory {
         let Some(record) = state.breakers.get_mut(&(agent, command.to_owned())) else { return Ok(false) };
         let (next, transition) = record.breaker.reset(now);
         record.breaker = next;
-        record.history.extend(transition);
+        record.remember(transition);
         Ok(transition.is_some())
     }
 

@@ -182,7 +182,7 @@ impl State {
     ) {
         let record = self.breakers.entry((agent, command.to_owned())).or_default();
         record.breaker = next;
-        record.history.extend(transition);
+        record.remember(transition);
     }
 
     pub(super) fn insert_run(&mut self, now: Timestamp, new: &NewRun) {

@@ -321,6 +321,9 @@ async fn write_transition(
         ],
     )
     .await?;
+    let sql = "delete from breaker_log where agent_id = $1 and command = $2 and id <= \
+               (select id from breaker_log where agent_id = $1 and command = $2 order by id desc limit 1 offset $3)";
+    tx.execute(sql, &[&agent, &command, &(BREAKER_CHANGES_MAX as i64)]).await?;
     Ok(())
 }
 

@@ -299,6 +299,11 @@ impl Verb<'_> {
                 "insert into breaker_log (agent_id, command, transition) values (?, ?, ?)",
                 params![agent, command, to_json(&transition)?],
             )?;
+            self.execute(
+                "delete from breaker_log where agent_id = ?1 and command = ?2 and number <=
+                   (select number from breaker_log where agent_id = ?1 and command = ?2 order by number desc limit 1 offset ?3)",
+                params![agent, command, BREAKER_CHANGES_MAX as i64],
+            )?;
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_comes_back_is_held_like_a_retry(&fresh().await).await;
     a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(&fresh().await).await;
     removing_the_policy_clears_the_breaker(&fresh().await).await;
+    a_breaker_remembers_its_last_changes(&fresh().await).await;
     what_attempts_say_that_they_used_stays_with_their_runs(&fresh().await).await;
 }
 
@@ -193,6 +194,26 @@ async fn a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(store:
     world.fail(&claimed).await;
     assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
     assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn a_breaker_remembers_its_last_changes(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let breaker = Some(Breaker { threshold: 1, reset_after_ms: 60_000 });
+    let definition = AgentDefinition { breaker, retry: Retry { max: 0, ..Retry::default() }, ..unlimited() };
+    world.apply(&[agent("a", definition, &[("s", minutely())])]).await;
+    let id = world.schedule("a/s").await.agent;
+    for _ in 0..55 {
+        let (run, _) = world.enqueue("a/s", None).await;
+        let claimed = world.claim_only(node, run).await.remove(0);
+        world.fail(&claimed).await;
+        assert!(store.reset_breaker(world.now, id, "poll").await.unwrap());
+        world.advance(1_000);
+    }
+    let history = store.breaker(id, "poll").await.unwrap().history;
+    assert_eq!(history.len(), 100, "of 110");
+    assert_eq!(history.last().unwrap().at, world.now - SignedDuration::from_secs(1));
     world.assert_whole().await;
 }
 

@@ -310,7 +310,7 @@ create table breakers (
     primary key (agent_id, command)
 );
 
--- Append only.
+-- The last changes of each breaker.
 create table breaker_log (
     id bigint generated always as identity primary key,
     agent_id bigint not null,
