@@ -9,9 +9,7 @@ use crate::views::*;
 
 impl State {
     pub(super) fn list_skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange> {
-        let lives = self.lives(id).into_iter();
-        let mut skips: Vec<SkipRange> =
-            lives.flat_map(|id| self.skips.get(&id).cloned().unwrap_or_default()).collect();
+        let mut skips = self.skips.get(&id).cloned().unwrap_or_default();
         skips.sort_by_key(|range| range.from);
         skips.retain(|range| after.is_none_or(|after| range.from > after));
         skips.truncate(limit as usize);

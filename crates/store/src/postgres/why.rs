@@ -30,10 +30,9 @@ pub(super) async fn skips(
     limit: u32,
 ) -> Result<Vec<SkipRange>, Fault> {
     let sql = "select reason, from_at, to_at, count from skips \
-               where schedule_id = any($1) and from_at > coalesce($2::timestamptz, '-infinity') \
-               order by from_at, schedule_id desc, id limit $3";
-    let lives = lives(tx, id).await?;
-    tx.query(sql, &[&lives, &after, &i64::from(limit)]).await?.iter().map(range).collect()
+               where schedule_id = $1 and from_at > coalesce($2::timestamptz, '-infinity') \
+               order by from_at, id limit $3";
+    tx.query(sql, &[&id, &after, &i64::from(limit)]).await?.iter().map(range).collect()
 }
 
 /// The schedule, and those of its name that were removed before it was made, the last first.

@@ -23,9 +23,8 @@ fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
 impl Verb<'_> {
     pub(super) fn skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Done<Vec<SkipRange>> {
         self.rows(
-            "select reason, from_tick, to_tick, count from skips
-             where schedule_id in (select id from schedules where id <= ?1 and name = (select name from schedules where id = ?1))
-               and from_tick > ?2 order by from_tick, schedule_id desc, number limit ?3",
+            "select reason, from_tick, to_tick, count from skips where schedule_id = ? and from_tick > ?
+             order by from_tick, number limit ?",
             params![id, after.map_or(i64::MIN, micros), limit],
             range,
         )
