@@ -101,7 +101,7 @@ macro_rules! schedules {
          t.kind, t.tick_at as token_tick_at, t.due_at, d.lane as deferred_lane, d.tick_at as deferred_tick_at, \
          d.since as deferred_since, a.name as agent_name, b.period_start, b.failures, \
          l.running, l.pending, l.live_tick, l.retry_at, \
-         (select k.to_at from skips k where k.schedule_id = c.id order by k.from_at desc limit 1) as skipped_tick \
+         (select k.to_at from skips k where k.schedule_id = c.id order by k.from_at desc, k.id desc limit 1) as skipped_tick \
          from schedules c join schedule_state s on s.schedule_id = c.id join agents a on a.id = c.agent_id \
          left join timers t on t.schedule_id = c.id left join deferred d on d.schedule_id = c.id left join budgets b on b.agent_id = c.agent_id \
          cross join lateral (select count(*) filter (where l.state = 2) as running, \

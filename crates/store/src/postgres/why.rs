@@ -81,7 +81,7 @@ async fn result(tx: &mut Tx<'_>, id: ScheduleId, tick_at: Timestamp) -> Result<O
         return Ok(Some(TickFate::Run(Box::new(rows::ended(row)?))));
     }
     let sql = "select * from (select * from skips where schedule_id = $1 and from_at <= $2 \
-               order by from_at desc limit $3) k where to_at >= $2 order by from_at desc limit 1";
+               order by from_at desc, id desc limit $3) k where to_at >= $2 order by from_at desc, id desc limit 1";
     let skipped = tx.query(sql, &[&id, &tick_at, &RANGES_MAX]).await?;
     skipped.first().map(|row| Ok(TickFate::Skipped(range(row)?))).transpose()
 }

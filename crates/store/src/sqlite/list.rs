@@ -103,7 +103,7 @@ const SCHEDULES: &str = "select s.id, s.agent_id, s.name, s.definition, max(s.fo
         (select count(*) from live l where l.schedule_id = s.id and l.state <> 2) as pending,
         (select max(l.tick_at) from live l where l.schedule_id = s.id) as live_tick,
         (select min(l.not_before) from live l where l.schedule_id = s.id and l.state <> 2 and l.attempt > 0) as retry_at,
-        (select k.to_tick from skips k where k.schedule_id = s.id order by k.from_tick desc limit 1) as skipped_tick
+        (select k.to_tick from skips k where k.schedule_id = s.id order by k.from_tick desc, k.number desc limit 1) as skipped_tick
     from schedules s join schedule_state st on st.schedule_id = s.id join agents a on a.id = s.agent_id
         left join timers t on t.schedule_id = s.id left join deferred d on d.schedule_id = s.id
         left join budgets b on b.agent_id = s.agent_id";

@@ -73,8 +73,8 @@ impl Verb<'_> {
             return Ok(Some(TickFate::Run(Box::new(run))));
         }
         let skipped = self.row(
-            "select * from (select * from skips where schedule_id = ?1 and from_tick <= ?2 order by from_tick desc, number limit ?3)
-             where to_tick >= ?2 order by from_tick desc limit 1",
+            "select * from (select * from skips where schedule_id = ?1 and from_tick <= ?2 order by from_tick desc, number desc limit ?3)
+             where to_tick >= ?2 order by from_tick desc, number desc limit 1",
             params![id, at, RANGES_MAX],
             range,
         )?;

@@ -25,6 +25,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     an_edit_after_its_window_has_closed_does_not_wait_until_it_opens(&fresh().await).await;
     a_plan_that_is_not_stored_leaves_what_was_planned_before(&fresh().await).await;
     a_schedule_goes_on_from_now_if_asked(&fresh().await).await;
+    a_tick_that_came_again_has_the_result_that_was_stored_last(&fresh().await).await;
     the_end_of_a_run_arms_nothing_before_its_tick(&fresh().await).await;
     a_one_shot_whose_time_has_passed_is_exhausted_at_once(&fresh().await).await;
     what_went_with_its_run_stays_away_while_its_file_is_the_same(&fresh().await).await;
@@ -333,6 +334,22 @@ async fn a_schedule_goes_on_from_now_if_asked(store: &impl Store) {
     world.plan_all().await;
     assert_eq!(world.schedule("a/start").await.token.unwrap().tick_at, at(40));
     assert_eq!(world.schedule("a/kept").await.token.unwrap().tick_at, at(130));
+    world.assert_whole().await;
+}
+
+/// Seed 723138709 of the random comparison: SQLite gave the older of two ranges that begin with the same tick.
+async fn a_tick_that_came_again_has_the_result_that_was_stored_last(store: &impl Store) {
+    let mut world = set_back(store).await;
+    let id = world.schedule("a/slot").await.id;
+    world.now = at(15);
+    assert_eq!(store.resume(world.now, id, Resume::FromNow).await.unwrap(), Some(0));
+    let before = TickFate::Skipped(range(SkipReason::AlreadyRunning, 20, 120, 11));
+    assert_eq!(store.tick(id, at(50)).await.unwrap(), before);
+    world.plan_all().await;
+    world.now = at(200);
+    world.plan_all().await;
+    let last = TickFate::Skipped(range(SkipReason::MissedSkip, 20, 190, 18));
+    assert_eq!(store.tick(id, at(50)).await.unwrap(), last);
     world.assert_whole().await;
 }
 
