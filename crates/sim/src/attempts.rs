@@ -8,6 +8,7 @@ use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
 use belfry_store::{RunRecord, ScheduleRecord, Store};
 
+use crate::draw::Params;
 use crate::node::Process;
 use crate::sim::{Sim, signed};
 use crate::world::{MINUTE, Micros};
@@ -33,6 +34,7 @@ impl Sim {
         }
         self.check_limit(process);
         self.check_node(process);
+        self.check_labels(process);
         self.check_lane(process);
         self.check_session(process);
         self.check_clock();
@@ -168,6 +170,18 @@ impl Sim {
         let running = self.processes.values().filter(own).count();
         if running >= max as usize {
             self.breaks(format!("{} attempts on node {}, which may have {max}", running + 1, process.place));
+        }
+    }
+
+    /// A node starts only what it has the labels for.
+    fn check_labels(&mut self, process: &Process) {
+        let agent = self.ledger.agents.iter().find(|agent| agent.name == process.agent);
+        let is_settled = Some(process.claimed_at) > self.ledger.edited_at(&process.agent);
+        let Some(agent) = agent.filter(|_| is_settled) else { return };
+        let labels = Params::labels(process.place);
+        if let Some(label) = agent.definition.needs.iter().find(|label| !labels.contains(label)) {
+            let words = format!("{} starts on node {}, which lacks {label}", process.name, process.place);
+            self.breaks(words);
         }
     }
 

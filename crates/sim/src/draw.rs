@@ -21,6 +21,11 @@ const ZONES: [&str; 7] = [
     "Africa/Cairo",
 ];
 
+/// The label of the first node, which no other has.
+pub const LABEL: &str = "gpu";
+/// A label that no node has.
+pub const NO_LABEL: &str = "typo";
+
 /// Beginnings: some weeks with a change of the clocks, and one without.
 const STARTS: [&str; 6] = [
     "2026-03-01T00:00:00Z",
@@ -104,6 +109,11 @@ impl Params {
         }
     }
 
+    /// The labels of a node.
+    pub fn labels(place: usize) -> Vec<String> {
+        if place == 0 { vec![LABEL.to_owned()] } else { Vec::new() }
+    }
+
     /// How long a lease is.
     pub fn lease(&self) -> Micros {
         self.options.lease.as_micros() as Micros
@@ -162,7 +172,8 @@ pub fn foreign(random: &mut Random) -> Vec<AgentSpec> {
         ("cron".into(), ScheduleDefinition::new(When::Cron(format!("{} * * * *", random.below(60))))),
         ("slot".into(), ScheduleDefinition { when: When::Every("33m".into()), options: slot }),
     ];
-    vec![AgentSpec { name: "foreign".into(), definition: agent(random), schedules }]
+    let definition = AgentDefinition { needs: Vec::new(), ..agent(random) };
+    vec![AgentSpec { name: "foreign".into(), definition, schedules }]
 }
 
 /// An agent.
@@ -186,6 +197,11 @@ pub fn agent(random: &mut Random) -> AgentDefinition {
         // Nobody makes the last: its runs go to `main`.
         lane: (*random.one_of(&["cron", "cron", "cron", "main", "main", "nightly", "nightly", "unmade"]))
             .into(),
+        needs: match random.below(20) {
+            0 | 1 => vec![LABEL.into()],
+            2 => vec![NO_LABEL.into()],
+            _ => Vec::new(),
+        },
         ..AgentDefinition::default()
     }
 }

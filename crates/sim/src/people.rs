@@ -648,7 +648,7 @@ impl Sim {
         }
     }
 
-    /// Everything works again, and nothing is paused, drained or limited.
+    /// Everything works again, and nothing is paused, drained or limited, or needs a label that no node has.
     pub(crate) fn heal(&mut self) {
         if self.broken.is_some() {
             return;
@@ -680,6 +680,7 @@ impl Sim {
             self.now(self.store.set_lane(now, lane, None));
         }
         for agent in &mut self.ledger.agents {
+            agent.definition.needs.retain(|label| label != draw::NO_LABEL);
             for (_, definition) in &mut agent.schedules {
                 definition.options.enabled = true;
             }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use belfry::driver::{Driver, Effect, Input, Phase, Sight};
+use belfry::driver::{Driver, Effect, Input, Options, Phase, Sight};
 use belfry::{NodeId, RunId, SignedDuration, Time, Timestamp, carry_out};
 use belfry_core::retry::Outcome;
 use belfry_core::{Epoch, Reason};
@@ -455,7 +455,8 @@ impl Sim {
         self.now(self.store.clone().join(&node));
         let ids = self.ids.clone();
         let new_id = Box::new(move |at| self::id(&ids, at));
-        let driver = Driver::new(self.params.options.clone(), id, now, lease_until, new_id);
+        let options = Options { labels: Params::labels(place), ..self.params.options.clone() };
+        let driver = Driver::new(options, id, now, lease_until, new_id);
         let at = self.world.now();
         let sim_node = &mut self.nodes[place];
         sim_node.lives += 1;
@@ -501,7 +502,7 @@ impl Sim {
             id,
             host: "host".into(),
             pid: 1,
-            labels: Vec::new(),
+            labels: Params::labels(place),
             started_at: now,
             lease_until,
             fenced: false,
