@@ -63,11 +63,15 @@ pub enum Broken {
     PlannedTwice,
     /// The end of a run does not arm the schedule that waits for it.
     EndArmsNothing,
+    /// Runs that cannot start for now take places of their lane's `queue_limit`.
+    QueueLimitCountsAll,
+    /// A node takes runs whose labels it has not.
+    LabelsIgnored,
 }
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 29] = [
+    pub const ALL: [Broken; 31] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
@@ -97,6 +101,8 @@ impl Broken {
         Broken::ReturnsWithoutPast,
         Broken::PlannedTwice,
         Broken::EndArmsNothing,
+        Broken::QueueLimitCountsAll,
+        Broken::LabelsIgnored,
     ];
 }
 

@@ -4,8 +4,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 
+use belfry_time::Timestamp;
+
+use crate::broken::{self, Broken};
 use crate::definition::{AgentDefinition, IfRunning, Options, Scope};
-use crate::model::{AgentId, ScheduleId};
+use crate::model::{AgentId, ScheduleId, Trigger};
 use crate::rescue::Rescues;
 
 /// The lane of messages, unless their schedule or their sender names another.
@@ -51,6 +54,18 @@ impl Place {
     pub fn attempts(&self, used: u32, is_running: bool) -> u32 {
         self.max_attempts.max(used.saturating_add(u32::from(!is_running)))
     }
+}
+
+/// Whether a run that waits was put off to a later time: it came back (retry, rescue, shutdown), a failure budget holds
+/// it, or somebody asked for it with a delay. Such a run takes no place of its lane's `queue_limit`: it may not start for a
+/// long time, while the lane is idle.
+pub fn is_put_off(trigger: Trigger, created_at: Timestamp, due_at: Timestamp, not_before: Timestamp) -> bool {
+    not_before > due_at || (trigger == Trigger::Manual && due_at > created_at)
+}
+
+/// Whether a node with these labels takes runs that need those.
+pub fn serves(labels: &[String], needs: &[String]) -> bool {
+    needs.iter().all(|label| labels.contains(label)) || broken::is(Broken::LabelsIgnored)
 }
 
 /// The scope in which runs of a schedule start one at a time, if they do.

@@ -230,6 +230,7 @@ pub async fn lanes(store: &AnyStore, options: &Options, now: Timestamp) -> Resul
                 active: 0,
                 pending: 0,
                 oldest_pending: None,
+                queued: None,
             }),
         }
     }

@@ -172,8 +172,8 @@ struct Known {
     /// The policies of its agent's schedules that have live runs.
     options: HashMap<ScheduleId, Options>,
     nodes: Vec<belfry_store::Node>,
-    /// The lane that its tick was deferred in, or that it runs in, with how many may wait there.
-    lane: (String, Option<u32>),
+    /// The lane that its tick was deferred in, or that it runs in.
+    lane: lane::Lane,
     zone: Zone,
     /// What the store refuses to keep of it.
     refusals: Vec<Refusal>,
@@ -215,8 +215,14 @@ impl Known {
         nodes.retain(|node| node.is_alive(now) && !node.draining && !is_guest(node));
         let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
         let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
-        let settings = store.lane_settings().await?.into_iter().find(|known| known.name == lane);
-        let lane = (lane, settings.and_then(|known| known.settings()?.queue_limit));
+        let known = store.lane_settings().await?.into_iter().find(|known| known.name == lane);
+        let queue_limit = known.and_then(|known| known.settings()?.queue_limit);
+        let queued = match queue_limit {
+            Some(_) => store.lanes(now).await?.into_iter().find(|known| known.name == lane),
+            None => None,
+        };
+        let queued = queued.and_then(|known| known.queued).unwrap_or(0);
+        let lane = lane::Lane { name: lane, queue_limit, queued };
         let zone = record.definition.options.timezone.as_deref().map(Zone::get);
         let zone = zone.and_then(Result::ok).unwrap_or_else(Zone::utc);
         let mut refusals = store.refusals().await?;

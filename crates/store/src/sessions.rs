@@ -268,6 +268,8 @@ pub struct LaneRecord {
     pub pending: u32,
     /// Since when the oldest of them is due.
     pub oldest_pending: Option<Timestamp>,
+    /// Where it has a `queue_limit`: its runs that take a place of that.
+    pub queued: Option<u32>,
 }
 
 impl LaneRecord {
@@ -280,7 +282,13 @@ impl LaneRecord {
             active: 0,
             pending: 0,
             oldest_pending: None,
+            queued: None,
         }
+    }
+
+    /// Whether it has a `queue_limit`.
+    pub(crate) fn is_queue_limited(&self) -> bool {
+        self.settings().is_some_and(|settings| settings.queue_limit.is_some())
     }
 
     /// What holds: none where the lane was never made, and only runs know of it.

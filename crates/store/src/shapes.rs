@@ -8,7 +8,7 @@ use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::edit;
 pub use belfry_core::gate::Gates;
-use belfry_core::gate::Place;
+use belfry_core::gate::{self, Place};
 use belfry_core::input::StoredPayload;
 use belfry_core::overlap::{Overlap, turns};
 use belfry_core::plan::{Next, PlannedRun, Standing};
@@ -604,6 +604,11 @@ impl NodeProcess {
 }
 
 impl Node {
+    /// Whether it takes runs that need these labels.
+    pub fn serves(&self, needs: &[String]) -> bool {
+        !self.fenced && !self.draining && gate::serves(&self.labels, needs)
+    }
+
     /// Whether its claims hold at an instant.
     pub fn is_alive(&self, now: Timestamp) -> bool {
         !self.fenced && self.lease_until > now

@@ -1,19 +1,26 @@
 //! Lanes that are full, and ticks that wait for them.
 
+use belfry_core::SkipReason;
 use belfry_core::text::count;
-use belfry_core::{RunState, SkipReason};
-use belfry_store::{Deferred, RunRecord};
+use belfry_store::Deferred;
 use belfry_time::Timestamp;
 
 use super::{Decision, Known, passed};
 use crate::api::Why;
 
+/// The lane that a tick goes to.
+pub(super) struct Lane {
+    pub(super) name: String,
+    pub(super) queue_limit: Option<u32>,
+    /// How many runs take a place of its `queue_limit`; 0 where it has none.
+    pub(super) queued: u32,
+}
+
 impl Known {
     /// Whether the lane has no room for a tick; nothing where it is not limited in what may wait.
     pub(super) fn lane_full(&self) -> Option<Result<String, String>> {
-        let (lane, limit) = &self.lane;
-        let in_lane = |run: &&RunRecord| run.lane == *lane && run.state == RunState::Pending;
-        let waiting = self.live.iter().filter(in_lane).count();
+        let Lane { name: lane, queue_limit: limit, queued: waiting } = &self.lane;
+        let waiting = *waiting as usize;
         let runs = count(waiting, "run");
         // Runs by hand may be more.
         let most = match limit {

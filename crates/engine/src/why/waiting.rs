@@ -68,7 +68,7 @@ impl Known {
 
     fn able_nodes(&self) -> impl Iterator<Item = &belfry_store::Node> {
         let needs = &self.agent.needs;
-        self.nodes.iter().filter(|node| needs.iter().all(|label| node.labels.contains(label)))
+        self.nodes.iter().filter(|node| gate::serves(&node.labels, needs))
     }
 
     /// A failure budget that is used up, and the way out.

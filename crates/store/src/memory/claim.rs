@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use belfry_core::broken::{self, Broken};
 use belfry_core::definition::Options;
-use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit};
+use belfry_core::gate::{self, Admission, Candidate, Deal, Gate, Pass, Scopes, Standing, admit, serves};
 use belfry_core::input::StoredPayload;
 use belfry_core::overlap::Overlap;
 use belfry_core::rescue::Rescues;
@@ -123,7 +123,7 @@ impl State {
     fn claim_one(&mut self, now: Timestamp, claim: &Claim, run: RunId) -> Option<Claimed> {
         let live = self.live.get(&run)?;
         let scopes = self.scopes(&BTreeSet::from([live.new.agent]));
-        let served = live.new.needs.iter().all(|label| claim.labels.contains(label));
+        let served = serves(&claim.labels, &live.new.needs);
         let ready = live.waits() && live.not_before <= now && self.has_turn(run, live);
         let all = self.all_at_gates(now);
         let own = scopes_of(&scopes, live.new.agent);
@@ -146,8 +146,7 @@ impl State {
         labels: &[String],
         rescues: &mut Rescues,
     ) -> (Vec<RunId>, bool) {
-        let serves =
-            |live: &Live| live.new.lane == lane && live.new.needs.iter().all(|label| labels.contains(label));
+        let serves = |live: &Live| live.new.lane == lane && serves(labels, &live.new.needs);
         let slots = slots.min(self.room_of_lane(lane));
         let ready = |live: &Live| live.waits() && live.not_before <= now;
         let mut waiting: Vec<(&RunId, &Live)> =

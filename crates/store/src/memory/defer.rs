@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use belfry_core::ScheduleId;
 use belfry_core::broken::{self, Broken};
+use belfry_core::gate::is_put_off;
 use belfry_time::Timestamp;
 
-use super::State;
+use super::{Live, State};
 use crate::shapes::*;
 
 impl State {
@@ -19,7 +20,7 @@ impl State {
             true => 0,
             false => self.deferred_in(lane).count(),
         };
-        (self.waiting_in(lane) + before >= limit).then_some(lane)
+        (self.queued_in(lane) + before >= limit).then_some(lane)
     }
 
     pub(super) fn defer(&mut self, now: Timestamp, commit: &Commit, lane: &str) {
@@ -42,7 +43,7 @@ impl State {
                 self.deferred_in(&lane).map(|(id, it)| (id, it.clone())).partition(|(id, _)| waits(id));
             oldest.sort_by_key(|(id, deferred)| deferred.place(*id));
             let room = match self.queue_limit(&lane) {
-                Some(limit) => (limit as usize).saturating_sub(self.waiting_in(&lane) + ready.len()),
+                Some(limit) => (limit as usize).saturating_sub(self.queued_in(&lane) + ready.len()),
                 None => usize::MAX,
             };
             for (id, deferred) in oldest.into_iter().take(room) {
@@ -64,8 +65,18 @@ impl State {
         row.set.or(row.file)?.queue_limit
     }
 
-    fn waiting_in(&self, lane: &str) -> usize {
-        self.live.values().filter(|live| live.running.is_none() && live.new.lane == lane).count()
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, and need no label that no
+    /// node has.
+    pub(super) fn queued_in(&self, lane: &str) -> usize {
+        let is_served =
+            |needs: &[String]| needs.is_empty() || self.nodes.values().any(|node| node.serves(needs));
+        let takes_place = |live: &&Live| {
+            let new = &live.new;
+            let is_put_off = is_put_off(new.trigger, live.created_at, new.not_before, live.not_before);
+            let counts = !is_put_off && is_served(&new.needs) || broken::is(Broken::QueueLimitCountsAll);
+            live.running.is_none() && new.lane == lane && counts
+        };
+        self.live.values().filter(takes_place).count()
     }
 
     fn deferred_in(&self, lane: &str) -> impl Iterator<Item = (ScheduleId, &Deferred)> {

@@ -48,6 +48,9 @@ impl State {
                     Some(lane.oldest_pending.map_or(live.not_before, |at| at.min(live.not_before)));
             }
         }
+        for lane in lanes.values_mut().filter(|lane| lane.is_queue_limited()) {
+            lane.queued = Some(self.queued_in(&lane.name) as u32);
+        }
         lanes.into_values().collect()
     }
 

@@ -381,9 +381,10 @@ impl Store for Memory {
 
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
         let finishes = &*all_storable(finishes);
-        let mut state = self.state.lock();
-        state.last_claim.shown(now);
-        let finished = finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect();
+        let finished = self.change(|state| {
+            state.last_claim.shown(now);
+            finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect()
+        });
         self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))
     }
 
@@ -425,7 +426,7 @@ impl Store for Memory {
     }
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
-        self.hint.after(Ok(self.state.lock().drain(now, node, draining)), hint::marked)
+        self.hint.after(Ok(self.change(|state| state.drain(now, node, draining))), hint::marked)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
@@ -433,7 +434,7 @@ impl Store for Memory {
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        self.hint.after(Ok(self.state.lock().fence(now, node, lease_seen)), Option::is_some)
+        self.hint.after(Ok(self.change(|state| state.fence(now, node, lease_seen))), Option::is_some)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {

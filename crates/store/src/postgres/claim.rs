@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::Postgres;
 use super::connection::{Fault, Param, Tx};
+use super::defer::look_again;
 use super::lane::{Room, room};
 use super::rows::{get, small};
 use crate::Error;
@@ -157,6 +158,7 @@ async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool
     let rows = tx.query(sql, &[]).await?;
     let last_told = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
     let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(false) };
+    look_again(tx).await?;
     let sql = "update timers set due_at = $1, version = nextval('numbers') \
                where due_at > $1 and schedule_id in (select schedule_id from deferred where armed)";
     let armed = tx.execute(sql, &[&now]).await?;

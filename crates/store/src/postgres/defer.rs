@@ -256,7 +256,7 @@ async fn try_lanes(tx: &mut Tx<'_>, lane: &str) -> Result<Option<Limits>, Fault>
 
 /// How many wait in lanes, and how many schedules are deferred there.
 async fn taken(tx: &mut Tx<'_>, lanes: &[&str]) -> Result<HashMap<String, [i64; 2]>, Fault> {
-    let sql = "select n.lane, waiting_in(n.lane) as waiting, \
+    let sql = "select n.lane, queued_in(n.lane) as waiting, \
                (select count(*) from deferred d where d.lane = n.lane) as deferred \
                from unnest($1::text[]) as n (lane)";
     let found = tx.query(sql, &[&lanes]).await?;

@@ -285,7 +285,7 @@ impl Postgres {
             let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
             tx.query(sql, &[&agent]).await?;
         }
-        let sql = "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate \
+        let sql = "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate, lane \
                    from live where schedule_id = any(array(select id from schedules where agent_id = $1)) \
                    and state <> 2 and not id = any($2) order by id";
         let (mut runs, mut times, mut gates) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -302,6 +302,7 @@ impl Postgres {
             if at != not_before {
                 runs.push(get::<Uuid>(&row, "id")?);
                 times.push(at);
+                tx.makes_room(get(&row, "lane")?);
                 for gate in ["agent_gate", "turn_gate", "command_gate", "whole_gate"] {
                     gates.extend(get::<Option<i64>>(&row, gate)?);
                 }

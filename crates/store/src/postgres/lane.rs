@@ -139,6 +139,10 @@ pub(super) async fn lanes(tx: &mut Tx<'_>, now: Timestamp) -> Result<Vec<LaneRec
         (lane.active, lane.pending) = (small(get(&row, "active")?), small(get(&row, "pending")?));
         lane.oldest_pending = get(&row, "oldest")?;
     }
+    for lane in lanes.values_mut().filter(|lane| lane.is_queue_limited()) {
+        let rows = tx.query("select queued_in($1) as queued", &[&lane.name]).await?;
+        lane.queued = rows.first().map(|row| get(row, "queued").map(small)).transpose()?;
+    }
     Ok(lanes.into_values().collect())
 }
 

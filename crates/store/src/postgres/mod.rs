@@ -104,6 +104,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use self::connection::{Fault, Part, Pool, Tx, error_of};
+use self::defer::look_again;
 use self::notify::Hints;
 use crate::cached::Cached;
 use crate::clock::LastClaim;
@@ -572,6 +573,9 @@ impl Store for Postgres {
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         let answer = transact!(self, |tx| node::drain(&mut tx, now, node, draining).await);
+        if matches!(answer, Ok(Drained::Marked { is_news: true })) {
+            let _ = transact!(self, |tx| look_again(&mut tx).await);
+        }
         self.tell(answer, hint::marked).await
     }
 
@@ -581,6 +585,10 @@ impl Store for Postgres {
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
         let answer = transact!(self, Rescue, |tx| self.fence_in(&mut tx, now, node, lease_seen).await);
+        if matches!(answer, Ok(Some(_))) {
+            // Runs that only this node could take no longer have a place in their lanes. Where this fails, pruning does it.
+            let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
+        }
         self.hint(answer, Option::is_some)
     }
 

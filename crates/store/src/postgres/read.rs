@@ -330,7 +330,7 @@ const PROMISES: &[&str] = &[
      where t.kind = 4 and not exists (select 1 from deferred d where d.schedule_id = t.schedule_id)",
     "select format('schedule %s is deferred in the lane %s, which has room', d.schedule_id, d.lane) from deferred d \
      left join gates g on g.kind = 4 and g.key = 0 and g.command = d.lane where not d.armed \
-     and (g.queue_limit is null or g.queue_limit > waiting_in(d.lane) \
+     and (g.queue_limit is null or g.queue_limit > queued_in(d.lane) \
          + (select count(*) from deferred r where r.lane = d.lane and r.armed))",
     "select format('schedule %s has no state', c.id) from schedules c \
      where not exists (select 1 from schedule_state s where s.schedule_id = c.id)",

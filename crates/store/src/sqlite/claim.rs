@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over};
+use belfry_core::gate::{Admission, Candidate, Deal, Pass, Standing, admit, passed_over, serves};
 use belfry_core::input::StoredPayload;
 use belfry_core::rescue::Rescues;
 use belfry_core::{NodeId, RunId};
@@ -76,7 +76,7 @@ impl Verb<'_> {
             let lane = &claim.lanes[at].0;
             let before = claimed.len();
             let mut is_changed = false;
-            let queues = self.queues(lane, &claim.labels)?;
+            let queues = self.queues(lane, |needs| serves(&claim.labels, needs))?;
             let most = before + slots.min(self.room_of_lane(lane)?) as usize;
             // A run that a gate holds is parked, and makes room for the next to be looked at.
             while claimed.len() < most {
@@ -112,6 +112,7 @@ impl Verb<'_> {
                 |row| maybe_instant(row, "at"),
             )?;
             if let Some(Shift { now, latest }) = Shift::of(now, later, last_told.flatten()) {
+                self.made_room.set(true);
                 self.execute(
                     "update live set due_at = case when created_at > ?1 then max(?1, due_at - (?2 - ?1)) else ?1 end
                      where due_at > ?1 and (created_at > ?1 or due_at <= ?2)",
@@ -158,9 +159,9 @@ impl Verb<'_> {
             params![bytes(run), micros(now)],
             |row| ready_of(row, queue, &lane),
         )?;
-        let serves = needs.iter().all(|label| claim.labels.contains(label));
+        let is_served = serves(&claim.labels, &needs);
         let reads = |run: &Ready| self.shared.unread.why(run.claimed.schedule).is_none();
-        let Some(ready) = ready.filter(|run| serves && reads(run)) else { return Ok(Vec::new()) };
+        let Some(ready) = ready.filter(|run| is_served && reads(run)) else { return Ok(Vec::new()) };
         if self.room_of_lane(&lane)? == 0 {
             return Ok(Vec::new());
         }
@@ -209,8 +210,8 @@ impl Verb<'_> {
         Ok(earliest.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
     }
 
-    /// The queues of a lane that a node with these labels can serve.
-    fn queues(&self, lane: &str, labels: &[String]) -> Done<Vec<i64>> {
+    /// The queues of a lane whose labels suit.
+    pub(super) fn queues(&self, lane: &str, suits: impl Fn(&[String]) -> bool) -> Done<Vec<i64>> {
         let all = self.rows("select id, needs from queues where lane = ? order by id", [lane], |row| {
             Ok((row.get(0)?, text(row, 1)?))
         })?;
@@ -218,7 +219,7 @@ impl Verb<'_> {
         for (id, needs) in all {
             // A queue that cannot be read is served by nobody.
             let Ok(needs) = from_json::<Vec<String>>(&needs) else { continue };
-            if needs.iter().all(|label| labels.contains(label)) {
+            if suits(&needs) {
                 served.push(id);
             }
         }

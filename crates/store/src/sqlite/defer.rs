@@ -1,9 +1,10 @@
 //! Ticks that wait for room in their lane: `queue_limit`.
 
-use belfry_core::ScheduleId;
+use belfry_core::{ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use rusqlite::params;
 
+use super::source::to_json;
 use super::{Done, Verb, instant, micros, text};
 use crate::shapes::*;
 
@@ -28,7 +29,7 @@ impl Verb<'_> {
             params![lane, commit.schedule],
             |row| row.get(0),
         )?;
-        Ok((self.waiting_in(lane)? + before.unwrap_or(0) >= limit).then_some(lane))
+        Ok((self.queued_in(lane)? + before.unwrap_or(0) >= limit).then_some(lane))
     }
 
     /// Keeps a tick whose token is consumed until there is room for it.
@@ -66,7 +67,7 @@ impl Verb<'_> {
                         [&lane],
                         |row| row.get(0),
                     )?;
-                    (limit - self.waiting_in(&lane)? - armed.unwrap_or(0)).max(0)
+                    (limit - self.queued_in(&lane)? - armed.unwrap_or(0)).max(0)
                 }
                 None => i64::MAX,
             };
@@ -112,15 +113,25 @@ impl Verb<'_> {
         Ok(limit.flatten().map(|limit| limit.max(0)))
     }
 
-    fn waiting_in(&self, lane: &str) -> Done<i64> {
-        let waiting = self.row(
-            "select (select count(*) from live where state = 0 and queue_id in (select id from queues where lane = ?1))
-                  + (select count(*) from live where state = 1 and queue_id in (select id from queues where lane = ?1))
-                  + (select count(*) from live where state = 3 and queue_id in (select id from queues where lane = ?1))",
-            [lane],
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off (as
+    /// `core::gate::is_put_off`), and need no label that no node has.
+    pub(super) fn queued_in(&self, lane: &str) -> Done<i64> {
+        let nodes = self.nodes()?;
+        let is_served = |needs: &[String]| needs.is_empty() || nodes.iter().any(|node| node.serves(needs));
+        let served = self.queues(lane, is_served)?;
+        // Each state has an index of its own.
+        let queued = self.row(
+            "with served as (select value as id from json_each(?1))
+             select (select count(*) from live where state = 0 and queue_id in (select id from served)
+                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))
+                  + (select count(*) from live where state = 1 and queue_id in (select id from served)
+                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))
+                  + (select count(*) from live where state = 3 and queue_id in (select id from served)
+                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))",
+            params![to_json(&served)?, Trigger::Manual.code()],
             |row| row.get(0),
         )?;
-        Ok(waiting.unwrap_or(0))
+        Ok(queued.unwrap_or(0))
     }
 }
 

@@ -80,6 +80,9 @@ impl Verb<'_> {
             let lane = lanes.entry(name.clone()).or_insert_with(|| LaneRecord::blank(&name));
             (lane.active, lane.pending, lane.oldest_pending) = (active, pending, oldest_pending);
         }
+        for lane in lanes.values_mut().filter(|lane| lane.is_queue_limited()) {
+            lane.queued = Some(u32::try_from(self.queued_in(&lane.name)?).unwrap_or(u32::MAX));
+        }
         Ok(lanes.into_values().collect())
     }
 

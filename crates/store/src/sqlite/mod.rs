@@ -806,7 +806,7 @@ impl Store for Sqlite {
         let claimed = self
             .write(move |verb| {
                 let claimed = verb.claim(now, &claim)?;
-                verb.made_room.set(!claimed.is_empty());
+                verb.made_room.set(verb.made_room.get() || !claimed.is_empty());
                 Ok(claimed)
             })
             .await;

@@ -101,6 +101,8 @@ impl Verb<'_> {
             None => Drained::NotFound,
             Some((false, _)) => Drained::Dead,
             Some((true, before)) => {
+                // Runs that only this node could take no longer have a place in their lanes.
+                self.made_room.set(true);
                 self.execute(
                     "update nodes set draining = ? where id = ?",
                     params![draining, node_bytes(id)],
@@ -149,6 +151,7 @@ impl Verb<'_> {
             |row| row.get::<_, i64>(0),
         )?;
         let Some(renewal) = renewal else { return Ok(None) };
+        self.made_room.set(true);
         let orphans = self.rows(
             "select id, case when cancel_reason is null and trigger = 4
                         and not exists (select 1 from session_runs r where r.run_id = live.id) then 27 else cancel_reason end,

@@ -23,6 +23,10 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     what_takes_a_schedule_away_records_what_was_deferred(&fresh().await).await;
     a_schedule_that_changes_its_lane_waits_in_the_other(&fresh().await).await;
     runs_by_hand_wait_whatever_the_limit(&fresh().await).await;
+    a_run_that_waits_for_its_retry_takes_no_place(&fresh().await).await;
+    runs_that_a_budget_holds_take_no_place(&fresh().await).await;
+    a_run_that_was_asked_for_with_a_delay_takes_no_place(&fresh().await).await;
+    a_run_whose_label_no_node_has_takes_no_place(&fresh().await).await;
     plans_of_many_kinds_share_one_limit(&fresh().await).await;
 }
 
@@ -423,6 +427,106 @@ async fn runs_by_hand_wait_whatever_the_limit(store: &impl Store) {
     assert_eq!(deferred(&world).await, [waits("a/s1")]);
     assert_eq!(world.enqueue("a/s1", None).await.1, Enqueued::Made);
     assert_eq!(deferred(&world).await, [waits("a/s1")], "it moves no schedule");
+    world.assert_whole().await;
+}
+
+/// Two agents with a schedule each that ticks every minute, `a` a second before `b`, in a lane where one may wait.
+async fn pair(store: &impl Store, a: AgentDefinition) -> World<'_, impl Store> {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    let slot = |phase: &str| {
+        let options = Options {
+            anchor: AnchorName::Slot,
+            phase: Some(phase.into()),
+            if_running: IfRunning::Allow,
+            ..Options::default()
+        };
+        schedule(When::Every("1m".into()), options)
+    };
+    let (first, second) = ([("s", slot("0s"))], [("s", slot("1s"))]);
+    world.apply(&[agent("a", a, &first), agent("b", unlimited(), &second)]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    world.plan_all().await;
+    world
+}
+
+async fn queued(world: &World<'_, impl Store>) -> Option<u32> {
+    let lanes = world.store.lanes(world.now).await.unwrap();
+    lanes.into_iter().find(|lane| lane.name == "cron").unwrap().queued
+}
+
+async fn a_run_that_waits_for_its_retry_takes_no_place(store: &impl Store) {
+    let mut world = pair(store, unlimited()).await;
+    let node = world.join(1).await;
+    world.now = minute(1);
+    assert_eq!((world.plan_all().await, queued(&world).await), (1, Some(1)));
+    let claimed = world.claim(node, 1).await;
+    world.finish(&claimed[0], Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await;
+    assert_eq!((store.counts().await.unwrap().pending, queued(&world).await), (1, Some(0)));
+    world.now = minute(1) + SignedDuration::from_secs(1);
+    assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![]));
+    // Also once its time has come: it had its place.
+    world.now = minute(1) + SignedDuration::from_secs(50);
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    assert_eq!(queued(&world).await, Some(1));
+    world.assert_whole().await;
+}
+
+async fn runs_that_a_budget_holds_take_no_place(store: &impl Store) {
+    let budget = Some(belfry_core::definition::Budget { max: 1, period_ms: 86_400_000 });
+    let mut world = pair(store, AgentDefinition { budget, ..unlimited() }).await;
+    let node = world.join(1).await;
+    world.now = minute(1);
+    world.plan_all().await;
+    let claimed = world.claim(node, 1).await;
+    world.now = minute(1) + SignedDuration::from_secs(1);
+    world.plan_all().await;
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    // The second tick of `a` waits, and fills the lane.
+    world.now = minute(2);
+    assert_eq!((world.plan_all().await, queued(&world).await), (1, Some(1)));
+    world.now = minute(2) + SignedDuration::from_secs(1);
+    world.plan_all().await;
+    assert_eq!(deferred(&world).await, [waits("b/s")]);
+    world.finish(&claimed[0], Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await;
+    assert_eq!(deferred(&world).await, [armed("b/s")], "what is held for a day makes room");
+    assert_eq!((world.plan_all().await, queued(&world).await), (1, Some(1)));
+    world.assert_whole().await;
+    let agent = store.agents().await.unwrap().into_iter().find(|agent| agent.name == "a").unwrap().id;
+    assert!(store.reset_budget(world.now, agent).await.unwrap());
+    world.assert_whole().await;
+}
+
+async fn a_run_that_was_asked_for_with_a_delay_takes_no_place(store: &impl Store) {
+    let mut world = pair(store, unlimited()).await;
+    let later = world.now + SignedDuration::from_hours(1);
+    assert_eq!(world.enqueue_at("a/s", later, None).await.1, Enqueued::Made);
+    assert_eq!(queued(&world).await, Some(0));
+    world.now = minute(1);
+    assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![]));
+    world.assert_whole().await;
+}
+
+async fn a_run_whose_label_no_node_has_takes_no_place(store: &impl Store) {
+    let mut world = pair(store, AgentDefinition { needs: vec!["gpu".into()], ..unlimited() }).await;
+    world.now = minute(1) + SignedDuration::from_secs(1);
+    assert_eq!((world.plan_all().await, queued(&world).await), (2, Some(1)));
+    let node = world.join(1).await;
+    assert_eq!(queued(&world).await, Some(2), "now somebody could take both");
+    let claimed = world.claim(node, 2).await;
+    assert_eq!(claimed.len(), 2);
+    store.renew(node, minute(3)).await.unwrap();
+    world.now = minute(2) + SignedDuration::from_secs(1);
+    assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![waits("b/s")]));
+    assert_eq!(store.drain(world.now, node, true).await.unwrap(), Drained::Marked { is_news: true });
+    assert_eq!(deferred(&world).await, [armed("b/s")], "nobody takes the other");
+    world.assert_whole().await;
+    assert_eq!(store.drain(world.now, node, false).await.unwrap(), Drained::Marked { is_news: true });
+    assert_eq!((world.plan_all().await, deferred(&world).await), (0, vec![waits("b/s")]));
+    let lease = store.nodes().await.unwrap()[0].lease_until;
+    assert!(store.fence(world.now, node, lease).await.unwrap().is_some());
+    assert_eq!(deferred(&world).await, [armed("b/s")]);
+    assert_eq!(world.plan_all().await, 1);
     world.assert_whole().await;
 }
 

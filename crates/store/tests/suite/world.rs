@@ -374,12 +374,22 @@ impl<'a, S: Store> World<'a, S> {
 
     /// A run by hand.
     pub async fn enqueue(&mut self, name: &str, key: Option<(&str, u8)>) -> (RunId, Enqueued) {
+        self.enqueue_at(name, self.now, key).await
+    }
+
+    /// A run by hand that is to start at an instant.
+    pub async fn enqueue_at(
+        &mut self,
+        name: &str,
+        not_before: Timestamp,
+        key: Option<(&str, u8)>,
+    ) -> (RunId, Enqueued) {
         let record = self.schedule(name).await;
         let id = self.run_id();
         let compiled = record.definition.compile(name).unwrap();
         let definition =
             self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
-        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &definition, self.now);
+        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &definition, not_before);
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});
             run.prompt = Some(odd);

@@ -596,14 +596,19 @@ begin
     end if;
 end $$;
 
--- How many runs wait in a lane.
-create function waiting_in(which text) returns bigint language plpgsql as $$
+-- How many runs take a place of a lane's queue_limit: those that wait, were not put off (as core::gate::is_put_off; trigger 2
+-- is by hand), and need no label that no node has.
+create function queued_in(which text) returns bigint language plpgsql as $$
 declare
-    own bigint[] := array(select q.id from queues q where q.lane = which);
+    own bigint[] := array(select q.id from queues q where q.lane = which and (q.needs = '{}' or exists (
+        select 1 from nodes n where not n.fenced and not n.draining and q.needs <@ n.labels)));
 begin
-    return (select count(*) from live l where l.state = 0 and l.queue_id = any(own))
-        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own))
-        + (select count(*) from live l where l.state = 3 and l.queue_id = any(own));
+    return (select count(*) from live l where l.state = 0 and l.queue_id = any(own)
+            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at))
+        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own)
+            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at))
+        + (select count(*) from live l where l.state = 3 and l.queue_id = any(own)
+            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at));
 end $$;
 
 -- Arms schedules that were deferred in lanes, in each the oldest first, as many as there is room for, and says how many.
@@ -621,7 +626,7 @@ begin
         where g.kind = 4 and g.key = 0 and g.command = any(wanted)
         and exists (select 1 from deferred d where d.lane = g.command and not d.armed) order by g.id
     loop
-        taken := case when lane.most is null then 0 else waiting_in(lane.name)
+        taken := case when lane.most is null then 0 else queued_in(lane.name)
             + (select count(*) from deferred d where d.lane = lane.name and d.armed) end;
         oldest := array(
             select d.schedule_id from deferred d where d.lane = lane.name and not d.armed
