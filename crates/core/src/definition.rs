@@ -349,6 +349,11 @@ impl ScheduleDefinition {
         ScheduleDefinition { when, options: Options::default() }
     }
 
+    /// The lane of its runs, where they name none.
+    pub fn lane<'a>(&'a self, agent: &'a AgentDefinition) -> &'a str {
+        crate::gate::lane(agent, &self.options, matches!(self.when, When::Chat(_)))
+    }
+
     /// All that decides about instants, as one text: an edit that keeps it moves nothing.
     pub fn timing_key(&self) -> String {
         let o = &self.options;

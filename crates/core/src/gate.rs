@@ -11,8 +11,8 @@ use crate::definition::{AgentDefinition, IfRunning, Options, Scope};
 use crate::model::{AgentId, ScheduleId, Trigger};
 use crate::rescue::Rescues;
 
-/// The lane of messages, unless their schedule or their sender names another.
-const MESSAGE_LANE: &str = "main";
+/// The lane of messages, unless their schedule or their sender names another; and of runs whose own lane nobody made.
+pub const MAIN_LANE: &str = "main";
 
 /// What the definitions say about where a run waits. Of what came with the run only the lane goes before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,11 +39,10 @@ pub struct Gates {
 impl Place {
     /// The place of a run of a schedule.
     pub fn of(agent: &AgentDefinition, options: &Options, is_message: bool) -> Place {
-        let default = if is_message { MESSAGE_LANE } else { &agent.lane };
         let is_limited = agent.max_concurrent.is_some() && (!is_message || agent.limits_sessions);
         let turn = if is_message { None } else { turn(options) };
         Place {
-            lane: options.lane.clone().unwrap_or_else(|| default.to_owned()),
+            lane: lane(agent, options, is_message).to_owned(),
             needs: agent.needs.clone(),
             gates: Gates { agent: is_limited, turn },
             max_attempts: agent.retry.max.saturating_add(1),
@@ -54,6 +53,12 @@ impl Place {
     pub fn attempts(&self, used: u32, is_running: bool) -> u32 {
         self.max_attempts.max(used.saturating_add(u32::from(!is_running)))
     }
+}
+
+/// The lane of a schedule's runs, where they name none.
+pub fn lane<'a>(agent: &'a AgentDefinition, options: &'a Options, is_message: bool) -> &'a str {
+    let default = if is_message { MAIN_LANE } else { &agent.lane };
+    options.lane.as_deref().unwrap_or(default)
 }
 
 /// Whether a run that waits was put off to a later time: it came back (retry, rescue, shutdown), a failure budget holds

@@ -25,6 +25,7 @@ pub mod size;
 pub mod suggest;
 pub mod template;
 pub mod text;
+pub mod trigger;
 pub mod work;
 
 pub use definition::{AgentDefinition, AgentSpec, DEFAULT_LANES, Schedule, ScheduleDefinition};

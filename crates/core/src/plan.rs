@@ -5,10 +5,11 @@
 
 use belfry_time::{Allowed, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
-use crate::breaker::Admits;
+use crate::breaker::{Admits, Breaker};
 use crate::broken::{self, Broken};
+use crate::budget::{self, Budget};
 use crate::check::{Asking, Status};
-use crate::definition::{CatchUp, Schedule};
+use crate::definition::{AgentDefinition, CatchUp, Schedule};
 use crate::edit;
 use crate::model::{SkipRange, SkipReason, Token, TokenKind, Trigger};
 use crate::overlap::Overlap;
@@ -29,6 +30,27 @@ pub struct Facts {
 impl Facts {
     /// Nothing lives and nothing stands in the way.
     pub const CLEAR: Facts = Facts { live: 0, pending: 0, breaker: Admits::Yes, budget_exhausted: false };
+
+    /// The facts about a schedule of an agent: for each live run in its overlap scope whether `max_pending` counts it, the
+    /// breaker of the agent and the schedule's command, and what is used of the agent's failure budget.
+    pub fn of(
+        agent: &AgentDefinition,
+        scope: impl IntoIterator<Item = bool>,
+        breaker: Breaker,
+        budget: Option<Budget>,
+        now: Timestamp,
+    ) -> Facts {
+        let policy = agent.budget.as_ref();
+        let budget_exhausted =
+            policy.and_then(|policy| budget::exhausted_until(budget, policy, now)).is_some();
+        let breaker = agent.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now));
+        let facts = Facts { breaker, budget_exhausted, ..Facts::CLEAR };
+        scope.into_iter().fold(facts, |facts, is_queued| Facts {
+            live: facts.live + 1,
+            pending: facts.pending + u32::from(is_queued),
+            ..facts
+        })
+    }
 }
 
 /// A schedule's own state, as far as planning needs it.

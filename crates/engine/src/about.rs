@@ -86,7 +86,7 @@ fn policy(record: &ScheduleRecord) -> String {
 
 fn limits(record: &ScheduleRecord, agent: &AgentDefinition) -> String {
     let ms = |ms: u64| format_duration(SignedDuration::from_millis(i64::try_from(ms).unwrap_or(i64::MAX)));
-    let lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
+    let lane = record.definition.lane(agent);
     let mut parts = vec![format!("lane {lane}")];
     parts.push(agent.max_concurrent.map_or("any number at once".into(), |max| format!("{max} at once")));
     parts.push(

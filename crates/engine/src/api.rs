@@ -215,7 +215,7 @@ impl Schedule {
             running: record.running,
             pending: record.pending,
             streak: record.streak,
-            lane: definition.options.lane.clone().unwrap_or_else(|| agent.lane.clone()),
+            lane: definition.lane(agent).to_owned(),
             origin: record.source.clone(),
             revision: record.revision,
         }

@@ -4,10 +4,10 @@
 //! lives at most once. That is why only ticks behind the planner are made: what it has still to plan it will, and two runs
 //! for one tick would meet.
 
+use belfry_core::RunId;
 use belfry_core::TokenKind;
 use belfry_core::check::Status;
-use belfry_core::{RunId, Trigger};
-use belfry_store::{AnyStore, Enqueue, Enqueued, Key, NewRun, ScheduleRecord, Store, TickFate};
+use belfry_store::{AnyStore, Enqueue, Enqueued, Key, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::driver::Options;
@@ -16,8 +16,6 @@ use crate::error::Error;
 /// Ticks that are looked at, made or not.
 const WALKED_MAX: usize = 100_000;
 const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
-/// How long keys are kept.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// Which ticks are made up for.
 #[derive(Debug, Clone)]
@@ -150,21 +148,9 @@ async fn make(
     let (template, _) = crate::engine::prepare(store, options, now, &record.name).await?;
     let mut kept = Vec::new();
     for (place, (tick_at, _)) in done.runs.drain(..).enumerate() {
-        // They start in the order of their ticks: that of their first instants, a microsecond apart.
-        let behind = SignedDuration::from_micros(place as i64);
-        let run = NewRun {
-            id: crate::engine::new_run_id(now),
-            tick_at: Some(tick_at),
-            trigger: Trigger::Backfill,
-            not_before: now.checked_add(behind).unwrap_or(now),
-            ..template.clone()
-        };
+        let run = template.for_past_tick(crate::engine::new_run_id(now), now, tick_at, place);
         let id = run.id;
-        let key = request.key.as_ref().map(|key| Key {
-            key: format!("{key} {tick_at}"),
-            body_hash: Vec::new(),
-            expires_at: now.saturating_add(KEPT).unwrap_or(Timestamp::MAX),
-        });
+        let key = request.key.as_ref().map(|key| Key::new(format!("{key} {tick_at}"), Vec::new(), now));
         match store.enqueue(now, &Enqueue { run, key }).await? {
             Enqueued::Made => {
                 done.made.push(id);

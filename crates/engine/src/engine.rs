@@ -13,8 +13,8 @@ use belfry_core::session::Usage;
 use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule, ScheduleId, Trigger};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
 use belfry_store::{
-    AnyStore, Applied, Enqueue, Enqueued, Expect, Key, NewRun, Node, PutAgent, Removed, RunRecord,
-    ScheduleRecord, Store,
+    AnyStore, Applied, Defined, Enqueue, Enqueued, Expect, Given, Key, NewRun, Node, PutAgent, Removed,
+    RunRecord, ScheduleRecord, Store,
 };
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -821,8 +821,8 @@ pub async fn prepare(
         return Err(Error::Unreadable { name: name.to_owned(), why: why.to_string() });
     }
     let compiled = record.definition.compile(name).map_err(&refused)?;
-    let mut run =
-        NewRun::of(new_run_id(now), record.agent, record.id, &compiled, &definitions.agent_definition, now);
+    let defined = Defined::new(record.agent, record.id, &compiled, &definitions.agent_definition);
+    let mut run = NewRun::by_hand(defined, new_run_id(now), now);
     to_known_lane(store, options, &mut run).await?;
     Ok((run, compiled))
 }
@@ -860,19 +860,14 @@ pub async fn request_run(
     name: &str,
     request: RunRequest,
 ) -> Result<Requested, Error> {
-    let (mut run, schedule) = prepare(store, options, now, name).await?;
+    let (run, schedule) = prepare(store, options, now, name).await?;
     if schedule.chat.is_some() {
         refuse_message_keys(&request.payload)?;
     }
-    if request.prompt.is_some() {
-        run.prompt = request.prompt;
-    }
-    if let Value::Object(payload) = &mut run.payload {
-        payload.extend(request.payload);
-    }
-    run.trace_id = request.trace_id;
+    let RunRequest { prompt, payload, trace_id, .. } = request;
+    let run = run.given(Given { prompt, payload, trace_id });
     let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
-    let key = request.key.map(|key| idempotency(key, &body, now));
+    let key = request.key.map(|key| Key::new(key, hash(&body), now));
     let id = run.id;
     match store.enqueue(now, &Enqueue { run, key }).await? {
         Enqueued::Made => Ok(Requested { run: id, is_new: true }),
@@ -882,15 +877,8 @@ pub async fn request_run(
     }
 }
 
-/// A key that makes a repeat answer with the first run, for a day.
-pub(crate) fn idempotency(key: String, body: &[u8], now: Timestamp) -> Key {
-    const KEPT: SignedDuration = SignedDuration::from_hours(24);
-    let expires_at = now.saturating_add(KEPT).unwrap_or(Timestamp::MAX);
-    Key { key, body_hash: hash(body), expires_at }
-}
-
 /// Tells bodies apart that carry one key; not meant to withstand an attack.
-fn hash(body: &[u8]) -> Vec<u8> {
+pub(crate) fn hash(body: &[u8]) -> Vec<u8> {
     let mut hash = [0xcbf2_9ce4_8422_2325_u64, 0x8422_2325_cbf2_9ce4];
     for (n, byte) in body.iter().enumerate() {
         let lane = &mut hash[n % 2];

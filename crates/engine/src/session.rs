@@ -6,15 +6,15 @@ use belfry_core::definition::When;
 use belfry_core::session::{Message, Mode, Policy, Usage, message_key_in};
 use belfry_core::{Reason, RunId, RunState, Schedule, Trigger};
 use belfry_store::{
-    AnyStore, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
-    SessionDone, SessionFilter, SessionVerb, Store,
+    AnyStore, Defined, Given, Key, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter,
+    ScheduleRecord, SessionDone, SessionFilter, SessionVerb, Store,
 };
 use belfry_time::Timestamp;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::driver::Options;
-use crate::engine::{Engine, Status, idempotency, new_run_id};
+use crate::engine::{Engine, Status, hash, new_run_id};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 
@@ -153,20 +153,15 @@ pub async fn send(
     let not_found = || Error::NotFound { name: name.clone() };
     let definitions = store.definitions(&[chat.record.id]).await?;
     let definitions = definitions.into_iter().next().flatten().ok_or_else(not_found)?;
-    let ids = (chat.record.agent, chat.record.id);
-    let agent = &definitions.agent_definition;
-    let mut run = NewRun::of_message(new_run_id(now), ids, &chat.compiled, agent, now);
-    run.own_lane = with.lane.is_some();
-    run.lane = with.lane.unwrap_or(run.lane);
+    let definition = &definitions.agent_definition;
+    let defined = Defined::new(chat.record.agent, chat.record.id, &chat.compiled, definition);
+    let mut run = NewRun::of_message(defined, new_run_id(now), now, with.lane);
     let unknown_lane = to_known_lane(store, options, &mut run).await?;
-    run.trace_id = with.trace_id;
     let key = with.key.map(|key| {
         let body = serde_json::to_vec(&(session, text, &with.payload)).unwrap_or_default();
-        idempotency(key, &body, now)
+        Key::new(key, hash(&body), now)
     });
-    if let Value::Object(payload) = &mut run.payload {
-        payload.extend(with.payload);
-    }
+    let run = run.given(Given { prompt: None, payload: with.payload, trace_id: with.trace_id });
     let lane = run.lane.clone();
     let message = NewMessage {
         run,
@@ -277,8 +272,7 @@ pub(crate) async fn to_known_lane(
     if options.lanes.contains_key(&run.lane) || store.lane_settings().await?.iter().any(is_it) {
         return Ok(None);
     }
-    run.own_lane = true;
-    Ok(Some(std::mem::replace(&mut run.lane, "main".into())))
+    Ok(Some(run.move_to_main()))
 }
 
 fn address(name: &str, session: &str) -> String {

@@ -8,7 +8,7 @@ mod waiting;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use belfry_core::breaker::Admits;
+use belfry_core::breaker::Breaker;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
 use belfry_core::definition::Options;
@@ -189,11 +189,8 @@ impl Known {
         let unreadable = unreadable.or_else(|| record.unreadable.as_deref().map(Arc::from));
         let agent = definitions.map(|found| (*found.agent_definition).clone()).unwrap_or_default();
         let breaker = match &agent.breaker {
-            Some(policy) => {
-                let command = &record.definition.options.command;
-                store.breaker(record.agent, command).await?.breaker.admits(policy, now)
-            }
-            None => Admits::Yes,
+            Some(_) => store.breaker(record.agent, &record.definition.options.command).await?.breaker,
+            None => Breaker::default(),
         };
         let policy = agent.budget.as_ref();
         let budget_until = policy.and_then(|policy| budget::exhausted_until(record.budget, policy, now));
@@ -206,15 +203,14 @@ impl Known {
             .filter_map(|found| Some((found.schedule, found.definition()?.options.clone())))
             .collect();
         let in_scope: Vec<&RunRecord> = live.iter().filter(|run| in_scope(&record, run)).collect();
-        let pending = in_scope.iter().filter(|run| is_queued(run)).count() as u32;
-        let facts =
-            Facts { live: in_scope.len() as u32, pending, breaker, budget_exhausted: budget_until.is_some() };
+        let queued = in_scope.iter().map(|run| is_queued(run));
+        let facts = Facts::of(&agent, queued, breaker, record.budget, now);
         let mut nodes = store.nodes().await?;
         // A guest is there for one run alone.
         let is_guest = |node: &belfry_store::Node| node.labels.iter().any(|label| label == GUEST);
         nodes.retain(|node| node.is_alive(now) && !node.draining && !is_guest(node));
-        let own_lane = record.definition.options.lane.as_ref().unwrap_or(&agent.lane);
-        let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).clone();
+        let own_lane = record.definition.lane(&agent);
+        let lane = record.deferred.as_ref().map_or(own_lane, |deferred| &deferred.lane).to_owned();
         let known = store.lane_settings().await?.into_iter().find(|known| known.name == lane);
         let queue_limit = known.and_then(|known| known.settings()?.queue_limit);
         let queued = match queue_limit {

@@ -7,7 +7,6 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use belfry_store::Access;
-use belfry_time::SignedDuration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
@@ -28,8 +27,6 @@ const NAME_MAX: usize = 256;
 const KEY_MAX: usize = 256;
 /// Room for a body is found in steps of so many bytes.
 const STEP_BYTES: usize = 64 << 10;
-/// How long a key is kept.
-const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// The query, with nothing in it that is not known.
 pub struct Params<T>(pub T);
@@ -369,11 +366,7 @@ impl Key {
         let Key(Some(key)) = self else { return Ok(()) };
         let text = serde_json::to_vec(body).map_err(|error| Problem::internal(error.to_string()))?;
         let now = shared.now();
-        let key = belfry_store::Key {
-            key: format!("{operation} {key}"),
-            body_hash: Sha256::digest(&text).to_vec(),
-            expires_at: now.checked_add(KEPT).unwrap_or(now),
-        };
+        let key = belfry_store::Key::new(format!("{operation} {key}"), Sha256::digest(&text).to_vec(), now);
         match shared.store().use_key(now, &key).await? {
             true => Ok(()),
             false => Err(Problem::conflict("key_reused", "this key was used for another request")

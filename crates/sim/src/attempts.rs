@@ -13,7 +13,7 @@ use crate::node::Process;
 use crate::sim::{Sim, signed};
 use crate::world::{MINUTE, Micros};
 
-/// A node claims at least so often.
+/// What was on its way to the store when its clock was stepped has reached it by then.
 const NOTICED_WITHIN: Micros = 10 * MINUTE;
 /// How long runs that were caught up wait at most, and more than clocks of several nodes differ.
 const SPREAD_MAX: Micros = 2 * MINUTE;

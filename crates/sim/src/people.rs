@@ -4,13 +4,13 @@ use belfry::driver::{Input, Options};
 use belfry::{
     LaneSettings, Resume, RunId, RunState, ScheduleDefinition, ScheduleOptions, SessionVerb, Timestamp, When,
 };
+use belfry_core::Reason;
 use belfry_core::breaker::State;
 use belfry_core::check::Status;
 use belfry_core::session::{Message, Policy};
-use belfry_core::{Reason, Trigger};
 use belfry_store::{
-    BreakerEntry, Cancelled, Drained, Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord, ScheduleRecord,
-    Store,
+    BreakerEntry, Cancelled, Defined, Drained, Enqueue, Hooks, Knock, NewMessage, NewRun, RunRecord,
+    ScheduleRecord, Store,
 };
 
 use serde_json::json;
@@ -454,7 +454,7 @@ impl Sim {
         let store = self.store.clone();
         self.done(async {
             let (new, _) = belfry::prepare(&*store, &Options::default(), now, &old.name).await?;
-            let run = NewRun { id, command: old.command, prompt: old.prompt, payload: old.payload, ..new };
+            let run = NewRun { id, ..new.again(old.command, old.prompt, old.payload) };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
     }
@@ -479,11 +479,11 @@ impl Sim {
         let count = self.random.between(1, 6) as usize;
         let ticks: Vec<Timestamp> = timing.ticks_between(from, now, count).map(|tick| tick.tick_at).collect();
         let store = self.store.clone();
-        for tick in ticks {
+        for (place, tick) in ticks.into_iter().enumerate() {
             let id = RunId(self.new_id());
             self.done(async {
                 let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
-                let run = NewRun { id, trigger: Trigger::Backfill, tick_at: Some(tick), ..run };
+                let run = run.for_past_tick(id, now, tick, place);
                 Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
             });
         }
@@ -495,7 +495,7 @@ impl Sim {
         let store = self.store.clone();
         self.done(async {
             let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
-            let run = NewRun { id, trigger: Trigger::Webhook, ..run };
+            let run = NewRun { id, ..run.as_webhook() };
             let options = record.definition.options.clone();
             Ok(store.knock(now, &Knock { run, signed: None, keys: Vec::new(), options }).await?)
         });
@@ -509,8 +509,8 @@ impl Sim {
             return;
         };
         let id = RunId(self.new_id());
-        let ids = (record.agent, record.id);
-        let run = NewRun::of_message(id, ids, &schedule, &definitions.agent_definition, now);
+        let defined = Defined::new(record.agent, record.id, &schedule, &definitions.agent_definition);
+        let run = NewRun::of_message(defined, id, now, None);
         let message = NewMessage {
             run,
             session: (*self.random.one_of(&["ada", "bob"])).into(),

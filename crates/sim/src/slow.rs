@@ -136,7 +136,9 @@ impl Store for Slow {
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Result<Vec<Claimed>, Error> {
         let write = async {
             let claimed = self.store.claim(now, claim).await;
-            self.world.claimed(claimed.as_deref().unwrap_or_default());
+            if let Ok(claimed) = &claimed {
+                self.world.claimed(now, claimed);
+            }
             if claimed.as_ref().is_ok_and(|claimed| !claimed.is_empty()) {
                 // Those that are fenced are left out.
                 let nodes = self.store.memory.nodes().await?;

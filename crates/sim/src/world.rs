@@ -68,6 +68,8 @@ struct Inner {
     stepped: i64,
     /// When it was stepped back last, in true time, and the latest instant that it has shown.
     stepped_back: Option<(Micros, Timestamp)>,
+    /// A claim was made by the clock as it is since then: by that stores notice the step.
+    is_step_noticed: bool,
     /// A step that is to come.
     step_later: Option<i64>,
     random: Random,
@@ -90,6 +92,7 @@ impl World {
             start,
             stepped: 0,
             stepped_back: None,
+            is_step_noticed: false,
             step_later: None,
             random,
             faults,
@@ -123,10 +126,12 @@ impl World {
         self.inner.lock().step(by);
     }
 
-    /// When the store's clock was stepped back, in true time, if it has not shown the instants since that it had shown before.
+    /// When the store's clock was stepped back, in true time, if stores have noticed it and it has not shown the instants since
+    /// that it had shown before.
     pub fn behind_since(&self) -> Option<Micros> {
         let inner = self.inner.lock();
-        inner.stepped_back.filter(|(_, latest)| inner.wall() < *latest).map(|(at, _)| at)
+        let is_behind = |latest: Timestamp| inner.is_step_noticed && inner.wall() < latest;
+        inner.stepped_back.filter(|(_, latest)| is_behind(*latest)).map(|(at, _)| at)
     }
 
     /// Steps the store's clock right after the next read of what is due.
@@ -141,9 +146,10 @@ impl World {
         inner.step(by);
     }
 
-    /// Runs were claimed now.
-    pub fn claimed(&self, claimed: &[Claimed]) {
+    /// Runs were claimed now, by a node whose clock showed `wall` when it asked.
+    pub fn claimed(&self, wall: Timestamp, claimed: &[Claimed]) {
         let mut inner = self.inner.lock();
+        inner.is_step_noticed |= wall <= inner.wall();
         let now = inner.now;
         inner.claims.extend(claimed.iter().map(|claimed| ((claimed.run, claimed.epoch), now)));
     }
@@ -269,6 +275,7 @@ impl Inner {
 
     fn step(&mut self, by: i64) {
         if by < 0 {
+            self.is_step_noticed = false;
             let before = self.stepped_back.map(|(_, latest)| latest);
             self.stepped_back =
                 Some((self.now, before.map_or(self.wall(), |before| before.max(self.wall()))));

@@ -155,12 +155,9 @@ async fn measure<S: Store>(name: &str, store: &S, by_hand: &mut ByHand, runs: us
     let definition = AgentDefinition { max_concurrent: Some(1_000), ..AgentDefinition::default() };
     for _ in 0..runs {
         ids += 1;
-        let run = NewRun::of(
+        let run = NewRun::by_hand(
+            Defined::new(record.agent, record.id, &compiled, &definition),
             RunId(Uuid::from_u128(ids << 64)),
-            record.agent,
-            record.id,
-            &compiled,
-            &definition,
             now,
         );
         store.enqueue(now, &Enqueue { run, key: None }).await.unwrap();

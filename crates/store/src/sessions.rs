@@ -1,9 +1,8 @@
 //! What goes into the verbs of sessions and lanes, and what comes out.
 
-use belfry_core::gate::Place;
 use belfry_core::input::StoredPayload;
 use belfry_core::session::{MESSAGE_KEYS, Message, Policy, Session, Usage};
-use belfry_core::{AgentDefinition, AgentId, RunId, Schedule, ScheduleId, Trigger};
+use belfry_core::{RunId, ScheduleId, Trigger};
 use belfry_time::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -25,26 +24,6 @@ pub struct NewMessage {
     pub policy: Policy,
     /// Makes a repeat answer with the first run.
     pub key: Option<Key>,
-}
-
-impl NewRun {
-    /// A run of a chat as its definition has it, for a message.
-    pub fn of_message(
-        id: RunId,
-        (agent, schedule_id): (AgentId, ScheduleId),
-        schedule: &Schedule,
-        definition: &AgentDefinition,
-        now: Timestamp,
-    ) -> NewRun {
-        let Place { lane, needs, gates, .. } = Place::of(definition, schedule.options(), true);
-        NewRun {
-            trigger: Trigger::Message,
-            lane,
-            needs,
-            gates,
-            ..NewRun::of(id, agent, schedule_id, schedule, definition, now)
-        }
-    }
 }
 
 /// What became of a message.

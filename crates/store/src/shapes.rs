@@ -2,25 +2,26 @@
 
 use std::sync::Arc;
 
-use belfry_core::breaker::{Admits, Breaker, Transition};
-use belfry_core::budget::{self, Budget};
+use belfry_core::breaker::{Breaker, Transition};
+use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::definition::Scope;
 use belfry_core::edit;
+use belfry_core::gate;
 pub use belfry_core::gate::Gates;
-use belfry_core::gate::{self, Place};
 use belfry_core::input::StoredPayload;
 use belfry_core::overlap::{Overlap, turns};
-use belfry_core::plan::{Next, PlannedRun, Standing};
+use belfry_core::plan::{Next, Standing};
 use belfry_core::rescue::Rescues;
 use belfry_core::retry::Verdict;
 use belfry_core::session::RunUsage;
+pub use belfry_core::trigger::{Defined, Given, Key, NewRun};
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, Facts, NodeId, Plan, Reason, RunId, RunState, Schedule,
     ScheduleDefinition, ScheduleId, SkipRange, Token, TokenKind, Trigger,
 };
 use belfry_time::{Timestamp, Timing};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use uuid::Uuid;
 
 pub use belfry_core::AgentSpec;
@@ -131,22 +132,15 @@ impl Due {
 
     /// The facts as the planner takes them.
     pub fn facts(&self, now: Timestamp) -> Facts {
-        let agent = &self.agent_definition;
-        Facts {
-            live: self.live,
-            pending: self.pending,
-            breaker: agent.breaker.as_ref().map_or(Admits::Yes, |policy| self.breaker.admits(policy, now)),
-            budget_exhausted: agent
-                .budget
-                .as_ref()
-                .is_some_and(|policy| budget::exhausted_until(self.budget, policy, now).is_some()),
-        }
+        let facts = Facts::of(&self.agent_definition, [], self.breaker, self.budget, now);
+        Facts { live: self.live, pending: self.pending, ..facts }
     }
 
     /// What to commit for a plan. `id` makes the ids of its runs.
     pub fn commit(&self, schedule: &Schedule, plan: Plan, mut id: impl FnMut() -> RunId) -> Commit {
+        let defined = Defined::new(self.agent, self.schedule, schedule, &self.agent_definition);
         let runs: Vec<NewRun> =
-            plan.runs.iter().map(|planned| self.new_run(schedule, planned, id())).collect();
+            plan.runs.iter().map(|planned| NewRun::of_tick(defined, id(), planned)).collect();
         let next = match plan.next {
             Next::Token(token) => Arm::Token(token),
             Next::Wait => runs.last().map_or(Arm::Exhausted, |run| Arm::Wait(run.id)),
@@ -206,16 +200,6 @@ impl Due {
             runs: Vec::new(),
             next: Arm::Exhausted,
             invalid: Some(reason.to_owned()),
-        }
-    }
-
-    fn new_run(&self, schedule: &Schedule, planned: &PlannedRun, id: RunId) -> NewRun {
-        NewRun {
-            tick_at: Some(planned.tick_at),
-            not_before: planned.not_before,
-            trigger: planned.trigger,
-            probe: planned.probe,
-            ..NewRun::of(id, self.agent, self.schedule, schedule, &self.agent_definition, planned.not_before)
         }
     }
 }
@@ -335,86 +319,6 @@ impl Arm {
     }
 }
 
-/// A run to be made.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NewRun {
-    /// Chosen by the caller.
-    pub id: RunId,
-    /// Whose.
-    pub agent: AgentId,
-    /// Of which schedule.
-    pub schedule: ScheduleId,
-    /// Which command.
-    pub command: String,
-    /// What made it.
-    pub trigger: Trigger,
-    /// The tick that made it.
-    pub tick_at: Option<Timestamp>,
-    /// When it may start.
-    pub not_before: Timestamp,
-    /// The pool it takes a slot from.
-    pub lane: String,
-    /// The lane came with it, and stays whatever the definitions say later.
-    pub own_lane: bool,
-    /// Labels that a node must have.
-    pub needs: Vec<String>,
-    /// Higher goes first.
-    pub priority: i16,
-    /// The limits it has to pass.
-    pub gates: Gates,
-    /// How often it may be started.
-    pub max_attempts: u32,
-    /// It is the one probe of a half-open breaker.
-    pub probe: bool,
-    /// The prompt that came with it, never a template. None: that of the definitions when an attempt starts.
-    pub prompt: Option<String>,
-    /// The payload that came with it, an object; it goes over those of the definitions when an attempt starts.
-    pub payload: Value,
-    /// Its trace.
-    pub trace_id: Option<Uuid>,
-}
-
-impl NewRun {
-    /// A run of a schedule as its definition has it, to be started from `not_before` on by hand.
-    pub fn of(
-        id: RunId,
-        agent: AgentId,
-        schedule_id: ScheduleId,
-        schedule: &Schedule,
-        definition: &AgentDefinition,
-        not_before: Timestamp,
-    ) -> NewRun {
-        let options = schedule.options();
-        let Place { lane, needs, gates, max_attempts } = Place::of(definition, options, false);
-        NewRun {
-            id,
-            agent,
-            schedule: schedule_id,
-            command: options.command.clone(),
-            trigger: Trigger::Manual,
-            tick_at: None,
-            not_before,
-            lane,
-            own_lane: false,
-            needs,
-            priority: options.priority,
-            gates,
-            max_attempts,
-            probe: false,
-            prompt: None,
-            payload: Value::Object(Map::new()),
-            trace_id: None,
-        }
-    }
-}
-
-impl NewRun {
-    /// Whether it starts only when nothing else of its command is running.
-    pub(crate) fn wants_command(&self) -> bool {
-        self.gates.turn == Some(Scope::Command) && self.trigger != Trigger::Message
-    }
-}
-
 /// A run that is asked for from outside a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Enqueue {
@@ -422,17 +326,6 @@ pub struct Enqueue {
     pub run: NewRun,
     /// Makes a repeat answer with the first run.
     pub key: Option<Key>,
-}
-
-/// An idempotency key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
-    /// The key, unique among those of the same schedule.
-    pub key: String,
-    /// What it was used with; the same key with another body is refused.
-    pub body_hash: Vec<u8>,
-    /// Until when it is kept.
-    pub expires_at: Timestamp,
 }
 
 /// What became of a request for a run.

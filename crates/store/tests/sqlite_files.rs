@@ -111,8 +111,11 @@ async fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
     let compiled = record.definition.compile("a/s").unwrap();
     let error = loop {
         let id = world.run_id();
-        let mut run =
-            belfry_store::NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now);
+        let mut run = belfry_store::NewRun::by_hand(
+            belfry_store::Defined::new(record.agent, record.id, &compiled, &unlimited()),
+            id,
+            world.now,
+        );
         run.payload = serde_json::json!({ "text": "x".repeat(2000) });
         match store.enqueue(world.now, &belfry_store::Enqueue { run, key: None }).await {
             Ok(_) => made.push(id),

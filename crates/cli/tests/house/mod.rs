@@ -12,7 +12,7 @@ use belfry::{AnyStore, Engine, HandlerError, ManualClock, Options, StopOptions, 
 use belfry_core::rescue::Rescues;
 use belfry_core::work::Action;
 use belfry_core::{NodeId, RunId, ScheduleId};
-use belfry_store::{Claim, Claimed, Enqueue, Enqueued, NewRun, Node, Store};
+use belfry_store::{Claim, Claimed, Defined, Enqueue, Enqueued, NewRun, Node, Store};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -208,7 +208,8 @@ async fn enqueue(store: &AnyStore, schedule: ScheduleId, now: Timestamp) -> RunI
     let found = store.definitions(&[schedule]).await.unwrap().pop().unwrap().unwrap();
     let compiled = found.compiled.unwrap();
     let id = RunId(Uuid::now_v7());
-    let run = NewRun::of(id, found.agent, schedule, &compiled, &found.agent_definition, now);
+    let run =
+        NewRun::by_hand(Defined::new(found.agent, schedule, &compiled, &found.agent_definition), id, now);
     assert_eq!(store.enqueue(now, &Enqueue { run, key: None }).await.unwrap(), Enqueued::Made);
     id
 }

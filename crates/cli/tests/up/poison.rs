@@ -1,7 +1,7 @@
 //! One thing that cannot be stored stops nothing else.
 
 use belfry_core::Trigger;
-use belfry_store::{AnyStore, Enqueue, Enqueued, NewRun, Store};
+use belfry_store::{AnyStore, Defined, Enqueue, Enqueued, NewRun, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ async fn plant(store: &AnyStore, name: &str) -> Timestamp {
     let run = NewRun {
         tick_at: Some(tick_at),
         trigger: Trigger::Schedule,
-        ..NewRun::of(id, record.agent, record.id, &compiled, &definition, later)
+        ..NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, later)
     };
     let made = store.enqueue(Timestamp::now(), &Enqueue { run, key: None }).await.unwrap();
     assert_eq!(made, Enqueued::Made);

@@ -1,14 +1,13 @@
 //! How many slots this node has.
 
+use belfry_core::gate::MAIN_LANE;
+
 use super::*;
 
 /// After a hint, the settings of lanes are read this much later: hints come by the thousand.
 const LANES_SOON: Duration = Duration::from_millis(500);
 /// How often rows are looked for of which a part cannot be read.
 const ROWS_EVERY: Duration = Duration::from_secs(600);
-
-/// The lane for runs of lanes that nobody made.
-const MAIN: &str = "main";
 
 /// `limit` and `queue_limit` by lane.
 pub(super) type Limits = BTreeMap<String, (Option<u32>, Option<u32>)>;
@@ -60,7 +59,7 @@ impl Driver {
         // Runs that an edit has left in a lane that nobody made start as those of `main` do.
         let unmade = lanes.iter().filter(|lane| lane.settings().is_none()).map(|lane| &lane.name);
         self.stray_lanes.extend(unmade.filter(|lane| !slots.contains_key(*lane)).cloned());
-        let main = slots.get(MAIN).copied().unwrap_or(1);
+        let main = slots.get(MAIN_LANE).copied().unwrap_or(1);
         slots.extend(self.stray_lanes.iter().map(|lane| (lane.clone(), main)));
         let limits: Limits = lanes
             .iter()
@@ -119,8 +118,7 @@ impl Driver {
     pub(super) fn to_known_lane(&self, run: &mut belfry_store::NewRun) {
         let is_gone = self.removed_lanes.contains(&run.lane) || self.stray_lanes.contains(&run.lane);
         if is_gone || !self.slots.contains_key(&run.lane) {
-            MAIN.clone_into(&mut run.lane);
-            run.own_lane = true;
+            run.move_to_main();
         }
     }
 }

@@ -9,7 +9,7 @@ use belfry_core::definition::IfRunning;
 use belfry_core::input::StoredPayload;
 use belfry_core::rescue::Rescues;
 use belfry_core::{NodeId, RunState, Trigger};
-use belfry_store::{Claimed, Definitions, Enqueue, Marks, NewRun, Renewed, Store};
+use belfry_store::{Claimed, Defined, Definitions, Enqueue, Marks, NewRun, Renewed, Store};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -29,12 +29,9 @@ async fn a_tick_that_lives_already_stops_no_other_schedule() {
         let run = NewRun {
             tick_at: Some(record.token.unwrap().tick_at),
             trigger: Trigger::Schedule,
-            ..NewRun::of(
+            ..NewRun::by_hand(
+                Defined::new(record.agent, record.id, &compiled, &agents[0].definition),
                 belfry::new_run_id(engine.now()),
-                record.agent,
-                record.id,
-                &compiled,
-                &agents[0].definition,
                 engine.now(),
             )
         };

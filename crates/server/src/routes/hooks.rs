@@ -12,8 +12,8 @@ use belfry::{Event, Made};
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
 use belfry_core::{RunId, SkipReason, Trigger};
-use belfry_store::{Hooks, Key, Knock, Knocked, NewRun, ScheduleRecord, Scope, Store};
-use belfry_time::{SignedDuration, Timestamp};
+use belfry_store::{Given, Hooks, Key, Knock, Knocked, NewRun, ScheduleRecord, Scope, Store};
+use belfry_time::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
@@ -33,8 +33,6 @@ use crate::signature::{Claim, Secret, Unusable};
 use crate::state::Shared;
 use crate::trace::Trace;
 
-/// How long a request is remembered, so that it is taken once; longer than the window is open.
-const REMEMBERED: SignedDuration = SignedDuration::from_hours(24);
 pub fn router() -> Routes {
     Routes::new().routes(routes!(hook))
 }
@@ -86,16 +84,12 @@ async fn hook(
     extract::make_room(&shared, &parts, &body).await?;
     let payload = payload(&body)?;
     let knock = knock(&shared, &record, payload, now, trace).await?;
-    let remembered = |key: String, body_hash: Vec<u8>| {
-        let expires_at = now.saturating_add(REMEMBERED).unwrap_or(Timestamp::MAX);
-        Key { key, body_hash, expires_at }
-    };
     // A blank keeps these apart from the keys of other requests, which have none.
     let keys =
         key.map(|key| format!("hook {key}")).into_iter().chain(id.map(|id| format!("webhook-id {id}")));
     let knock = Knock {
-        signed: content.map(|content| remembered(format!("signed {content}"), Vec::new())),
-        keys: keys.map(|key| remembered(key, Sha256::digest(&body).to_vec())).collect(),
+        signed: content.map(|content| Key::new(format!("signed {content}"), Vec::new(), now)),
+        keys: keys.map(|key| Key::new(key, Sha256::digest(&body).to_vec(), now)).collect(),
         ..knock
     };
     audit::begin(actor.as_deref()).await?;
@@ -251,11 +245,8 @@ async fn knock(
     now: Timestamp,
     trace: Trace,
 ) -> Result<Knock, Problem> {
-    let (mut run, _) = belfry::prepare(shared.store(), &shared.options, now, &record.name).await?;
-    if let Value::Object(merged) = &mut run.payload {
-        merged.extend(payload);
-    }
-    let run = NewRun { trigger: Trigger::Webhook, trace_id: Some(trace.id), ..run };
+    let (run, _) = belfry::prepare(shared.store(), &shared.options, now, &record.name).await?;
+    let run = run.as_webhook().given(Given { prompt: None, payload, trace_id: Some(trace.id) });
     Ok(Knock { run, signed: None, keys: Vec::new(), options: record.definition.options.clone() })
 }
 

@@ -9,7 +9,7 @@ use belfry::Made;
 use belfry::api::{List, Run};
 use belfry_core::{Reason, RunId, RunState, Trigger};
 use belfry_store::{Cancelled, Enqueue, Enqueued, NewRun, RunFilter, Store};
-use belfry_time::{SignedDuration, Timestamp};
+use belfry_time::Timestamp;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;
@@ -193,16 +193,10 @@ async fn retry(
         let detail = format!("the payload of run {id} cannot be read: nobody knows what to run again");
         return Err(Problem::conflict("unreadable", detail).way_out("make a new run with its payload"));
     }
-    let run = NewRun {
-        command: old.command,
-        prompt: given.prompt,
-        payload: given.payload,
-        trace_id: Some(trace.id),
-        ..new
-    };
+    let run = new.again(old.command, given.prompt, given.payload);
+    let run = NewRun { trace_id: Some(trace.id), ..run };
     let made = run.id;
-    let expires_at = now.saturating_add(SignedDuration::from_hours(24)).unwrap_or(Timestamp::MAX);
-    let key = key.map(|key| belfry_store::Key { key, body_hash: id.0.as_bytes().to_vec(), expires_at });
+    let key = key.map(|key| belfry_store::Key::new(key, id.0.as_bytes().to_vec(), now));
     match shared.store().enqueue(now, &Enqueue { run, key }).await? {
         Enqueued::Made => {
             audit::made(true);

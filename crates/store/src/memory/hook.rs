@@ -1,8 +1,7 @@
 //! Requests from outside.
 
-use belfry_core::breaker::Admits;
 use belfry_core::check::Admitted;
-use belfry_core::{Facts, Reason, RunId, budget};
+use belfry_core::{Facts, Reason, RunId};
 use belfry_time::Timestamp;
 
 use super::{Memory, State};
@@ -35,15 +34,8 @@ impl State {
             self.agents.get(&run.agent).map(|agent| agent.definition.clone()).unwrap_or_default();
         let breaker = self.breaker_of(run.agent, &run.command).breaker;
         let used = self.budgets.get(&run.agent).copied();
-        let facts = Facts {
-            live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
-            breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
-            budget_exhausted: definition
-                .budget
-                .as_ref()
-                .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
-        };
+        let queued = scope.iter().map(|(_, is_queued)| *is_queued);
+        let facts = Facts::of(&definition, queued, breaker, used, now);
         let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
             Ok(admitted) => admitted,
             Err(reason) => return Knocked::Refused(reason),

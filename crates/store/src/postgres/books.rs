@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use belfry_core::breaker::{Admits, Breaker, Transition};
-use belfry_core::budget::{self, Budget};
+use belfry_core::budget::Budget;
 use belfry_core::definition::Budget as Policy;
 use belfry_core::ending::{self, Ended, Ending, Then, Waiting};
-use belfry_core::{AgentDefinition, AgentId, RunId};
+use belfry_core::{AgentDefinition, AgentId, Facts, RunId};
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
@@ -169,20 +169,18 @@ impl Books {
         true
     }
 
-    /// Whether the breaker of an agent's command lets a run through.
-    pub(super) fn admits(&self, now: Timestamp, agent: AgentId, command: &str) -> Admits {
-        let Some(policy) = self.agents.get(&agent).and_then(|definition| definition.breaker) else {
-            return Admits::Yes;
-        };
-        let place = (agent, command.to_owned());
-        self.breakers.get(&place).copied().unwrap_or_default().admits(&policy, now)
-    }
-
-    /// Whether an agent's failure budget is used up.
-    pub(super) fn is_exhausted(&self, now: Timestamp, agent: AgentId) -> bool {
-        let policy = self.agents.get(&agent).and_then(|definition| definition.budget);
-        let used = self.budgets.get(&agent).copied();
-        policy.is_some_and(|policy| budget::exhausted_until(used, &policy, now).is_some())
+    /// What decides whether a request makes a run; for each live run in its scope whether `max_pending` counts it.
+    pub(super) fn facts(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        scope: impl Iterator<Item = bool>,
+    ) -> Facts {
+        let without = AgentDefinition::default();
+        let definition = self.agents.get(&agent).unwrap_or(&without);
+        let breaker = self.breakers.get(&(agent, command.to_owned())).copied().unwrap_or_default();
+        Facts::of(definition, scope, breaker, self.budgets.get(&agent).copied(), now)
     }
 
     /// Writes what has changed.

@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use belfry_core::Facts;
 use belfry_core::check::Admitted;
 use belfry_time::Timestamp;
 
@@ -48,12 +47,8 @@ impl Postgres {
             return Ok(answer);
         }
         let scope = in_scope(tx, knock.overlap()).await?;
-        let facts = Facts {
-            live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
-            breaker: books.admits(now, run.agent, &run.command),
-            budget_exhausted: books.is_exhausted(now, run.agent),
-        };
+        let queued = scope.iter().map(|(_, is_queued)| *is_queued);
+        let facts = books.facts(now, run.agent, &run.command, queued);
         let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
             Ok(admitted) => admitted,
             Err(reason) => return Ok(Knocked::Refused(reason)),

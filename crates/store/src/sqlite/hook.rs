@@ -1,8 +1,7 @@
 //! Requests from outside.
 
-use belfry_core::breaker::Admits;
 use belfry_core::check::Admitted;
-use belfry_core::{Facts, Reason, RunId, budget};
+use belfry_core::{Facts, Reason, RunId};
 use belfry_time::Timestamp;
 
 use super::{Done, Sqlite, Verb};
@@ -34,15 +33,8 @@ impl Verb<'_> {
         let scope = self.runs_in_scope(knock.overlap())?;
         let breaker = self.breaker_of(run.agent, &run.command)?;
         let used = self.budget_of(run.agent)?;
-        let facts = Facts {
-            live: scope.len() as u32,
-            pending: scope.iter().filter(|(_, is_queued)| *is_queued).count() as u32,
-            breaker: definition.breaker.as_ref().map_or(Admits::Yes, |policy| breaker.admits(policy, now)),
-            budget_exhausted: definition
-                .budget
-                .as_ref()
-                .is_some_and(|policy| budget::exhausted_until(used, policy, now).is_some()),
-        };
+        let queued = scope.iter().map(|(_, is_queued)| *is_queued);
+        let facts = Facts::of(&definition, queued, breaker, used, now);
         let Admitted { probe, cancel_live } = match knock.admit(&status, &facts) {
             Ok(admitted) => admitted,
             Err(reason) => return Ok(Knocked::Refused(reason)),

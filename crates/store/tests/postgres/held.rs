@@ -285,7 +285,11 @@ async fn requests_for_a_held_schedule_leave_connections_to_others() {
     let now = world.now;
     let mut ids = (0..6).map(|_| world.run_id()).collect::<Vec<_>>().into_iter();
     let mut enqueue = || {
-        let run = NewRun::of(ids.next().unwrap(), record.agent, record.id, &compiled, &definition, now);
+        let run = NewRun::by_hand(
+            Defined::new(record.agent, record.id, &compiled, &definition),
+            ids.next().unwrap(),
+            now,
+        );
         let request = Enqueue { run, key: None };
         async { store.enqueue(now, &{ request }).await }
     };

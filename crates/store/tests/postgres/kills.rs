@@ -9,7 +9,7 @@ use crate::suite::Random;
 use crate::suite::world::{World, agent, every, unlimited};
 use belfry_core::{RunId, RunState};
 use belfry_store::postgres::Postgres;
-use belfry_store::{Enqueue, Error, Finished, NewRun, Store};
+use belfry_store::{Defined, Enqueue, Error, Finished, NewRun, Store};
 
 use crate::{pg, suite};
 
@@ -124,7 +124,8 @@ async fn a_full_disk_loses_nothing_and_goes_on_when_there_is_room() {
     let mut made = Vec::new();
     let error = loop {
         let id = world.run_id();
-        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now);
+        let mut run =
+            NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &unlimited()), id, world.now);
         run.payload = serde_json::json!({ "text": "x".repeat(1500) });
         match store.enqueue(world.now, &Enqueue { run, key: None }).await {
             Ok(_) => made.push(id),

@@ -232,7 +232,11 @@ async fn enqueue(world: &mut World<'_, Postgres>, name: &str) -> (RunId, Enqueue
     let id = world.run_id();
     let compiled = record.definition.compile(name).unwrap();
     let definitions = world.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
-    let run = NewRun::of(id, record.agent, record.id, &compiled, &definitions.agent_definition, world.now);
+    let run = NewRun::by_hand(
+        Defined::new(record.agent, record.id, &compiled, &definitions.agent_definition),
+        id,
+        world.now,
+    );
     (id, world.store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap())
 }
 

@@ -55,7 +55,7 @@ async fn enqueue(store: &Postgres, name: &str, definition: &AgentDefinition, run
     let mut made = Vec::new();
     for _ in 0..runs {
         let id = RunId(Uuid::now_v7());
-        let run = NewRun::of(id, record.agent, record.id, &schedule, definition, at(0));
+        let run = NewRun::by_hand(Defined::new(record.agent, record.id, &schedule, definition), id, at(0));
         assert_eq!(store.enqueue(at(0), &Enqueue { run, key: None }).await.unwrap(), Enqueued::Made);
         made.push(id);
     }

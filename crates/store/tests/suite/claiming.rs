@@ -59,7 +59,7 @@ impl<S: Store> World<'_, S> {
         let definition =
             self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
         let due_at = self.now + delay;
-        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, due_at);
+        let run = NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, due_at);
         let request = Enqueue { run, key: None };
         assert_eq!(self.store.enqueue(self.now, &request).await.unwrap(), Enqueued::Made);
         id
@@ -667,7 +667,11 @@ async fn a_run_waits_by_its_own_command_whatever_its_schedule_has_now(store: &im
     let beside = world.claim(node, 9).await.remove(0);
     let record = world.schedule("a/alone").await;
     let compiled = record.definition.compile("a/alone").unwrap();
-    let run = NewRun::of(world.run_id(), record.agent, record.id, &compiled, &unlimited(), world.now);
+    let run = NewRun::by_hand(
+        Defined::new(record.agent, record.id, &compiled, &unlimited()),
+        world.run_id(),
+        world.now,
+    );
     let run = NewRun { command: "old".into(), ..run };
     let retried = run.id;
     store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();

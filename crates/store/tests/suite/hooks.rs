@@ -38,7 +38,8 @@ pub async fn knock_of<S: Store>(world: &mut World<'_, S>, name: &str, key: Optio
     let definitions = world.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
     let compiled = record.definition.compile(name).unwrap();
     let agent = &definitions.agent_definition;
-    let run = NewRun::of(world.run_id(), record.agent, record.id, &compiled, agent, world.now);
+    let run =
+        NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, agent), world.run_id(), world.now);
     let expires_at = world.now + SignedDuration::from_hours(1);
     let key = key.map(|key| Key { key: key.into(), body_hash: vec![1], expires_at });
     let run = NewRun { trigger: Trigger::Webhook, ..run };
@@ -197,7 +198,11 @@ async fn who_was_refused_may_come_again<S: Store + Hooks>(store: &S) {
     world.apply(&[]).await;
     let record = store.definitions(&[id]).await.unwrap().remove(0).unwrap();
     let compiled = record.compiled.unwrap();
-    let run = NewRun::of(world.run_id(), record.agent, id, &compiled, &record.agent_definition, world.now);
+    let run = NewRun::by_hand(
+        Defined::new(record.agent, id, &compiled, &record.agent_definition),
+        world.run_id(),
+        world.now,
+    );
     let late = Knock { run, signed: None, keys: Vec::new(), options: compiled.options().clone() };
     assert_eq!(store.knock(world.now, &late).await.unwrap(), Knocked::NotFound, "what is gone is gone");
 }

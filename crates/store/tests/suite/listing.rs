@@ -161,7 +161,11 @@ async fn a_run_keeps_its_facts_when_it_ends(store: &impl Store) {
     let id = world.run_id();
     let trace_id = Some(uuid::Uuid::from_u128(77));
     let compiled = record.definition.compile("a/s").unwrap();
-    let made = NewRun::of(id, record.agent, record.id, &compiled, &AgentDefinition::default(), world.now);
+    let made = NewRun::by_hand(
+        Defined::new(record.agent, record.id, &compiled, &AgentDefinition::default()),
+        id,
+        world.now,
+    );
     assert_eq!((&made.prompt, &made.payload), (&None, &json!({})), "what definitions give stays theirs");
     let run = NewRun { trace_id, prompt: Some("Go.".into()), payload: json!({"a": [1, "ü"]}), ..made };
     store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();

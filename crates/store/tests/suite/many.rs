@@ -216,12 +216,9 @@ async fn enqueue<S: Store>(arena: &Arena<S>, random: &mut Random) {
     let record = &arena.schedules[gate];
     let compiled = record.definition.compile(&record.name).unwrap();
     let not_before = now();
-    let run = NewRun::of(
+    let run = NewRun::by_hand(
+        Defined::new(record.agent, record.id, &compiled, &definition(arena.gates[gate].cap as u32)),
         id,
-        record.agent,
-        record.id,
-        &compiled,
-        &definition(arena.gates[gate].cap as u32),
         not_before,
     );
     assert_eq!(arena.store.enqueue(not_before, &Enqueue { run, key: None }).await.unwrap(), Enqueued::Made);

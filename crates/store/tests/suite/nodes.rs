@@ -131,7 +131,8 @@ async fn a_rescued_run_has_its_trace(store: &impl Store) {
     for trace_id in [Some(trace), None] {
         let id = world.run_id();
         let definition = AgentDefinition::default();
-        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, world.now);
+        let run =
+            NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, world.now);
         let (prompt, payload) = (Some("given".to_owned()), serde_json::json!({"given": 1}));
         let run = NewRun { trace_id, prompt, payload, ..run };
         store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();

@@ -165,7 +165,8 @@ async fn output_goes_by_age_and_never_that_of_a_live_run(store: &impl Store) {
         let id = RunId(Uuid::from_u128(
             (u128::from(at.as_millisecond().unsigned_abs()) << 80) + 0x7000 + days as u128,
         ));
-        let run = NewRun::of(id, record.agent, record.id, &compiled, &definition, world.now);
+        let run =
+            NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, world.now);
         store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
         claimed.extend(world.claim(node, 1).await);
     }

@@ -36,7 +36,7 @@ pub async fn plant<S: Store>(world: &mut World<'_, S>, name: &str) -> RunRecord 
     let run = NewRun {
         tick_at: Some(record.token.unwrap().tick_at),
         trigger: Trigger::Schedule,
-        ..NewRun::of(id, record.agent, record.id, &compiled, &unlimited(), world.now)
+        ..NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &unlimited()), id, world.now)
     };
     let made = world.store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap();
     assert_eq!(made, Enqueued::Made);

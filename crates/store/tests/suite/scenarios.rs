@@ -367,7 +367,11 @@ async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {
     let compiled = record.definition.compile("a/s").unwrap();
     let tick_at = Some(world.now - SignedDuration::from_hours(1));
     let ask = async |world: &mut World<'_, _>| {
-        let of = NewRun::of(world.run_id(), record.agent, record.id, &compiled, &unlimited(), world.now);
+        let of = NewRun::by_hand(
+            Defined::new(record.agent, record.id, &compiled, &unlimited()),
+            world.run_id(),
+            world.now,
+        );
         let run = NewRun { tick_at, trigger: Trigger::Backfill, ..of };
         (run.id, store.enqueue(world.now, &Enqueue { run, key: None }).await.unwrap())
     };

@@ -424,7 +424,12 @@ async fn a_chat_that_is_gone_or_paused_takes_nothing<S: Store>(store: &S) {
     store.resume(world.now, id, Resume::Skip).await.unwrap();
     let compiled = chat(json!({})).compile("bot/talk").unwrap();
     let record = world.schedule("bot/talk").await;
-    let run = NewRun::of_message(world.run_id(), (record.agent, id), &compiled, &unlimited(), world.now);
+    let run = NewRun::of_message(
+        Defined::new(record.agent, id, &compiled, &unlimited()),
+        world.run_id(),
+        world.now,
+        None,
+    );
     world.apply(&[]).await;
     assert_eq!(end_of(&world, queued).await, (RunState::Cancelled, Some(Reason::AgentRemoved)));
     let message = NewMessage {

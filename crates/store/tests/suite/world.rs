@@ -389,7 +389,8 @@ impl<'a, S: Store> World<'a, S> {
         let compiled = record.definition.compile(name).unwrap();
         let definition =
             self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
-        let mut run = NewRun::of(id, record.agent, record.id, &compiled, &definition, not_before);
+        let mut run =
+            NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, not_before);
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});
             run.prompt = Some(odd);
@@ -420,7 +421,11 @@ impl<'a, S: Store> World<'a, S> {
         let run = NewRun {
             tick_at: Some(tick_at),
             trigger: Trigger::Backfill,
-            ..NewRun::of(id, record.agent, record.id, &compiled, &definitions.agent_definition, self.now)
+            ..NewRun::by_hand(
+                Defined::new(record.agent, record.id, &compiled, &definitions.agent_definition),
+                id,
+                self.now,
+            )
         };
         let expires_at = self.now + SignedDuration::from_mins(20);
         let key = key.map(|(key, body)| Key { key: key.into(), body_hash: vec![body], expires_at });
@@ -441,7 +446,12 @@ impl<'a, S: Store> World<'a, S> {
             self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
         let ids = (record.agent, record.id);
         let mut message = NewMessage {
-            run: NewRun::of_message(self.run_id(), ids, &compiled, &definition, self.now),
+            run: NewRun::of_message(
+                Defined::new(ids.0, ids.1, &compiled, &definition),
+                self.run_id(),
+                self.now,
+                None,
+            ),
             session: session.into(),
             text: text.into(),
             message: Message::default(),
