@@ -14,8 +14,8 @@ use tokio::time::timeout;
 use crate::clock::Time;
 use crate::driver::{Ask, Input};
 
-/// Runs that are looked at for those that a plan has ended: more than may wait for one schedule by default.
-const REPLACED_MAX: u32 = 100;
+/// Runs on a page that is looked at for those that a plan has ended.
+const REPLACED_PAGE: u32 = 100;
 /// Snapshots and nodes that are pruned at once.
 const BEATS_BATCH: u32 = 500;
 
@@ -27,27 +27,28 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             match store.clock().await {
                 Ok(Some(at)) => clock.follow(at),
                 Ok(None) => {}
-                Err(error) => return Input::Due { due: Err(error), next: None },
+                Err(error) => return Input::Due { at: now.wall, due: Err(error), next: None },
             }
-            let due = store.due(clock.now().wall, None, limit).await;
+            let at = clock.now().wall;
+            let due = store.due(at, None, limit).await;
             let next = match &due {
                 Ok(due) if due.is_empty() => store.next_due().await.unwrap_or(None),
                 _ => None,
             };
-            Input::Due { due, next }
+            Input::Due { at, due, next }
         }
-        Ask::Commit { commits, ahead } => {
+        Ask::Commit { commits, at, ahead } => {
             let read = async {
                 let (mark, limit) = ahead?;
-                Some(store.due(now.wall, Some(mark), limit).await)
+                Some((now.wall, store.due(now.wall, Some(mark), limit).await))
             };
-            let (written, ahead) = tokio::join!(commit_apart(store, now.wall, &commits), read);
+            let (written, ahead) = tokio::join!(commit_apart(store, at, &commits), read);
             let mut replaced = Vec::new();
             let held = commits.iter().zip(&written.answers);
             for (commit, _) in held.filter(|(_, answer)| **answer == Some(Committed::Held)) {
                 if commit.cancel_live {
                     // What cannot be read is not told.
-                    replaced.extend(replaced_by(store, now.wall, commit).await.unwrap_or_default());
+                    replaced.extend(replaced_by(store, at, commit).await.unwrap_or_default());
                 }
             }
             Input::Committed { written, replaced: replaced.into(), ahead }
@@ -135,9 +136,18 @@ async fn replaced_by<S: Store>(store: &S, now: Timestamp, commit: &Commit) -> Re
         states: vec![RunState::Cancelled],
         ..RunFilter::default()
     };
-    let found = store.runs(&filter, None, REPLACED_MAX).await?.items;
     let is_replaced = |run: &RunRecord| run.finished_at == Some(now) && run.reason == Some(Reason::Overlap);
-    Ok(found.into_iter().filter(is_replaced).collect())
+    let (mut replaced, mut after) = (Vec::new(), None);
+    // They were waiting, so they are among the newest: the first page without any ends the search.
+    loop {
+        let page = store.runs(&filter, after, REPLACED_PAGE).await?;
+        let before = replaced.len();
+        replaced.extend(page.items.into_iter().filter(is_replaced));
+        after = page.next;
+        if after.is_none() || replaced.len() == before {
+            return Ok(replaced);
+        }
+    }
 }
 
 /// Claims runs and reads their definitions.

@@ -181,6 +181,8 @@ pub enum Of {
     Run,
     /// A breaker.
     Breaker,
+    /// A failure budget.
+    Budget,
     /// A lane.
     Lane,
     /// A session.
@@ -203,6 +205,7 @@ pub const TRANSITIONS: &[(Of, &str, Name)] = &[
     (Of::Run, "completed or failed", Name::RunFinished),
     (Of::Run, "cancelled", Name::RunCancelled),
     (Of::Breaker, "opens, half-opens, closes", Name::BreakerChanged),
+    (Of::Budget, "used up, or cleared", Name::BudgetChanged),
     (Of::Lane, "other limits, or cleared", Name::LaneChanged),
     (Of::Session, "stopped", Name::SessionStopped),
     (Of::Session, "reset", Name::SessionReset),

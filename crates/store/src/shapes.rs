@@ -282,7 +282,7 @@ impl Commit {
 
     /// What is kept of it where its lane is full. It waits since it was deferred first.
     pub(crate) fn deferred(&self, lane: &str, now: Timestamp) -> Deferred {
-        let since = if self.was_deferred() { self.token.due_at } else { now.max(self.token.due_at) };
+        let since = if self.was_deferred() { self.token.due_at } else { now };
         Deferred { lane: lane.to_owned(), tick_at: self.token.tick_at, since }
     }
 }

@@ -68,6 +68,8 @@ pub enum Input {
     Hint,
     /// Answer to [`Ask::Due`]; `next` where nothing is due.
     Due {
+        /// The instant that it was read for.
+        at: Timestamp,
         /// What is due.
         due: Result<Vec<Due>, Error>,
         /// When something is due next.
@@ -79,8 +81,8 @@ pub enum Input {
         written: Written<Commit, Committed>,
         /// Waiting runs that have ended for those that take their place.
         replaced: Box<[RunRecord]>,
-        /// What is due behind them, where that was asked for.
-        ahead: Option<Result<Vec<Due>, Error>>,
+        /// What is due behind them, where that was asked for, and the instant that it was read for.
+        ahead: Option<(Timestamp, Result<Vec<Due>, Error>)>,
     },
     /// Answer to [`Ask::Claim`].
     Claimed {
@@ -193,6 +195,8 @@ pub enum Ask {
     Commit {
         /// The plans.
         commits: Arc<Vec<Commit>>,
+        /// The instant that they were made for.
+        at: Timestamp,
         /// Read meanwhile what is due behind a mark, at most so many.
         ahead: Option<(Mark, u32)>,
     },
@@ -749,7 +753,7 @@ impl Driver {
                 self.lanes_soon(now);
                 self.claim_wanted = true;
             }
-            Input::Due { due, next } => self.due(now, due, next),
+            Input::Due { at, due, next } => self.due(now, at, due, next),
             Input::Committed { written, replaced, ahead } => {
                 replaced.iter().for_each(|run| self.note(Event::ended(now.wall, run)));
                 self.committed(now, written, ahead);

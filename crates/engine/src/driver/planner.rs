@@ -19,7 +19,13 @@ impl Driver {
         }
     }
 
-    pub(super) fn due(&mut self, now: Now, due: Result<Vec<Due>, Error>, next: Option<Timestamp>) {
+    pub(super) fn due(
+        &mut self,
+        now: Now,
+        at: Timestamp,
+        due: Result<Vec<Due>, Error>,
+        next: Option<Timestamp>,
+    ) {
         self.planner.rest(now, now.mono + self.poll_interval());
         let Some(due) = self.read(now, Call::Plans, due) else {
             self.planner.at = now.mono + self.backoff(Call::Plans);
@@ -29,7 +35,7 @@ impl Driver {
             self.nothing_left(&[Call::Plans]);
         }
         self.next_due = next;
-        self.plan_batch(now, due);
+        self.plan_batch(now, at, due);
     }
 
     /// How long a node waits for a hint before it looks by itself.
@@ -37,18 +43,20 @@ impl Driver {
         if broken::is(Broken::HintsAreAll) { Duration::MAX / 4 } else { self.options.poll_interval }
     }
 
-    fn plan_batch(&mut self, now: Now, due: Vec<Due>) {
+    /// What was read as due at an instant is planned and stored by that instant, whatever the clock says meanwhile.
+    fn plan_batch(&mut self, now: Now, at: Timestamp, due: Vec<Due>) {
         if due.is_empty() {
             return;
         }
+        let at = if broken::is(Broken::PlansWithEarlierClock) { now.wall } else { at };
         // A full batch: there is more.
         let last = due.last().filter(|_| due.len() >= self.options.batch as usize && self.ahead < AHEAD_MAX);
         let ahead = last.map(|last| (last.mark(), self.options.batch));
         let due = Due::take_turns(due);
-        let commits = Arc::new(self.decide(now.wall, &due));
+        let commits = Arc::new(self.decide(at, &due));
         self.committing = Some((commits.clone(), due.into_iter().map(|due| due.name).collect()));
         self.planner.busy = true;
-        self.ask(Ask::Commit { commits, ahead });
+        self.ask(Ask::Commit { commits, at, ahead });
     }
 
     /// Plans what is due.
@@ -84,7 +92,7 @@ impl Driver {
         &mut self,
         now: Now,
         written: Written<Commit, Committed>,
-        ahead: Option<Result<Vec<Due>, Error>>,
+        ahead: Option<(Timestamp, Result<Vec<Due>, Error>)>,
     ) {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
@@ -99,12 +107,12 @@ impl Driver {
         if !is_whole {
             // What was not written is read again.
             self.planner.at = now.mono + self.backoff(Call::Plans);
-        } else if let Some(Ok(due)) = ahead
+        } else if let Some((at, Ok(due))) = ahead
             && !due.is_empty()
             && self.phase == Phase::Running
             && !self.draining
         {
-            self.plan_batch(now, due);
+            self.plan_batch(now, at, due);
         } else if is_lost {
             // Others plan the same: let them.
             self.planner.at = now.mono + Duration::from_millis(5);

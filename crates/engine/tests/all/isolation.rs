@@ -115,7 +115,7 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
         renewed: Ok(Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) }),
         is_held: false,
     };
-    let due = || Input::Due { due: Ok(Vec::new()), next: None };
+    let due = || Input::Due { at: start(), due: Ok(Vec::new()), next: None };
     let claimed = |claimed| Input::Claimed { claimed, next: None };
     driver.step(now, Input::Woken);
     assert!(driver.store_is_well());
@@ -134,7 +134,7 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
     assert_eq!(told(&driver.step(now, claimed(Ok(Vec::new())))), ["store_available"]);
     assert!(driver.store_is_well());
     // After a failed read the lease is renewed soon, and that tells.
-    let effects = driver.step(now, Input::Due { due: full(), next: None });
+    let effects = driver.step(now, Input::Due { at: start(), due: full(), next: None });
     assert_eq!(told(&effects), ["store_unavailable"]);
     assert!(driver.wait(now) <= SECOND, "it finds out soon");
     assert!(told(&driver.step(now, due())).is_empty() && !driver.store_is_well());
@@ -172,7 +172,7 @@ fn a_node_without_its_store_does_not_use_up_the_time_to_stop() {
         let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
         let mut driver = Driver::new(Options::default(), node, at(60 * SECOND), lease, new_id);
         driver.step(at(60 * SECOND), Input::Woken);
-        driver.step(at(61 * SECOND), Input::Due { due: Err(error), next: None });
+        driver.step(at(61 * SECOND), Input::Due { at: start(), due: Err(error), next: None });
         // A renewal is under way, and not answered.
         let effects = driver.step(at(62 * SECOND), Input::Woken);
         assert!(effects.iter().any(|effect| matches!(effect, Effect::Ask(Ask::Renew { .. }))), "{effects:?}");
@@ -294,7 +294,7 @@ fn a_refusal_is_no_outage_and_is_told_once() {
     }
     assert_eq!(told_refusals, 1);
     assert!(claims < 30, "{claims} claims in a row of refusals");
-    let due = driver.step(now, Input::Due { due: Ok(Vec::new()), next: None });
+    let due = driver.step(now, Input::Due { at: start(), due: Ok(Vec::new()), next: None });
     assert!(told(&due).is_empty() && driver.store_is_well());
 }
 
@@ -549,7 +549,7 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     let effects = driver.step(now, answer(vec![None], refused::<()>().err()));
     assert_eq!(refusals(&effects), 0);
     // It keeps no node from stopping.
-    driver.step(now, Input::Due { due: Ok(Vec::new()), next: None });
+    driver.step(now, Input::Due { at: start(), due: Ok(Vec::new()), next: None });
     let effects = driver.step(now, Input::Stop { timeout: SECOND });
     let stops =
         |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::Stopped { overrun: 0 }));

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{World, on_each, stop};
-use belfry::{AgentBuilder, AgentSpec, ScheduleOptions, cron};
+use crate::support::{World, on_each, start, stop};
+use belfry::driver::{Ask, Driver, Effect, Input, Now};
+use belfry::{AgentBuilder, AgentSpec, NodeId, Options, ScheduleOptions, SignedDuration, cron};
 use belfry_core::Trigger;
 use belfry_core::definition::{CatchUp, Scope};
 use belfry_store::{ScheduleFilter, Store};
@@ -86,4 +87,35 @@ async fn programs_with_names_of_their_own_leave_each_others_agents_alone() {
         stop(&other).await;
     })
     .await;
+}
+
+/// A run that is stored by an earlier clock, and may start at an instant of a later one, would wait for that instant.
+#[tokio::test]
+async fn what_was_read_as_due_is_planned_and_stored_by_the_instant_of_the_read() {
+    let store = belfry_store::memory::Memory::new();
+    let agent = AgentBuilder::new("a").schedule("s", belfry::every("1h").unwrap()).build();
+    store.apply(start(), "files", "digest", &[agent]).await.unwrap();
+    let node = NodeId(uuid::Uuid::from_u128(1));
+    let now = |wall, seconds| Now { wall, mono: Duration::from_secs(seconds) };
+    let lease = start() + SignedDuration::from_secs(30);
+    let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
+    let mut driver = Driver::new(Options::default(), node, now(start(), 0), lease, new_id);
+    let asked = |effects: Vec<Effect>| {
+        let commit = effects.into_iter().find_map(|effect| match effect {
+            Effect::Ask(Ask::Commit { commits, at, .. }) => Some((commits, at)),
+            _ => None,
+        });
+        commit.unwrap()
+    };
+    // The schedule is new: this finds its first tick.
+    let due = store.due(start(), None, 10).await;
+    let (commits, _) = asked(driver.step(now(start(), 0), Input::Due { at: start(), due, next: None }));
+    store.commit(start(), &commits).await.unwrap();
+
+    let read_at = start() + SignedDuration::from_secs(1);
+    let due = store.due(read_at, None, 10).await;
+    let back = now(start() - SignedDuration::from_hours(2), 1);
+    let (commits, at) = asked(driver.step(back, Input::Due { at: read_at, due, next: None }));
+    assert_eq!(at, read_at);
+    assert_eq!(commits[0].runs[0].not_before, start());
 }

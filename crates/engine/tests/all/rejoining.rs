@@ -120,7 +120,7 @@ fn an_outage_is_told_once_however_late_a_call_fails() {
     // Then all are answered, the reads first.
     let answer = |effect: Effect, second: u32| match effect {
         Effect::Ask(Ask::Claim(_)) => Some(Input::Claimed { claimed: Ok(Vec::new()), next: None }),
-        Effect::Ask(Ask::Due { .. }) => Some(Input::Due { due: Ok(Vec::new()), next: None }),
+        Effect::Ask(Ask::Due { .. }) => Some(Input::Due { at: wall(), due: Ok(Vec::new()), next: None }),
         Effect::Ask(Ask::Renew { .. }) => Some(renewed(second, held())),
         Effect::Ask(Ask::Marks(_)) => Some(Input::Marks(Ok(belfry_store::Marks::default()))),
         Effect::Ask(Ask::Lanes) => Some(Input::Lanes { lanes: Ok(Vec::new()), unreadable: Ok(Vec::new()) }),
@@ -149,7 +149,7 @@ fn an_outage_is_told_once_however_late_a_call_fails() {
 fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
     let mut driver = driver();
     driver.step(at(0), Input::Woken);
-    driver.step(at(1), Input::Due { due: Ok(Vec::new()), next: None });
+    driver.step(at(1), Input::Due { at: wall(), due: Ok(Vec::new()), next: None });
     driver.step(at(1), Input::Stop { timeout: SECOND });
     let claimed = belfry_store::Claimed {
         run: belfry::new_run_id(wall()),

@@ -14,6 +14,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_full_lane_defers_ticks_and_arms_the_oldest_first(&fresh().await).await;
     a_tick_that_was_deferred_is_not_late(&fresh().await).await;
     a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
+    plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for_it(&fresh().await).await;
     who_was_deferred_is_not_overtaken(&fresh().await).await;
     a_tick_whose_run_lives_already_is_deferred_like_any_other(&fresh().await).await;
     a_batch_that_has_room_is_made_whole(&fresh().await).await;
@@ -158,6 +159,28 @@ async fn a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(st
         world.assert_whole().await;
     }
     assert_eq!(deferred(&world).await, []);
+}
+
+async fn plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for_it(store: &impl Store) {
+    let mut world = minutely(store, 2, 1).await;
+    let node = world.join(1).await;
+    world.now = minute(61) + SignedDuration::from_secs(5);
+    let late = world.now;
+    assert!(world.claim(node, 1).await.is_empty());
+    let due = store.due(late, None, 10).await.unwrap();
+    let commits: Vec<_> = due.iter().map(|due| world.decide(due)).collect();
+    world.now = minute(2);
+    assert!(world.claim(node, 1).await.is_empty(), "the store has noticed it");
+    let mut answers = Vec::new();
+    for commit in &commits {
+        answers.extend(store.commit(late, std::slice::from_ref(commit)).await.unwrap());
+    }
+    assert_eq!(answers, [Committed::Held, Committed::Deferred]);
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    assert_eq!(deferred(&world).await, [armed("a/s1")]);
+    assert_eq!(world.plan_all().await, 1, "it does not wait for the later clock");
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    world.assert_whole().await;
 }
 
 async fn who_was_deferred_is_not_overtaken(store: &impl Store) {
