@@ -20,6 +20,9 @@ const MICROSECOND: SignedDuration = SignedDuration::from_micros(1);
 /// How far something that has happened may lie ahead before it is said that the clock was set back.
 pub const CLOCK_BACK_MIN: SignedDuration = SignedDuration::from_mins(1);
 
+/// How many definitions of a schedule are kept, the present one with those before it.
+pub const REVISIONS_KEPT: i64 = 100;
+
 /// Whether something happened at an instant that lies so far ahead that the clock was set back since.
 pub fn is_of_later_clock(at: Timestamp, now: Timestamp) -> bool {
     at.duration_since(now) > CLOCK_BACK_MIN

@@ -12,6 +12,7 @@ use belfry_core::breaker::Breaker;
 use belfry_core::budget;
 use belfry_core::check::{self, Check, Status};
 use belfry_core::definition::Options;
+use belfry_core::edit::REVISIONS_KEPT;
 use belfry_core::overlap::Overlap;
 use belfry_core::plan::Standing;
 use belfry_core::{
@@ -110,7 +111,11 @@ pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp)
         {
             return known.of_tick(at, fate, &timing);
         }
-        let words = format!("{name} was not known yet at {}.", known.time(at));
+        let gone = match known.record.revision > REVISIONS_KEPT {
+            true => format!(", or had a definition that is no longer kept (the last {REVISIONS_KEPT} are)"),
+            false => String::new(),
+        };
+        let words = format!("{name} was not known yet at {}{gone}.", known.time(at));
         return Ok(known.nothing(at, NO_TICK, words));
     };
     let timing = match definition.timing(name) {

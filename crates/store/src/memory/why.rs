@@ -1,5 +1,6 @@
 //! What became of ticks, and what schedules were.
 
+use belfry_core::edit::REVISIONS_KEPT;
 use belfry_core::{ScheduleDefinition, ScheduleId, SkipRange};
 use belfry_time::Timestamp;
 
@@ -50,7 +51,9 @@ impl State {
     pub(super) fn add_revision(&mut self, now: Timestamp, id: ScheduleId) {
         let Some(row) = self.schedules.get(&id) else { return };
         let revision = (row.record.revision, now, row.record.definition.clone());
-        self.revisions.entry(id).or_default().push(revision);
+        let kept = self.revisions.entry(id).or_default();
+        kept.push(revision);
+        kept.drain(..kept.len().saturating_sub(REVISIONS_KEPT as usize));
     }
 
     pub(super) fn revision_at(&self, id: ScheduleId, at: Timestamp) -> Option<(i64, ScheduleDefinition)> {

@@ -593,6 +593,10 @@ async fn write_changed(
         let sql = "insert into schedule_revisions (schedule_id, revision, from_at, definition, format) \
                    values ($1, $2, $3, $4, $5) on conflict do nothing";
         tx.execute(sql, &[&known.id, &revision, &now, &text, &format]).await?;
+        if revision > edit::REVISIONS_KEPT {
+            let sql = "delete from schedule_revisions where schedule_id = $1 and revision <= $2";
+            tx.execute(sql, &[&known.id, &(revision - edit::REVISIONS_KEPT)]).await?;
+        }
     }
     Ok(())
 }

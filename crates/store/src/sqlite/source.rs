@@ -345,8 +345,12 @@ impl Verb<'_> {
         self.execute(
             "insert into schedule_revisions (schedule_id, revision, from_at, definition, format) values (?, ?, ?, ?, ?)",
             params![id, revision, micros(now), text, format],
-        )
-        .map(drop)
+        )?;
+        if revision > edit::REVISIONS_KEPT {
+            let sql = "delete from schedule_revisions where schedule_id = ? and revision <= ?";
+            self.execute(sql, params![id, revision - edit::REVISIONS_KEPT])?;
+        }
+        Ok(())
     }
 
     fn retire_missing(

@@ -117,6 +117,18 @@ async fn old_definitions_are_kept_with_their_revision(store: &impl Store) {
         assert_eq!(store.revision_at(id, at).await.unwrap(), expected, "{at}");
     }
     assert_eq!(store.revision_at(-1, second).await.unwrap(), None);
+    for minutes in 3..103 {
+        world.advance(60_000);
+        world.apply(&[agent("a", unlimited(), &[("s", every(&format!("{minutes}m")))])]).await;
+    }
+    let third = second + SignedDuration::from_mins(1);
+    assert_eq!(
+        store.revision_at(id, third - SignedDuration::from_micros(1)).await.unwrap(),
+        None,
+        "the last 100"
+    );
+    assert_eq!(store.revision_at(id, third).await.unwrap(), Some((3, every("3m"))));
+    assert_eq!(store.revision_at(id, world.now).await.unwrap(), Some((102, every("102m"))));
 }
 
 async fn skips_are_listed_in_pages(store: &impl Store) {
