@@ -137,9 +137,9 @@ async fn a_dead_process_is_rescued_at_once_on_postgres() {
     rescues_at_once(&url, "a_dead_process_is_rescued_at_once_on_postgres").await;
 }
 
-#[test]
-fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
-    let process = |start_time| belfry_store::NodeProcess {
+/// Node 7 with a lease that has ended, and its process as node 1 sees it.
+fn gone(process: belfry_runner::ProcessState, serves_file: bool) -> (Node, Sight) {
+    let of = |start_time| belfry_store::NodeProcess {
         boot_id: "boot".into(),
         pid_ns: "ns".into(),
         start_time,
@@ -147,36 +147,55 @@ fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
         version: String::new(),
         lease_ms: 30_000,
     };
-    let id = |n| belfry_core::NodeId(uuid::Uuid::from_u128(n));
-    let wall = start();
-    let now = Now { wall, mono: Duration::from_secs(60) };
-    let other = Node {
-        id: id(7),
+    let node = Node {
+        id: belfry_core::NodeId(uuid::Uuid::from_u128(7)),
         host: "host".into(),
         pid: 1,
         labels: Vec::new(),
-        started_at: wall,
-        lease_until: wall,
+        started_at: start(),
+        lease_until: start(),
         fenced: false,
         draining: false,
-        last_seen_at: wall,
+        last_seen_at: start(),
         max_concurrent: None,
-        process: process(100),
+        process: of(100),
     };
-    let sight = Sight {
-        here: Arc::new(process(200)),
-        is_same_host: true,
-        process: belfry_runner::ProcessState::Gone,
-        serves_file: false,
+    (node, Sight { here: Arc::new(of(200)), is_same_host: true, process, serves_file })
+}
+
+fn count_fences(effects: &[Effect]) -> usize {
+    effects.iter().filter(|effect| matches!(effect, Effect::Fence { .. })).count()
+}
+
+#[test]
+fn a_node_that_holds_the_lock_of_its_file_keeps_its_runs_however_old_its_lease_is() {
+    let at = |seconds| Now {
+        wall: start() + belfry::SignedDuration::from_secs(seconds),
+        mono: Duration::from_secs(60 + seconds.unsigned_abs()),
     };
+    let (lease, new_id) = (at(3600).wall, Box::new(|_| uuid::Uuid::from_u128(9)));
+    let node = belfry_core::NodeId(uuid::Uuid::from_u128(1));
+    let mut driver = Driver::new(Options::default(), node, at(0), lease, new_id);
+    let mut fences_at = |seconds, serves_file| {
+        let seen = gone(belfry_runner::ProcessState::Unknown, serves_file);
+        count_fences(&driver.step(at(seconds), Input::Nodes(Ok(vec![seen]))))
+    };
+    // It cannot write to the store, because the disk is full.
+    assert_eq!([0, 31, 600].map(|seconds| fences_at(seconds, true)), [0, 0, 0]);
+    assert_eq!(fences_at(601, false), 1, "it has let go of the lock");
+}
+
+#[test]
+fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
+    let id = |n| belfry_core::NodeId(uuid::Uuid::from_u128(n));
+    let wall = start();
+    let now = Now { wall, mono: Duration::from_secs(60) };
     let new_id = Box::new(|_| uuid::Uuid::from_u128(9));
     let mut driver =
         Driver::new(Options::default(), id(1), now, wall + belfry::SignedDuration::from_secs(30), new_id);
     let claims = |effects: &[Effect]| {
         effects.iter().filter(|effect| matches!(effect, Effect::Ask(Ask::Claim(_)))).count()
     };
-    let fences =
-        |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Fence { .. })).count();
     let effects = driver.step(now, Input::Woken);
     assert_eq!(claims(&effects), 0, "nobody has looked at other nodes");
     assert!(driver.wait(now) > Duration::ZERO, "it waits for an answer");
@@ -188,8 +207,9 @@ fn nothing_is_claimed_before_nodes_that_are_gone_at_the_start_are_fenced() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadNodes)), "{effects:?}");
     let renewed = belfry_store::Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) };
     driver.step(now, Input::Renewed { asked: now.mono, renewed: Ok(renewed), is_held: false });
-    let effects = driver.step(now, Input::Nodes(Ok(vec![(other, sight)])));
-    assert_eq!((fences(&effects), claims(&effects)), (1, 0));
+    let gone = gone(belfry_runner::ProcessState::Gone, false);
+    let effects = driver.step(now, Input::Nodes(Ok(vec![gone])));
+    assert_eq!((count_fences(&effects), claims(&effects)), (1, 0));
     driver.step(now, Input::Hint);
     let fenced = Input::Fenced { node: id(7), rescued: Ok(None), runs: Vec::new() };
     assert_eq!(claims(&driver.step(now, fenced)), 1);
