@@ -102,12 +102,14 @@ impl Link {
         let (process, way_out) = match self.pid {
             Some(pid) => (
                 format!(" (process {pid})"),
-                format!("; `kill -CONT {pid}` continues a stopped one, `kill -9 {pid}` ends it"),
+                format!(
+                    "; `kill -CONT {pid}` continues a stopped one, and if nothing else helps `kill -9 {pid}` ends it"
+                ),
             ),
             None => (String::new(), String::new()),
         };
         Failure::Unreachable(format!(
-            "the server at {}{process} has not answered for {} s: it is stopped or overloaded{way_out}. If the command \
+            "the server at {}{process} has not answered for {} s: it is stopped, overloaded or waits for its store{way_out}. If the command \
              changes something, look whether it did before you repeat it",
             self.authority,
             waited.as_secs(),
