@@ -65,13 +65,15 @@ pub enum Broken {
     EndArmsNothing,
     /// Runs that cannot start for now take places of their lane's `queue_limit`.
     QueueLimitCountsAll,
+    /// Runs that wait for their turn behind a run that was put off take places of their lane's `queue_limit`.
+    QueueLimitCountsTurns,
     /// A node takes runs whose labels it has not.
     LabelsIgnored,
 }
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 31] = [
+    pub const ALL: [Broken; 32] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
@@ -102,6 +104,7 @@ impl Broken {
         Broken::PlannedTwice,
         Broken::EndArmsNothing,
         Broken::QueueLimitCountsAll,
+        Broken::QueueLimitCountsTurns,
         Broken::LabelsIgnored,
     ];
 }

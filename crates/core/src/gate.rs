@@ -63,7 +63,8 @@ pub fn lane<'a>(agent: &'a AgentDefinition, options: &'a Options, is_message: bo
 
 /// Whether a run that waits was put off to a later time: it came back (retry, rescue, shutdown), a failure budget holds
 /// it, or somebody asked for it with a delay. Such a run takes no place of its lane's `queue_limit`: it may not start for a
-/// long time, while the lane is idle.
+/// long time, while the lane is idle. Nor does a run that waits for its turn behind such a run of its schedule, or a
+/// message, which waits in its session: that has a `cap` of its own.
 pub fn is_put_off(trigger: Trigger, created_at: Timestamp, due_at: Timestamp, not_before: Timestamp) -> bool {
     not_before > due_at || (trigger == Trigger::Manual && due_at > created_at)
 }

@@ -151,8 +151,12 @@ pub fn plan(schedule: &Schedule, standing: &Standing, facts: &Facts, now: Timest
         TokenKind::Tick => Pass { schedule, timing: &timing, now, facts: *facts, plan: nothing }.run(first),
         TokenKind::Deferred => {
             let since = token.due_at.max(first.due_at);
-            let plan =
+            let mut plan =
                 Pass { schedule, timing: &timing, now: since, facts: *facts, plan: nothing }.run(first);
+            // It has waited long enough, also if the clock was set back since and its tick lies ahead.
+            for run in &mut plan.runs {
+                run.not_before = run.not_before.min(now);
+            }
             match plan.next {
                 Next::Token(next) if next.due_at <= now => {
                     Pass { schedule, timing: &timing, now, facts: *facts, plan }

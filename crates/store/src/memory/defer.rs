@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use belfry_core::ScheduleId;
 use belfry_core::broken::{self, Broken};
 use belfry_core::gate::is_put_off;
+use belfry_core::{ScheduleId, Trigger};
 use belfry_time::Timestamp;
 
 use super::{Live, State};
@@ -65,18 +65,26 @@ impl State {
         row.set.or(row.file)?.queue_limit
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, and need no label that no
-    /// node has.
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, need no label that no node has, and were not put
+    /// off, see [`is_put_off`].
     pub(super) fn queued_in(&self, lane: &str) -> usize {
+        let waiting = self.live.values().filter(|live| live.running.is_none() && live.new.lane == lane);
+        if broken::is(Broken::QueueLimitCountsAll) {
+            return waiting.count();
+        }
         let is_served =
             |needs: &[String]| needs.is_empty() || self.nodes.values().any(|node| node.serves(needs));
-        let takes_place = |live: &&Live| {
-            let new = &live.new;
-            let is_put_off = is_put_off(new.trigger, live.created_at, new.not_before, live.not_before);
-            let counts = !is_put_off && is_served(&new.needs) || broken::is(Broken::QueueLimitCountsAll);
-            live.running.is_none() && new.lane == lane && counts
+        let (put_off, others): (Vec<&Live>, Vec<&Live>) =
+            waiting.filter(|live| is_served(&live.new.needs)).partition(|live| {
+                let new = &live.new;
+                is_put_off(new.trigger, live.created_at, new.not_before, live.not_before)
+            });
+        let turn = |live: &Live| live.new.gates.turn.map(|_| live.new.schedule);
+        let is_behind = |live: &Live| {
+            let before = |other: &&Live| turn(other) == turn(live) && other.order() < live.order();
+            turn(live).is_some() && put_off.iter().any(before) && !broken::is(Broken::QueueLimitCountsTurns)
         };
-        self.live.values().filter(takes_place).count()
+        others.into_iter().filter(|live| live.new.trigger != Trigger::Message && !is_behind(live)).count()
     }
 
     fn deferred_in(&self, lane: &str) -> impl Iterator<Item = (ScheduleId, &Deferred)> {

@@ -398,7 +398,7 @@ impl Store for Memory {
         node: NodeId,
         runs: &[(RunId, Epoch)],
     ) -> Answer<Vec<(RunId, RunState)>> {
-        self.hint.after(Ok(self.state.lock().give_back(now, node, runs)), |given| !given.is_empty())
+        self.hint.after(Ok(self.change(|state| state.give_back(now, node, runs))), |given| !given.is_empty())
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {

@@ -526,6 +526,11 @@ impl Store for Postgres {
             Err(error) => Err(error),
         };
         self.last_claim.shown(now);
+        if answer.as_ref().is_ok_and(|answers| answers.contains(&Finished::Pending)) {
+            // Those that wait for their turn behind such a run no longer have a place in their lane. Where this fails,
+            // pruning does it.
+            let _ = transact!(self, Work, |tx| look_again(&mut tx).await);
+        }
         self.hint(answer, |finished| hint::ended(finished))
     }
 
@@ -544,6 +549,10 @@ impl Store for Postgres {
             return Ok(Vec::new());
         }
         let answer = transact!(self, Rescue, |tx| self.give_back_in(&mut tx, now, node, runs).await);
+        if answer.as_ref().is_ok_and(|given| !given.is_empty()) {
+            // As after an attempt that is repeated.
+            let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
+        }
         self.hint(answer, |given| !given.is_empty())
     }
 

@@ -113,22 +113,31 @@ impl Verb<'_> {
         Ok(limit.flatten().map(|limit| limit.max(0)))
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off (as
-    /// `core::gate::is_put_off`), and need no label that no node has.
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, need no label that no node has, and were not put
+    /// off, as [`core::gate::is_put_off`](belfry_core::gate::is_put_off) says.
     pub(super) fn queued_in(&self, lane: &str) -> Done<i64> {
         let nodes = self.nodes()?;
         let is_served = |needs: &[String]| needs.is_empty() || nodes.iter().any(|node| node.serves(needs));
         let served = self.queues(lane, is_served)?;
         // Each state has an index of its own.
         let queued = self.row(
-            "with served as (select value as id from json_each(?1))
-             select (select count(*) from live where state = 0 and queue_id in (select id from served)
-                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))
-                  + (select count(*) from live where state = 1 and queue_id in (select id from served)
-                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))
-                  + (select count(*) from live where state = 3 and queue_id in (select id from served)
-                       and not_before <= due_at and (trigger <> ?2 or due_at <= created_at))",
-            params![to_json(&served)?, Trigger::Manual.code()],
+            "with served as (select value as id from json_each(?1)),
+             waiting as materialized (
+               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at) as put_off
+                 from live where state = 0 and queue_id in (select id from served)
+               union all
+               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at)
+                 from live where state = 1 and queue_id in (select id from served)
+               union all
+               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at)
+                 from live where state = 3 and queue_id in (select id from served)),
+             held as materialized (
+               select turn_gate, rank, due_at, id from waiting where put_off and turn_gate is not null)
+             select count(*) from waiting w where not put_off and trigger <> ?3 and (
+               w.turn_gate is null or w.turn_gate not in (select turn_gate from held) or not exists (
+                 select 1 from held h where h.turn_gate = w.turn_gate
+                   and (h.rank, h.due_at, h.id) < (w.rank, w.due_at, w.id)))",
+            params![to_json(&served)?, Trigger::Manual.code(), Trigger::Message.code()],
             |row| row.get(0),
         )?;
         Ok(queued.unwrap_or(0))

@@ -249,6 +249,8 @@ impl Verb<'_> {
         if trigger == Trigger::Message.code() {
             self.moved.borrow_mut().extend(self.session_of(run)?);
         }
+        // Those that wait for their turn behind it take no place of their lane's `queue_limit`.
+        self.made_room.set(true);
         self.execute(
             // An attempt that counts has left its node alive; one that does not count may never have started. An edit may have
             // lowered `max_attempts` while it ran.

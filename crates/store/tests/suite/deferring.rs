@@ -14,6 +14,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_full_lane_defers_ticks_and_arms_the_oldest_first(&fresh().await).await;
     a_tick_that_was_deferred_is_not_late(&fresh().await).await;
     a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
+    a_deferred_tick_that_lies_ahead_of_the_clock_starts(&fresh().await).await;
     plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for_it(&fresh().await).await;
     who_was_deferred_is_not_overtaken(&fresh().await).await;
     a_tick_whose_run_lives_already_is_deferred_like_any_other(&fresh().await).await;
@@ -25,6 +26,8 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_schedule_that_changes_its_lane_waits_in_the_other(&fresh().await).await;
     runs_by_hand_wait_whatever_the_limit(&fresh().await).await;
     a_run_that_waits_for_its_retry_takes_no_place(&fresh().await).await;
+    runs_that_wait_for_their_turn_behind_a_retry_take_no_place(&fresh().await).await;
+    messages_take_no_place(&fresh().await).await;
     runs_that_a_budget_holds_take_no_place(&fresh().await).await;
     a_run_that_was_asked_for_with_a_delay_takes_no_place(&fresh().await).await;
     a_run_whose_label_no_node_has_takes_no_place(&fresh().await).await;
@@ -159,6 +162,33 @@ async fn a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(st
         world.assert_whole().await;
     }
     assert_eq!(deferred(&world).await, []);
+}
+
+async fn a_deferred_tick_that_lies_ahead_of_the_clock_starts(store: &impl Store) {
+    let mut world = minutely(store, 2, 1).await;
+    let node = world.join(1).await;
+    for minutes in 1..61 {
+        world.now = minute(minutes) + SignedDuration::from_secs(5);
+        world.plan_all().await;
+        while let Some(claimed) = world.claim(node, 1).await.pop() {
+            world.plan_all().await;
+            world.complete(&claimed).await;
+        }
+    }
+    world.now = minute(61) + SignedDuration::from_secs(5);
+    world.plan_all().await;
+    assert_eq!(deferred(&world).await, [waits("a/s1")]);
+    world.now = minute(2);
+    for name in ["a/s0", "a/s1"] {
+        let claimed = world.claim(node, 9).await;
+        let run = store.run(claimed[0].run).await.unwrap().unwrap();
+        assert_eq!(
+            (run.name.as_str(), run.tick_at > Some(minute(61) - SignedDuration::from_secs(1))),
+            (name, true)
+        );
+        world.plan_all().await;
+        world.assert_whole().await;
+    }
 }
 
 async fn plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for_it(store: &impl Store) {
@@ -492,6 +522,55 @@ async fn a_run_that_waits_for_its_retry_takes_no_place(store: &impl Store) {
     world.now = minute(1) + SignedDuration::from_secs(50);
     assert_eq!(world.claim(node, 1).await.len(), 1);
     assert_eq!(queued(&world).await, Some(1));
+    world.assert_whole().await;
+}
+
+async fn runs_that_wait_for_their_turn_behind_a_retry_take_no_place(store: &impl Store) {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    let slot = |phase: &str, if_running| {
+        let options =
+            Options { anchor: AnchorName::Slot, phase: Some(phase.into()), if_running, ..Options::default() };
+        schedule(When::Every("1m".into()), options)
+    };
+    let first = [("s", slot("0s", IfRunning::Queue))];
+    let second = [("s", slot("1s", IfRunning::Allow))];
+    world.apply(&[agent("a", unlimited(), &first), agent("b", unlimited(), &second)]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    world.plan_all().await;
+    let node = world.join(1).await;
+    world.now = minute(1);
+    world.plan_all().await;
+    let running = world.claim(node, 1).await;
+    world.now = minute(1) + SignedDuration::from_secs(1);
+    world.plan_all().await;
+    assert_eq!(world.claim(node, 1).await.len(), 1);
+    // The second tick waits behind the first, which runs: it starts as soon as that ends.
+    world.now = minute(2) + SignedDuration::from_secs(1);
+    world.plan_all().await;
+    assert_eq!((queued(&world).await, deferred(&world).await), (Some(1), vec![waits("b/s")]));
+    assert!(world.claim(node, 1).await.is_empty());
+    world.finish(&running[0], Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await;
+    assert_eq!((queued(&world).await, deferred(&world).await), (Some(0), vec![armed("b/s")]));
+    world.assert_whole().await;
+    assert_eq!(world.plan_all().await, 1);
+    world.assert_whole().await;
+}
+
+async fn messages_take_no_place(store: &impl Store) {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    let in_lane = Options { lane: Some("cron".into()), ..Options::default() };
+    let chat = schedule(When::Chat(serde_json::json!({"debounce": "1h"})), in_lane);
+    let options = Options { anchor: AnchorName::Slot, if_running: IfRunning::Allow, ..Options::default() };
+    let ticks = schedule(When::Every("1m".into()), options);
+    world.apply(&[agent("a", unlimited(), &[("talk", chat), ("s", ticks)])]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    world.plan_all().await;
+    world.send("a/talk", "ada", "hello", |_| {}).await;
+    assert_eq!((store.counts().await.unwrap().pending, queued(&world).await), (1, Some(0)));
+    world.now = minute(1);
+    assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![]));
     world.assert_whole().await;
 }
 

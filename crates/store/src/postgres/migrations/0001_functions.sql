@@ -596,19 +596,32 @@ begin
     end if;
 end $$;
 
--- How many runs take a place of a lane's queue_limit: those that wait, were not put off (as core::gate::is_put_off; trigger 2
--- is by hand), and need no label that no node has.
+-- How many runs take a place of a lane's queue_limit: those that wait, need no label that no node has, and were not put off,
+-- as core::gate::is_put_off says (trigger 2 is by hand, 4 a message).
 create function queued_in(which text) returns bigint language plpgsql as $$
 declare
     own bigint[] := array(select q.id from queues q where q.lane = which and (q.needs = '{}' or exists (
         select 1 from nodes n where not n.fenced and not n.draining and q.needs <@ n.labels)));
 begin
-    return (select count(*) from live l where l.state = 0 and l.queue_id = any(own)
-            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at))
-        + (select count(*) from live l where l.state = 1 and l.queue_id = any(own)
-            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at))
-        + (select count(*) from live l where l.state = 3 and l.queue_id = any(own)
-            and l.not_before <= l.due_at and (l.trigger <> 2 or l.due_at <= l.created_at));
+    return (
+        with waiting as materialized (
+            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
+                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at) as put_off
+                from live l where l.state = 0 and l.queue_id = any(own)
+            union all
+            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
+                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at)
+                from live l where l.state = 1 and l.queue_id = any(own)
+            union all
+            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
+                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at)
+                from live l where l.state = 3 and l.queue_id = any(own)
+        ), held as materialized (
+            select w.turn_gate, w.rank, w.due_at, w.id from waiting w where w.put_off and w.turn_gate is not null
+        ) select count(*) from waiting w where not w.put_off and w.trigger <> 4 and (
+            w.turn_gate is null or not w.turn_gate = any(array(select h.turn_gate from held h)) or not exists (
+                select 1 from held h where h.turn_gate = w.turn_gate
+                    and (h.rank, h.due_at, h.id) < (w.rank, w.due_at, w.id))));
 end $$;
 
 -- Arms schedules that were deferred in lanes, in each the oldest first, as many as there is room for, and says how many.
