@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use belfry_core::{NodeId, Reason, RunId, RunState};
 use belfry_store::{
-    Claim, Claimed, Commit, Committed, Definitions, Error, RunFilter, RunRecord, Store, Watch, commit_apart,
-    finish_apart,
+    Claim, Claimed, Commit, Committed, Definitions, Error, Mark, RunFilter, RunRecord, Store, Watch,
+    commit_apart, finish_apart,
 };
 use belfry_time::Timestamp;
 use tokio::time::timeout;
@@ -37,22 +37,8 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             };
             Input::Due { at, due, next }
         }
-        Ask::Commit { commits, at, ahead } => {
-            let read = async {
-                let (mark, limit) = ahead?;
-                Some((now.wall, store.due(now.wall, Some(mark), limit).await))
-            };
-            let (written, ahead) = tokio::join!(commit_apart(store, at, &commits), read);
-            let mut replaced = Vec::new();
-            let held = commits.iter().zip(&written.answers);
-            for (commit, _) in held.filter(|(_, answer)| **answer == Some(Committed::Held)) {
-                if commit.cancel_live {
-                    // What cannot be read is not told.
-                    replaced.extend(replaced_by(store, at, commit).await.unwrap_or_default());
-                }
-            }
-            Input::Committed { written, replaced: replaced.into(), ahead }
-        }
+        // Boxed like the other rare ones: the future of every question has the size of the largest answer here.
+        Ask::Commit { commits, at, ahead } => Box::pin(commit(store, now.wall, &commits, at, ahead)).await,
         Ask::Claim(claim) => {
             let claimed = claim_with_definitions(store, now.wall, &claim).await;
             let slots = claim.lanes.iter().map(|(_, slots)| slots).sum::<u32>().min(claim.total);
@@ -74,7 +60,7 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
             Input::Lanes { lanes, unreadable: store.unreadable().await }
         }
         Ask::UnreadableRows => Input::UnreadableRows(store.unreadable_rows().await),
-        Ask::Finish(finishes) => Input::Finished(finish_apart(store, now.wall, &finishes).await),
+        Ask::Finish(finishes) => Input::Finished(Box::pin(finish_apart(store, now.wall, &finishes)).await),
         Ask::Renew { node, until } => {
             let renewed = match store.is_held() {
                 // The keeper must hear of a store that takes long to write while its lease is still good.
@@ -105,8 +91,8 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
         }
         Ask::Prune { retention, snapshots_before, nodes_before } => {
             // What is left goes the next time.
-            let _ = store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH).await;
-            Input::Pruned(store.prune(now.wall, &retention).await)
+            let _ = Box::pin(store.prune_beats(snapshots_before, nodes_before, BEATS_BATCH)).await;
+            Input::Pruned(Box::pin(store.prune(now.wall, &retention)).await)
         }
     }
 }
@@ -124,6 +110,30 @@ pub async fn fence<S: Store>(store: &S, now: Timestamp, node: NodeId, lease: Tim
         _ => Vec::new(),
     };
     Input::Fenced { node, rescued, runs }
+}
+
+/// Stores plans, and reads what is due behind the mark meanwhile.
+async fn commit<S: Store>(
+    store: &S,
+    now: Timestamp,
+    commits: &[Commit],
+    at: Timestamp,
+    ahead: Option<(Mark, u32)>,
+) -> Input {
+    let read = async {
+        let (mark, limit) = ahead?;
+        Some((now, store.due(now, Some(mark), limit).await))
+    };
+    let (written, ahead) = tokio::join!(commit_apart(store, at, commits), read);
+    let mut replaced = Vec::new();
+    let held = commits.iter().zip(&written.answers);
+    for (commit, _) in held.filter(|(_, answer)| **answer == Some(Committed::Held)) {
+        if commit.cancel_live {
+            // What cannot be read is not told.
+            replaced.extend(replaced_by(store, at, commit).await.unwrap_or_default());
+        }
+    }
+    Input::Committed { written, replaced: replaced.into(), ahead }
 }
 
 /// Waiting runs that a plan has ended, because its own runs take their place.
