@@ -21,7 +21,7 @@ const NODES_MAX: usize = 1_000;
 ///
 /// A claim of one thread may come after one of another whose instant was read later. The claims of one node follow each other:
 /// the instant of a claim was read after the node's last claim. If an instant is earlier than that allows, by the time
-/// that has really passed, then the clock was set back.
+/// that has really passed, then the clock was set back. It counts as set back until what follows from that is stored.
 #[derive(Debug)]
 pub(crate) struct LastClaim(Mutex<Claims>);
 
@@ -30,6 +30,8 @@ struct Claims {
     opened_at: Instant,
     /// The latest instant in microseconds, and when it came.
     latest: Option<(i64, Instant)>,
+    /// The instant of the last claim after which runs may wait for a later clock, until that is mended in the store.
+    unsettled: Option<i64>,
     /// When each node last claimed.
     nodes: HashMap<NodeId, Instant>,
 }
@@ -54,8 +56,8 @@ impl Clock {
 }
 
 /// What a clock that was set back does to live runs, and to ticks that a full lane defers: what was due by the later clock is
-/// due now, also for a tick that lies ahead. Runs that were made, or whose last attempt started, by the later clock wait no
-/// longer than they were to wait: also for a retry or for the end of a failure budget. All keep their order, also those that
+/// due now, also for a tick that lies ahead. Runs that were made, or put off, by the later clock wait no longer than they were
+/// to wait: also for a retry or for the end of a failure budget. All keep their order, also those that
 /// are running: among those that are due now the first made is the first.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shift {
@@ -66,13 +68,13 @@ pub(crate) struct Shift {
 }
 
 impl Shift {
-    /// None where no run was made or started, and no tick deferred, by a later clock. `last_told` is when the last of these
+    /// None where no run was made, started or put off, and no tick deferred, by a later clock. `last_told` is when the last of these
     /// happened.
     pub(crate) fn of(now: Timestamp, later: Timestamp, last_told: Option<Timestamp>) -> Option<Shift> {
         last_told.filter(|latest| *latest > later).map(|latest| Shift { now, latest })
     }
 
-    /// An instant of a run that was made or started by the later clock.
+    /// An instant of a run that was made or put off by the later clock.
     pub(crate) fn of_later_clock(self, at: Timestamp) -> Timestamp {
         let earlier = at.saturating_sub(self.latest.duration_since(self.now)).unwrap_or(at);
         if at > self.now { earlier.max(self.now) } else { at }
@@ -97,10 +99,15 @@ impl Clone for LastClaim {
 }
 
 impl LastClaim {
-    /// How the clock stands at a claim of a node.
+    /// How the clock stands at a claim of a node. Unless it went on, [`LastClaim::settled`] has to follow.
     pub(crate) fn clock_at(&self, node: NodeId, now: Timestamp) -> Clock {
         let mut claims = self.0.lock();
         claims.clock_at(node, now.as_microsecond(), Instant::now())
+    }
+
+    /// What follows from the clock of a claim at this instant is stored.
+    pub(crate) fn settled(&self, now: Timestamp) {
+        self.0.lock().settled(now.as_microsecond(), Instant::now());
     }
 
     /// Plans, runs or ends of attempts were stored that were made at this instant: the clock has shown it. It may have been set
@@ -112,7 +119,7 @@ impl LastClaim {
 
 impl Claims {
     fn new(opened_at: Instant) -> Claims {
-        Claims { opened_at, latest: None, nodes: HashMap::new() }
+        Claims { opened_at, latest: None, unsettled: None, nodes: HashMap::new() }
     }
 
     /// `now` in microseconds by the clock of the claim, which came `at`.
@@ -122,17 +129,23 @@ impl Claims {
         }
         let last_at = self.nodes.insert(node, at).unwrap_or(self.opened_at);
         let Some((latest, latest_at)) = self.latest else {
-            self.latest = Some((now, at));
+            self.unsettled = Some(now);
             return Clock::Unknown;
         };
         let late = latest_at.saturating_duration_since(last_at).min(LATE_MAX) + OUT_OF_ORDER_MAX;
         let is_back = latest.saturating_sub(now) > i64::try_from(late.as_micros()).unwrap_or(i64::MAX);
         if is_back {
-            self.latest = Some((now, at));
+            self.unsettled = Some(now);
             return Clock::Back;
         }
         self.shown(now, at);
         Clock::On
+    }
+
+    fn settled(&mut self, now: i64, at: Instant) {
+        if self.unsettled.take_if(|unsettled| *unsettled == now).is_some() {
+            self.latest = Some((now, at));
+        }
     }
 
     /// The clock showed `now` at a call that came `at`. Before the first claim nothing is known of it.
@@ -153,8 +166,28 @@ mod tests {
         let opened_at = Instant::now();
         let mut known = Claims::new(opened_at);
         claims.map(|(node, now, at)| {
-            known.clock_at(NodeId(Uuid::from_u128(node)), now * 1000, opened_at + Duration::from_millis(at))
+            let at = opened_at + Duration::from_millis(at);
+            let clock = known.clock_at(NodeId(Uuid::from_u128(node)), now * 1000, at);
+            known.settled(now * 1000, at);
+            clock
         })
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_is_noticed_again_until_what_follows_is_stored() {
+        let opened_at = Instant::now();
+        let mut known = Claims::new(opened_at);
+        let node = NodeId(Uuid::from_u128(1));
+        let at = |seconds| opened_at + Duration::from_secs(seconds);
+        assert_eq!(known.clock_at(node, 1_000_000, at(1)), Clock::Unknown);
+        assert_eq!(known.clock_at(node, 2_000_000, at(2)), Clock::Unknown, "its claim failed");
+        known.settled(2_000_000, at(2));
+        known.shown(90_000_000, at(3));
+        assert_eq!(known.clock_at(node, 4_000_000, at(4)), Clock::Back);
+        known.shown(4_500_000, at(4));
+        assert_eq!(known.clock_at(node, 5_000_000, at(5)), Clock::Back, "its claim failed");
+        known.settled(5_000_000, at(5));
+        assert_eq!(known.clock_at(node, 6_000_000, at(6)), Clock::On);
     }
 
     #[test]
@@ -173,6 +206,7 @@ mod tests {
         let mut known = Claims::new(opened_at);
         let node = NodeId(Uuid::from_u128(1));
         assert_eq!(known.clock_at(node, 1_000_000, opened_at), Clock::Unknown);
+        known.settled(1_000_000, opened_at);
         known.shown(9_000_000, opened_at + Duration::from_secs(8));
         assert_eq!(known.clock_at(node, 3_000_000, opened_at + Duration::from_secs(9)), Clock::Back);
     }

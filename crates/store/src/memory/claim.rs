@@ -24,6 +24,13 @@ impl Live {
         (-i32::from(self.new.priority), at, self.new.id)
     }
 
+    /// Lets it wait until another instant, by a clock that shows `now`.
+    pub(super) fn put_off(&mut self, now: Timestamp, not_before: Timestamp) {
+        if self.not_before != not_before {
+            (self.not_before, self.put_off_at) = (not_before, Some(now));
+        }
+    }
+
     fn waits(&self) -> bool {
         self.running.is_none()
     }
@@ -56,6 +63,7 @@ impl State {
             && let Some(later) = self.last_claim.clock_at(claim.node, now).may_be_back(now)
         {
             self.shift_waiting(now, later);
+            self.last_claim.settled(now);
         }
         // A node whose claims do not hold gets none.
         let is_fenced = |node: &Node| node.fenced && !broken::is(Broken::FencedNodeClaims);
@@ -95,13 +103,14 @@ impl State {
 
     /// See [`crate::clock::Clock::may_be_back`].
     fn shift_waiting(&mut self, now: Timestamp, later: Timestamp) {
-        let told_at = |live: &Live| live.started_at.map_or(live.created_at, |at| at.max(live.created_at));
+        let told = |live: &Live| [Some(live.created_at), live.started_at, live.put_off_at];
         let deferred = self.deferred.values().map(|deferred| deferred.since);
-        let last_told = self.live.values().map(told_at).chain(deferred).max();
+        let last_told = self.live.values().flat_map(told).flatten().chain(deferred).max();
         let Some(shift) = Shift::of(now, later, last_told) else { return };
         for live in self.live.values_mut() {
-            if live.waits() && told_at(live) > now && !broken::is(Broken::RunByLaterClock) {
-                live.not_before = shift.of_later_clock(live.not_before);
+            let set_at = live.put_off_at.unwrap_or(live.created_at);
+            if live.waits() && set_at > now && !broken::is(Broken::RunByLaterClock) {
+                live.put_off(now, shift.of_later_clock(live.not_before));
             }
             live.new.not_before = match live.created_at > now {
                 true => shift.of_later_clock(live.new.not_before),

@@ -65,26 +65,28 @@ impl State {
         row.set.or(row.file)?.queue_limit
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, need no label that no node has, and were not put
-    /// off, see [`is_put_off`].
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, see [`is_put_off`], need no label
+    /// that no node has, and do not wait for their turn behind such a run, in whatever lane that is.
     pub(super) fn queued_in(&self, lane: &str) -> usize {
-        let waiting = self.live.values().filter(|live| live.running.is_none() && live.new.lane == lane);
+        let waiting = || self.live.values().filter(|live| live.running.is_none());
         if broken::is(Broken::QueueLimitCountsAll) {
-            return waiting.count();
+            return waiting().filter(|live| live.new.lane == lane).count();
         }
         let is_served =
             |needs: &[String]| needs.is_empty() || self.nodes.values().any(|node| node.serves(needs));
-        let (put_off, others): (Vec<&Live>, Vec<&Live>) =
-            waiting.filter(|live| is_served(&live.new.needs)).partition(|live| {
-                let new = &live.new;
-                is_put_off(new.trigger, live.created_at, new.not_before, live.not_before)
-            });
-        let turn = |live: &Live| live.new.gates.turn.map(|_| live.new.schedule);
-        let is_behind = |live: &Live| {
-            let before = |other: &&Live| turn(other) == turn(live) && other.order() < live.order();
-            turn(live).is_some() && put_off.iter().any(before) && !broken::is(Broken::QueueLimitCountsTurns)
+        let may_wait_long = |live: &&Live| {
+            let new = &live.new;
+            is_put_off(new.trigger, live.created_at, new.not_before, live.not_before)
+                || !is_served(&new.needs)
         };
-        others.into_iter().filter(|live| live.new.trigger != Trigger::Message && !is_behind(live)).count()
+        let turn = |live: &Live| live.new.gates.turn.map(|_| live.new.schedule);
+        let long: Vec<&Live> = waiting().filter(may_wait_long).filter(|live| turn(live).is_some()).collect();
+        let is_behind = |live: &&Live| {
+            let before = |other: &&Live| turn(other) == turn(live) && other.order() < live.order();
+            turn(live).is_some() && long.iter().any(before) && !broken::is(Broken::QueueLimitCountsTurns)
+        };
+        let takes_place = |live: &&Live| live.new.lane == lane && live.new.trigger != Trigger::Message;
+        waiting().filter(takes_place).filter(|live| !may_wait_long(live) && !is_behind(live)).count()
     }
 
     fn deferred_in(&self, lane: &str) -> impl Iterator<Item = (ScheduleId, &Deferred)> {

@@ -35,7 +35,7 @@ impl State {
                 }
                 Finished::Ended(state)
             }
-            Some(Then::Back { at, counted }) => self.back_to_pending(finish.run, at, counted),
+            Some(Then::Back { at, counted }) => self.back_to_pending(now, finish.run, at, counted),
             None => Finished::Stale,
         }
     }
@@ -88,7 +88,7 @@ impl State {
             Waiting::Stay => {}
             Waiting::Hold(until) => {
                 for live in runs.filter(|live| ending::holds(live.new.trigger, live.attempt)) {
-                    live.not_before = ending::held_at(live.not_before, until, now);
+                    live.put_off(now, ending::held_at(live.not_before, until, now));
                 }
                 // Plans that were made before do not hold.
                 let own = self.schedules.iter().filter(|(_, row)| row.record.agent == agent);
@@ -97,16 +97,23 @@ impl State {
                 }
             }
             Waiting::Free => runs.for_each(|live| {
-                live.not_before = live.not_before.min(now.max(live.new.not_before));
+                live.put_off(now, live.not_before.min(now.max(live.new.not_before)));
             }),
         }
     }
 
     /// Waits for its next attempt; `counted` says whether this one counts.
-    pub(super) fn back_to_pending(&mut self, run: RunId, not_before: Timestamp, counted: bool) -> Finished {
+    pub(super) fn back_to_pending(
+        &mut self,
+        now: Timestamp,
+        run: RunId,
+        not_before: Timestamp,
+        counted: bool,
+    ) -> Finished {
         if let Some(live) = self.live.get_mut(&run) {
             live.running = None;
             live.not_before = not_before.max(live.new.not_before);
+            live.put_off_at = Some(now);
             live.attempt -= u32::from(!counted);
             // An edit may have lowered it while the attempt ran.
             live.new.max_attempts = live.new.max_attempts.max(live.attempt + 1);

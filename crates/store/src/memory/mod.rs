@@ -114,6 +114,8 @@ struct Live {
     created_at: Timestamp,
     running: Option<NodeId>,
     not_before: Timestamp,
+    /// When `not_before` was set, if that was after it was made.
+    put_off_at: Option<Timestamp>,
     attempt: u32,
     epoch: Epoch,
     started_at: Option<Timestamp>,

@@ -90,7 +90,7 @@ impl State {
     /// Returns a run to where it waits, from its budget's instant on.
     fn come_back(&mut self, now: Timestamp, run: RunId, verdict: Verdict) {
         if let Some(Then::Back { at, counted }) = self.settle(now, run, verdict, false) {
-            self.back_to_pending(run, at, counted);
+            self.back_to_pending(now, run, at, counted);
         }
     }
 

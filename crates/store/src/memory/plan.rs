@@ -191,6 +191,7 @@ impl State {
             created_at: now,
             running: None,
             not_before: new.not_before,
+            put_off_at: None,
             attempt: 0,
             epoch: 0,
             started_at: None,

@@ -58,6 +58,7 @@ impl State {
                 if let Some(live) = self.live.get_mut(&run) {
                     live.session = live.session.map(|own| InSession { alone, ..own });
                     (live.not_before, live.new.not_before) = (not_before, not_before);
+                    live.put_off_at = Some(now);
                     add_message(&mut live.new.payload, now, seq, new);
                 }
                 (run, Sent::Taken { run, seq, generation, joined: true, ended, told })

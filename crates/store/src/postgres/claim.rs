@@ -154,7 +154,7 @@ const RELEASE_ROOM: &str = "update live set state = 0, parked_on = null where st
 
 /// See [`Shift`]. Says whether a timer is due now that was not.
 async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool, Fault> {
-    let sql = "select greatest((select max(greatest(created_at, started_at)) from live), (select max(since) from deferred)) as at";
+    let sql = "select greatest((select max(greatest(created_at, started_at, put_off_at)) from live), (select max(since) from deferred)) as at";
     let rows = tx.query(sql, &[]).await?;
     let last_told = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
     let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(false) };
@@ -166,8 +166,8 @@ async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool
     let sql = "update live set due_at = case when created_at > $1 then greatest($1, due_at - ($2 - $1)) else $1 end \
                where due_at > $1 and (created_at > $1 or due_at <= $2)";
     tx.execute(sql, &[&now, &latest]).await?;
-    let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)) where state + 0 <> 2 \
-               and greatest(created_at, started_at) > $1 and not_before > $1";
+    let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)), put_off_at = $1 where state + 0 <> 2 \
+               and coalesce(put_off_at, created_at) > $1 and not_before > $1";
     tx.execute(sql, &[&now, &latest]).await?;
     Ok(armed > 0)
 }
@@ -185,6 +185,7 @@ impl Postgres {
             let sql = "update live set state = 0, parked_on = null where state = 1 and parked_on is not null";
             transact!(self, Work, |tx| tx.execute(sql, &[]).await)?;
         }
+        self.last_claim.settled(now);
         // Where gates were in the way the last time they will be again, and one question is enough.
         let is_limited =
             claim.total < claim.lanes.iter().fold(0, |all, (_, slots)| slots.saturating_add(all));

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::Postgres;
 use super::books::Books;
 use super::connection::{Fault, Param, Tx};
+use super::defer::look_again;
 use super::rows::{self, Live, get, live_columns, sparse};
 use super::session::{left_behind, lines_of, lock_sessions, of_messages, take_usage};
 use crate::Error;
@@ -285,7 +286,7 @@ impl Postgres {
             let sql = "select touch_token(id) from schedules where agent_id = $1 and retired_at is null order by id";
             tx.query(sql, &[&agent]).await?;
         }
-        let sql = "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate, lane \
+        let sql = "select id, trigger, attempt, due_at, not_before, agent_gate, turn_gate, command_gate, whole_gate \
                    from live where schedule_id = any(array(select id from schedules where agent_id = $1)) \
                    and state <> 2 and not id = any($2) order by id";
         let (mut runs, mut times, mut gates) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -302,7 +303,6 @@ impl Postgres {
             if at != not_before {
                 runs.push(get::<Uuid>(&row, "id")?);
                 times.push(at);
-                tx.makes_room(get(&row, "lane")?);
                 for gate in ["agent_gate", "turn_gate", "command_gate", "whole_gate"] {
                     gates.extend(get::<Option<i64>>(&row, gate)?);
                 }
@@ -311,11 +311,13 @@ impl Postgres {
         let gates: Vec<i64> = gates.into_iter().collect();
         lock_gates(tx, &gates).await?;
         // A run without a turn in its session keeps waiting for that.
-        let sql = "update live set not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], \
+        let sql = "update live set not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], put_off_at = $3, \
                    state = case when state + 0 = 1 and parked_on is null then 1 else 3 end, parked_on = null \
                    where id = any($1) and state + 0 <> 2";
         if !runs.is_empty() {
-            tx.execute(sql, &[&runs, &times]).await?;
+            tx.execute(sql, &[&runs, &times, &now]).await?;
+            // Those that wait for their turn behind them may be in other lanes.
+            look_again(tx).await?;
         }
         self.release(tx, &gates).await
     }

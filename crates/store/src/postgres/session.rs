@@ -321,8 +321,8 @@ async fn join_run(
     let payload: &str = get(found.first().ok_or(Fault::Again)?, "payload")?;
     let mut payload = serde_json::from_str(payload).unwrap_or_default();
     add_message(&mut payload, now, seq, new);
-    let sql = "update live set due_at = $2, not_before = $2, payload = $3 where id = $1";
-    tx.execute(sql, &[&run.0, &not_before, &payload.to_string()]).await?;
+    let sql = "update live set due_at = $2, not_before = $2, put_off_at = $3, payload = $4 where id = $1";
+    tx.execute(sql, &[&run.0, &not_before, &now, &payload.to_string()]).await?;
     Ok(())
 }
 

@@ -76,7 +76,7 @@ impl Verb<'_> {
             let lane = &claim.lanes[at].0;
             let before = claimed.len();
             let mut is_changed = false;
-            let queues = self.queues(lane, |needs| serves(&claim.labels, needs))?;
+            let queues = self.queues(Some(lane), |needs| serves(&claim.labels, needs))?;
             let most = before + slots.min(self.room_of_lane(lane)?) as usize;
             // A run that a gate holds is parked, and makes room for the next to be looked at.
             while claimed.len() < most {
@@ -106,7 +106,8 @@ impl Verb<'_> {
         let clock = self.shared.last_claim.clock_at(node, now);
         if let Some(later) = clock.may_be_back(now) {
             let last_told = self.row(
-                "select max(at) as at from (select max(created_at, coalesce(started_at, created_at)) as at from live
+                "select max(at) as at from (
+                     select max(created_at, coalesce(started_at, created_at), coalesce(put_off_at, created_at)) as at from live
                      union all select since from deferred)",
                 [],
                 |row| maybe_instant(row, "at"),
@@ -119,8 +120,8 @@ impl Verb<'_> {
                     [micros(now), micros(latest)],
                 )?;
                 self.execute(
-                    "update live set not_before = max(?1, not_before - (?2 - ?1)) where state <> 2
-                       and max(created_at, coalesce(started_at, created_at)) > ?1 and not_before > ?1",
+                    "update live set not_before = max(?1, not_before - (?2 - ?1)), put_off_at = ?1 where state <> 2
+                       and coalesce(put_off_at, created_at) > ?1 and not_before > ?1",
                     [micros(now), micros(latest)],
                 )?;
                 let armed = self.execute(
@@ -211,10 +212,9 @@ impl Verb<'_> {
     }
 
     /// The queues of a lane whose labels suit.
-    pub(super) fn queues(&self, lane: &str, suits: impl Fn(&[String]) -> bool) -> Done<Vec<i64>> {
-        let all = self.rows("select id, needs from queues where lane = ? order by id", [lane], |row| {
-            Ok((row.get(0)?, text(row, 1)?))
-        })?;
+    pub(super) fn queues(&self, lane: Option<&str>, suits: impl Fn(&[String]) -> bool) -> Done<Vec<i64>> {
+        let sql = "select id, needs from queues where ?1 is null or lane = ?1 order by id";
+        let all = self.rows(sql, [lane], |row| Ok((row.get(0)?, text(row, 1)?)))?;
         let mut served = Vec::new();
         for (id, needs) in all {
             // A queue that cannot be read is served by nobody.

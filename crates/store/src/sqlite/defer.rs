@@ -113,31 +113,37 @@ impl Verb<'_> {
         Ok(limit.flatten().map(|limit| limit.max(0)))
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, need no label that no node has, and were not put
-    /// off, as [`core::gate::is_put_off`](belfry_core::gate::is_put_off) says.
+    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, as
+    /// [`core::gate::is_put_off`](belfry_core::gate::is_put_off) says, need no label that no node has, and do not wait for their
+    /// turn behind such a run, in whatever lane that is.
     pub(super) fn queued_in(&self, lane: &str) -> Done<i64> {
         let nodes = self.nodes()?;
         let is_served = |needs: &[String]| needs.is_empty() || nodes.iter().any(|node| node.serves(needs));
-        let served = self.queues(lane, is_served)?;
-        // Each state has an index of its own.
+        let served = self.queues(None, is_served)?;
+        // Each state has an index of its own, and so have turns.
         let queued = self.row(
             "with served as (select value as id from json_each(?1)),
+             own as (select id from queues where lane = ?2 and id in (select id from served)),
              waiting as materialized (
-               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at) as put_off
-                 from live where state = 0 and queue_id in (select id from served)
+               select turn_gate, rank, due_at, id, not_before, trigger, created_at
+                 from live where state = 0 and queue_id in (select id from own)
                union all
-               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at)
-                 from live where state = 1 and queue_id in (select id from served)
+               select turn_gate, rank, due_at, id, not_before, trigger, created_at
+                 from live where state = 1 and queue_id in (select id from own)
                union all
-               select turn_gate, rank, due_at, id, trigger, not_before > due_at or (trigger = ?2 and due_at > created_at)
-                 from live where state = 3 and queue_id in (select id from served)),
+               select turn_gate, rank, due_at, id, not_before, trigger, created_at
+                 from live where state = 3 and queue_id in (select id from own)),
+             -- Of each turn the first run that may wait for long.
              held as materialized (
-               select turn_gate, rank, due_at, id from waiting where put_off and turn_gate is not null)
-             select count(*) from waiting w where not put_off and trigger <> ?3 and (
-               w.turn_gate is null or w.turn_gate not in (select turn_gate from held) or not exists (
-                 select 1 from held h where h.turn_gate = w.turn_gate
-                   and (h.rank, h.due_at, h.id) < (w.rank, w.due_at, w.id)))",
-            params![to_json(&served)?, Trigger::Manual.code(), Trigger::Message.code()],
+               select l.turn_gate, l.rank, l.due_at, l.id, row_number() over
+                   (partition by l.turn_gate order by l.rank, l.due_at, l.id) as place
+               from live l where l.state <> 2 and l.turn_gate in (select turn_gate from waiting where turn_gate is not null)
+                 and (l.not_before > l.due_at or (l.trigger = ?3 and l.due_at > l.created_at)
+                   or l.queue_id not in (select id from served)))
+             select count(*) from waiting w left join held h on h.turn_gate = w.turn_gate and h.place = 1
+             where not (w.not_before > w.due_at or (w.trigger = ?3 and w.due_at > w.created_at)) and w.trigger <> ?4
+               and (h.id is null or (w.rank, w.due_at, w.id) < (h.rank, h.due_at, h.id))",
+            params![to_json(&served)?, lane, Trigger::Manual.code(), Trigger::Message.code()],
             |row| row.get(0),
         )?;
         Ok(queued.unwrap_or(0))

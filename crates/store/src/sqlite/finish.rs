@@ -137,7 +137,7 @@ impl Verb<'_> {
             Then::Back { at, counted } => {
                 let result = params![finish.exit_code, finish.error, bytes(finish.run)];
                 self.execute("update live set exit_code = ?, error = ? where id = ?", result)?;
-                self.back_to_pending(finish.run, at, counted)
+                self.back_to_pending(now, finish.run, at, counted)
             }
         }
     }
@@ -216,9 +216,9 @@ impl Verb<'_> {
             self.made_room.set(true);
             // A run without a turn in its session keeps waiting for that.
             self.execute(
-                "update live set not_before = ?, state = case when state = 1 and parked_on is null then 1 else 3 end,
-                     parked_on = null where id = ?",
-                params![micros(at), id],
+                "update live set not_before = ?, put_off_at = ?, parked_on = null,
+                     state = case when state = 1 and parked_on is null then 1 else 3 end where id = ?",
+                params![micros(at), micros(now), id],
             )?;
             self.freed.borrow_mut().extend(gates.all());
         }
@@ -232,13 +232,19 @@ impl Verb<'_> {
     pub(super) fn come_back(&self, now: Timestamp, run: RunId, verdict: Verdict) -> Done<()> {
         let Some(ending) = self.ending(run, None)? else { return Ok(()) };
         if let Then::Back { at, counted } = self.settle(now, &ending, verdict, false)? {
-            self.back_to_pending(run, at, counted)?;
+            self.back_to_pending(now, run, at, counted)?;
         }
         Ok(())
     }
 
     /// Waits for its next attempt; `counted` says whether this one counts.
-    fn back_to_pending(&self, run: RunId, not_before: Timestamp, counted: bool) -> Done<Finished> {
+    fn back_to_pending(
+        &self,
+        now: Timestamp,
+        run: RunId,
+        not_before: Timestamp,
+        counted: bool,
+    ) -> Done<Finished> {
         let (trigger, gates) = self
             .row(
                 "select trigger, agent_gate, turn_gate, command_gate, whole_gate, alone_gate from live where id = ?",
@@ -254,9 +260,9 @@ impl Verb<'_> {
         self.execute(
             // An attempt that counts has left its node alive; one that does not count may never have started. An edit may have
             // lowered `max_attempts` while it ran.
-            "update live set state = 3, node_id = null, not_before = max(?1, due_at), attempt = attempt - ?2,
+            "update live set state = 3, node_id = null, not_before = max(?1, due_at), put_off_at = ?4, attempt = attempt - ?2,
                  max_attempts = max(max_attempts, attempt - ?2 + 1), rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
-            params![micros(not_before), i64::from(!counted), bytes(run)],
+            params![micros(not_before), i64::from(!counted), bytes(run), micros(now)],
         )?;
         self.freed.borrow_mut().extend(gates.all());
         Ok(Finished::Pending)

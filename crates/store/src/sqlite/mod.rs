@@ -810,6 +810,9 @@ impl Store for Sqlite {
                 Ok(claimed)
             })
             .await;
+        if claimed.is_ok() {
+            self.shared.last_claim.settled(now);
+        }
         match claimed {
             Err(error) if error.is_of_content() => {
                 Err(set_aside(self.write(|verb| verb.set_aside()).await?, error))

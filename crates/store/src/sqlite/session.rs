@@ -92,8 +92,8 @@ impl Verb<'_> {
         let mut payload = payload.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         add_message(&mut payload, now, seq, new);
         self.execute(
-            "update live set due_at = ?1, not_before = ?1, payload = ?2 where id = ?3",
-            params![micros(not_before), payload.to_string(), bytes(run)],
+            "update live set due_at = ?1, not_before = ?1, put_off_at = ?2, payload = ?3 where id = ?4",
+            params![micros(not_before), micros(now), payload.to_string(), bytes(run)],
         )
         .map(drop)
     }

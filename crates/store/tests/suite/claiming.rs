@@ -28,6 +28,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_was_ready_by_a_later_clock_is_ready(&fresh().await).await;
     a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it(&fresh().await).await;
     a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
+    a_run_that_was_put_off_by_a_later_clock_does_not_wait_for_it(&fresh().await).await;
     a_run_that_was_spread_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_run_that_comes_back_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(&fresh().await).await;
@@ -54,15 +55,9 @@ impl<S: Store> World<'_, S> {
 
     /// A run that may start so long after it is made.
     async fn next_after(&mut self, name: &str, delay: SignedDuration) -> RunId {
-        let (record, id) = (self.schedule(name).await, self.run_id());
-        let compiled = record.definition.compile(name).unwrap();
-        let definition =
-            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
-        let due_at = self.now + delay;
-        let run = NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, due_at);
-        let request = Enqueue { run, key: None };
-        assert_eq!(self.store.enqueue(self.now, &request).await.unwrap(), Enqueued::Made);
-        id
+        let (run, made) = self.enqueue_at(name, self.now + delay, None).await;
+        assert_eq!(made, Enqueued::Made);
+        run
     }
 }
 
@@ -496,6 +491,22 @@ async fn a_run_that_comes_back_does_not_wait_for_a_clock_that_was_set_back(store
     assert_eq!(ids(&world.claim(node, 9).await), [old]);
     world.advance(30_000);
     assert_eq!(ids(&world.claim(node, 9).await), [retried], "its delay is what it was");
+    world.assert_whole().await;
+}
+
+async fn a_run_that_was_put_off_by_a_later_clock_does_not_wait_for_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[("s", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])]).await;
+    let run = world.next("a/s").await;
+    let claimed = world.claim(node, 9).await;
+    // Its attempt ends two hours later, and the clock goes back by one.
+    world.advance(7_200_000);
+    world.fail(&claimed[0]).await;
+    world.advance(-3_600_000);
+    assert!(world.claim(node, 9).await.is_empty(), "it waits for its retry");
+    world.advance(30_000);
+    assert_eq!(ids(&world.claim(node, 9).await), [run]);
     world.assert_whole().await;
 }
 

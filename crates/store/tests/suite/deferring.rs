@@ -27,6 +27,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     runs_by_hand_wait_whatever_the_limit(&fresh().await).await;
     a_run_that_waits_for_its_retry_takes_no_place(&fresh().await).await;
     runs_that_wait_for_their_turn_behind_a_retry_take_no_place(&fresh().await).await;
+    a_run_that_waits_for_its_turn_behind_a_retry_in_another_lane_takes_no_place(&fresh().await).await;
     messages_take_no_place(&fresh().await).await;
     runs_that_a_budget_holds_take_no_place(&fresh().await).await;
     a_run_that_was_asked_for_with_a_delay_takes_no_place(&fresh().await).await;
@@ -554,6 +555,36 @@ async fn runs_that_wait_for_their_turn_behind_a_retry_take_no_place(store: &impl
     assert_eq!((queued(&world).await, deferred(&world).await), (Some(0), vec![armed("b/s")]));
     world.assert_whole().await;
     assert_eq!(world.plan_all().await, 1);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_waits_for_its_turn_behind_a_retry_in_another_lane_takes_no_place(store: &impl Store) {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    let slot = |phase: &str, if_running| {
+        let options =
+            Options { anchor: AnchorName::Slot, phase: Some(phase.into()), if_running, ..Options::default() };
+        schedule(When::Every("1m".into()), options)
+    };
+    let first = [("s", slot("0s", IfRunning::Queue))];
+    let second = [("s", slot("1s", IfRunning::Allow))];
+    world.apply(&[agent("a", unlimited(), &first), agent("b", unlimited(), &second)]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    world.plan_all().await;
+    let node = world.join(1).await;
+    let elsewhere = world.enqueue_in("a/s", "main").await;
+    let running = world.claim_only(node, elsewhere).await;
+    world.now = minute(1) + SignedDuration::from_secs(1);
+    world.plan_all().await;
+    assert_eq!((queued(&world).await, deferred(&world).await), (Some(1), vec![waits("b/s")]));
+    world.finish(&running[0], Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await;
+    assert_eq!((queued(&world).await, deferred(&world).await), (Some(0), vec![armed("b/s")]));
+    world.assert_whole().await;
+    assert_eq!((world.plan_all().await, deferred(&world).await), (1, vec![]));
+    // The retry starts: the run that waits for its turn takes a place again.
+    world.now = minute(1) + SignedDuration::from_secs(30);
+    assert_eq!(world.claim_only(node, elsewhere).await.len(), 1);
+    assert_eq!(queued(&world).await, Some(2));
     world.assert_whole().await;
 }
 

@@ -372,6 +372,24 @@ impl<'a, S: Store> World<'a, S> {
         self.finish(claimed, Outcome::Failed { reason: Reason::ExitCode, retryable: true }).await
     }
 
+    async fn by_hand(&mut self, name: &str, not_before: Timestamp) -> NewRun {
+        let record = self.schedule(name).await;
+        let id = self.run_id();
+        let compiled = record.definition.compile(name).unwrap();
+        let definition =
+            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
+        NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, not_before)
+    }
+
+    /// A run by hand in a lane of its own.
+    pub async fn enqueue_in(&mut self, name: &str, lane: &str) -> RunId {
+        let run = self.by_hand(name, self.now).await;
+        let run = NewRun { lane: lane.into(), own_lane: true, ..run };
+        let request = Enqueue { run, key: None };
+        assert_eq!(self.store.enqueue(self.now, &request).await.unwrap(), Enqueued::Made);
+        request.run.id
+    }
+
     /// A run by hand.
     pub async fn enqueue(&mut self, name: &str, key: Option<(&str, u8)>) -> (RunId, Enqueued) {
         self.enqueue_at(name, self.now, key).await
@@ -384,13 +402,8 @@ impl<'a, S: Store> World<'a, S> {
         not_before: Timestamp,
         key: Option<(&str, u8)>,
     ) -> (RunId, Enqueued) {
-        let record = self.schedule(name).await;
-        let id = self.run_id();
-        let compiled = record.definition.compile(name).unwrap();
-        let definition =
-            self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
-        let mut run =
-            NewRun::by_hand(Defined::new(record.agent, record.id, &compiled, &definition), id, not_before);
+        let mut run = self.by_hand(name, not_before).await;
+        let id = run.id;
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});
             run.prompt = Some(odd);
@@ -398,6 +411,9 @@ impl<'a, S: Store> World<'a, S> {
         if self.odd && self.ids.is_multiple_of(9) {
             // As a retry by hand does whose schedule has another command now.
             run.command = "old".into();
+        }
+        if self.odd && self.ids.is_multiple_of(7) {
+            (run.lane, run.own_lane) = ("main".into(), true);
         }
         let key = key.map(|(key, body)| Key {
             key: key.into(),

@@ -417,7 +417,7 @@ begin
     if array_position(ends, null) is not null then
         with back as (
             update live l set state = 3, node_id = null, parked_on = null, not_before = greatest(not_befores[f.place], l.due_at),
-                attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
+                put_off_at = settled_at, attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
                 -- An edit may have lowered it while the attempt ran.
                 max_attempts = greatest(l.max_attempts, l.attempt + case when counted[f.place] then 1 else 0 end),
                 -- An attempt that counts has left its node alive; one that does not count may never have started.
@@ -596,32 +596,36 @@ begin
     end if;
 end $$;
 
--- How many runs take a place of a lane's queue_limit: those that wait, need no label that no node has, and were not put off,
--- as core::gate::is_put_off says (trigger 2 is by hand, 4 a message).
+-- How many runs take a place of a lane's queue_limit: those that wait, were not put off, as core::gate::is_put_off says (trigger
+-- 2 is by hand, 4 a message), need no label that no node has, and do not wait for their turn behind such a run, in whatever
+-- lane that is.
 create function queued_in(which text) returns bigint language plpgsql as $$
 declare
-    own bigint[] := array(select q.id from queues q where q.lane = which and (q.needs = '{}' or exists (
-        select 1 from nodes n where not n.fenced and not n.draining and q.needs <@ n.labels)));
+    unserved bigint[] := array(select q.id from queues q where q.needs <> '{}' and not exists (
+        select 1 from nodes n where not n.fenced and not n.draining and q.needs <@ n.labels));
+    own bigint[] := array(select q.id from queues q where q.lane = which and not q.id = any(unserved));
 begin
     return (
         with waiting as materialized (
-            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
-                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at) as put_off
+            select l.turn_gate, l.rank, l.due_at, l.id, l.not_before, l.trigger, l.created_at
                 from live l where l.state = 0 and l.queue_id = any(own)
             union all
-            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
-                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at)
+            select l.turn_gate, l.rank, l.due_at, l.id, l.not_before, l.trigger, l.created_at
                 from live l where l.state = 1 and l.queue_id = any(own)
             union all
-            select l.turn_gate, l.rank, l.due_at, l.id, l.trigger,
-                l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at)
+            select l.turn_gate, l.rank, l.due_at, l.id, l.not_before, l.trigger, l.created_at
                 from live l where l.state = 3 and l.queue_id = any(own)
         ), held as materialized (
-            select w.turn_gate, w.rank, w.due_at, w.id from waiting w where w.put_off and w.turn_gate is not null
-        ) select count(*) from waiting w where not w.put_off and w.trigger <> 4 and (
-            w.turn_gate is null or not w.turn_gate = any(array(select h.turn_gate from held h)) or not exists (
-                select 1 from held h where h.turn_gate = w.turn_gate
-                    and (h.rank, h.due_at, h.id) < (w.rank, w.due_at, w.id))));
+            -- Of each turn the first run that may wait for long.
+            select distinct on (l.turn_gate) l.turn_gate, l.rank, l.due_at, l.id from live l
+                where l.state <> 2 and l.turn_gate = any(array(
+                    select distinct w.turn_gate from waiting w where w.turn_gate is not null))
+                and (l.not_before > l.due_at or (l.trigger = 2 and l.due_at > l.created_at)
+                    or l.queue_id = any(unserved))
+                order by l.turn_gate, l.rank, l.due_at, l.id
+        ) select count(*) from waiting w left join held h on h.turn_gate = w.turn_gate
+            where not (w.not_before > w.due_at or (w.trigger = 2 and w.due_at > w.created_at)) and w.trigger <> 4
+            and (h.id is null or (w.rank, w.due_at, w.id) < (h.rank, h.due_at, h.id)));
 end $$;
 
 -- Arms schedules that were deferred in lanes, in each the oldest first, as many as there is room for, and says how many.

@@ -166,6 +166,8 @@ create table live (
     due_at timestamptz not null,
     -- When it may start, never before due_at.
     not_before timestamptz not null,
+    -- When that was set, if that was after it was made.
+    put_off_at timestamptz,
     schedule_id bigint not null,
     tick_at timestamptz,
     agent_id bigint not null,

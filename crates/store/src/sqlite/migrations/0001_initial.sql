@@ -141,6 +141,8 @@ create table live (
   due_at integer not null,
   -- When it may start, never before due_at.
   not_before integer not null,
+  -- When that was set, if that was after it was made.
+  put_off_at integer,
   schedule_id integer not null,
   tick_at integer,
   agent_id integer not null,
