@@ -275,9 +275,9 @@ impl Sim {
         ids.insert(record.id);
         runs.retain(|run| ids.contains(&run.schedule));
         let mut ranges: Vec<SkipRange> = record.open_skip.into_iter().collect();
+        ranges.extend(self.now(self.store.memory.skips(record.id, None, u32::MAX)));
         for id in ids {
             runs.extend(self.now(self.store.memory.ended_runs(id, u32::MAX)));
-            ranges.extend(self.now(self.store.memory.skips(id, None, u32::MAX)));
         }
         let is_asked_for = |run: &&RunRecord| run.trigger == Trigger::Backfill;
         let asked_for = runs.iter().filter(is_asked_for).filter_map(|run| run.tick_at).collect();

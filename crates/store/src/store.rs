@@ -351,8 +351,8 @@ pub trait Store: Send + Sync + 'static {
     /// All breakers that have counted or changed, by name of agent and command.
     fn breakers(&self) -> impl Future<Output = Answer<Vec<BreakerEntry>>> + Send;
 
-    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant. Those from
-    /// before it was removed and put back are found by `tick` alone.
+    /// Complete ranges of skips and misses of a schedule, oldest first, that begin after an instant; also those from before it
+    /// was removed and put back.
     fn skips(
         &self,
         schedule: ScheduleId,

@@ -10,7 +10,8 @@ use crate::views::*;
 
 impl State {
     pub(super) fn list_skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange> {
-        let mut skips = self.skips.get(&id).cloned().unwrap_or_default();
+        let of_lives = self.lives(id).into_iter().rev().filter_map(|id| self.skips.get(&id));
+        let mut skips: Vec<SkipRange> = of_lives.flatten().copied().collect();
         skips.sort_by_key(|range| range.from);
         skips.retain(|range| after.is_none_or(|after| range.from > after));
         skips.truncate(limit as usize);

@@ -14,6 +14,13 @@ use crate::Error;
 use crate::unknown;
 use crate::views::*;
 
+/// A schedule, and those of its name that were removed before it was made.
+macro_rules! lives {
+    () => {
+        "select id from schedules where id <= $1 and name = (select name from schedules where id = $1)"
+    };
+}
+
 fn range(row: &Row) -> Result<SkipRange, Fault> {
     Ok(SkipRange {
         reason: unknown::skip_reason(get(row, "reason")?),
@@ -29,15 +36,17 @@ pub(super) async fn skips(
     after: Option<Timestamp>,
     limit: u32,
 ) -> Result<Vec<SkipRange>, Fault> {
-    let sql = "select reason, from_at, to_at, count from skips \
-               where schedule_id = $1 and from_at > coalesce($2::timestamptz, '-infinity') \
-               order by from_at, id limit $3";
+    let sql = concat!(
+        "select reason, from_at, to_at, count from skips where schedule_id in (",
+        lives!(),
+        ") and from_at > coalesce($2::timestamptz, '-infinity') order by from_at, id limit $3"
+    );
     tx.query(sql, &[&id, &after, &i64::from(limit)]).await?.iter().map(range).collect()
 }
 
-/// The schedule, and those of its name that were removed before it was made, the last first.
+/// The last first.
 async fn lives(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Vec<ScheduleId>, Fault> {
-    let sql = "select id from schedules where id <= $1 and name = (select name from schedules where id = $1) order by id desc";
+    let sql = concat!(lives!(), " order by id desc");
     tx.query(sql, &[&id]).await?.iter().map(|row| get(row, "id")).collect()
 }
 

@@ -11,6 +11,10 @@ use crate::error::Error;
 use crate::unknown;
 use crate::views::*;
 
+/// A schedule, and those of its name that were removed before it was made.
+const LIVES: &str =
+    "select id from schedules where id <= ?1 and name = (select name from schedules where id = ?1)";
+
 fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
     Ok(SkipRange {
         reason: unknown::skip_reason(number(row, "reason")?),
@@ -23,20 +27,18 @@ fn range(row: &Row<'_>) -> rusqlite::Result<SkipRange> {
 impl Verb<'_> {
     pub(super) fn skips(&self, id: ScheduleId, after: Option<Timestamp>, limit: u32) -> Done<Vec<SkipRange>> {
         self.rows(
-            "select reason, from_tick, to_tick, count from skips where schedule_id = ? and from_tick > ?
-             order by from_tick, number limit ?",
+            format!(
+                "select reason, from_tick, to_tick, count from skips where schedule_id in ({LIVES}) and from_tick > ?2
+                 order by from_tick, number limit ?3"
+            ),
             params![id, after.map_or(i64::MIN, micros), limit],
             range,
         )
     }
 
     pub(super) fn tick(&self, id: ScheduleId, tick_at: Timestamp) -> Done<TickFate> {
-        // The schedule, and those of its name that were removed before it was made.
-        let lives: Vec<ScheduleId> = self.rows(
-            "select id from schedules where id <= ?1 and name = (select name from schedules where id = ?1) order by id desc",
-            [id],
-            |row| row.get(0),
-        )?;
+        let lives: Vec<ScheduleId> =
+            self.rows(format!("{LIVES} order by id desc"), [id], |row| row.get(0))?;
         for id in lives {
             if let Some(fate) = self.result(id, tick_at)? {
                 return Ok(fate);

@@ -497,7 +497,9 @@ async fn a_run_that_comes_back_does_not_wait_for_a_clock_that_was_set_back(store
 async fn a_run_that_was_put_off_by_a_later_clock_does_not_wait_for_it(store: &impl Store) {
     let mut world = World::new(store);
     let node = world.join(1).await;
-    world.apply(&[agent("a", unlimited(), &[("s", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])]).await;
+    world
+        .apply(&[agent("a", unlimited(), &[("s", by_hand(IfRunning::Allow, Scope::Schedule, "poll"))])])
+        .await;
     let run = world.next("a/s").await;
     let claimed = world.claim(node, 9).await;
     // Its attempt ends two hours later, and the clock goes back by one.

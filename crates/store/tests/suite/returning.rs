@@ -210,4 +210,5 @@ async fn what_became_of_ticks_is_known_after_it_was_removed_and_put_back(store: 
     let again = world.schedule("a/s").await.id;
     assert!(matches!(store.tick(again, fired).await.unwrap(), TickFate::Run(_)));
     assert_eq!(store.tick(again, before[0].from).await.unwrap(), TickFate::Skipped(before[0]));
+    assert_eq!(store.skips(again, None, 100).await.unwrap(), before);
 }
