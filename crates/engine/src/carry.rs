@@ -122,7 +122,8 @@ async fn commit<S: Store>(
 ) -> Input {
     let read = async {
         let (mark, limit) = ahead?;
-        Some((now, store.due(now, Some(mark), limit).await))
+        // What cannot be read now is asked for again.
+        Some((now, store.due(now, Some(mark), limit).await.ok()?))
     };
     let (written, ahead) = tokio::join!(commit_apart(store, at, commits), read);
     let mut replaced = Vec::new();

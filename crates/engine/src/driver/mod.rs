@@ -81,8 +81,8 @@ pub enum Input {
         written: Written<Commit, Committed>,
         /// Waiting runs that have ended for those that take their place.
         replaced: Box<[RunRecord]>,
-        /// What is due behind them, where that was asked for, and the instant that it was read for.
-        ahead: Option<(Timestamp, Result<Vec<Due>, Error>)>,
+        /// What is due behind them, if that was asked for and could be read, and the instant that it was read for.
+        ahead: Option<(Timestamp, Vec<Due>)>,
     },
     /// Answer to [`Ask::Claim`].
     Claimed {

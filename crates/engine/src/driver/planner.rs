@@ -92,7 +92,7 @@ impl Driver {
         &mut self,
         now: Now,
         written: Written<Commit, Committed>,
-        ahead: Option<(Timestamp, Result<Vec<Due>, Error>)>,
+        ahead: Option<(Timestamp, Vec<Due>)>,
     ) {
         // Look again: there may be more.
         self.planner.rest(now, now.mono);
@@ -107,7 +107,7 @@ impl Driver {
         if !is_whole {
             // What was not written is read again.
             self.planner.at = now.mono + self.backoff(Call::Plans);
-        } else if let Some((at, Ok(due))) = ahead
+        } else if let Some((at, due)) = ahead
             && !due.is_empty()
             && self.phase == Phase::Running
             && !self.draining
