@@ -61,12 +61,56 @@ pub fn lane<'a>(agent: &'a AgentDefinition, options: &'a Options, is_message: bo
     options.lane.as_deref().unwrap_or(default)
 }
 
-/// Whether a run that waits was put off to a later time: it came back (retry, rescue, shutdown), a failure budget holds
-/// it, or somebody asked for it with a delay. Such a run takes no place of its lane's `queue_limit`: it may not start for a
-/// long time, while the lane is idle. Nor does a run that waits for its turn behind such a run of its schedule, or a
-/// message, which waits in its session: that has a `cap` of its own.
-pub fn is_put_off(trigger: Trigger, created_at: Timestamp, due_at: Timestamp, not_before: Timestamp) -> bool {
-    not_before > due_at || (trigger == Trigger::Manual && due_at > created_at)
+/// A run that waits, as the `queue_limit` of a lane sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a, K> {
+    /// Its lane.
+    pub lane: &'a str,
+    /// What made it.
+    pub trigger: Trigger,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When its first attempt was to start.
+    pub due_at: Timestamp,
+    /// When it may start.
+    pub not_before: Timestamp,
+    /// A node has the labels that it needs.
+    pub is_served: bool,
+    /// Its schedule, if runs of that start in turn.
+    pub turn: Option<ScheduleId>,
+    /// Its place in the order of waiting runs.
+    pub order: K,
+}
+
+impl<K> Waiting<'_, K> {
+    /// Whether it may wait for a long time while its lane is idle: no node has its labels, or it was put off. That is: it came
+    /// back (retry, rescue, shutdown), a failure budget holds it, or somebody asked for it with a delay.
+    fn may_wait_long(&self) -> bool {
+        let has_delay = self.trigger == Trigger::Manual && self.due_at > self.created_at;
+        self.not_before > self.due_at || has_delay || !self.is_served
+    }
+}
+
+/// How many of the waiting runs of all lanes take a place of a lane's `queue_limit`. Those that may wait for a long time do
+/// not, nor do those that wait for their turn behind such a run, nor messages: those wait in their sessions, which have a
+/// `cap` of their own.
+pub fn queued_in<K: Ord>(lane: &str, waiting: &[Waiting<'_, K>]) -> usize {
+    let own = waiting.iter().filter(|run| run.lane == lane);
+    if broken::is(Broken::QueueLimitCountsAll) {
+        return own.count();
+    }
+    let mut held_from: HashMap<ScheduleId, &K> = HashMap::new();
+    for run in waiting.iter().filter(|run| run.may_wait_long()) {
+        if let Some(schedule) = run.turn {
+            let first = held_from.entry(schedule).or_insert(&run.order);
+            *first = (*first).min(&run.order);
+        }
+    }
+    let is_behind = |run: &Waiting<'_, K>| {
+        let held_from = run.turn.and_then(|schedule| held_from.get(&schedule));
+        held_from.is_some_and(|first| **first < run.order) && !broken::is(Broken::QueueLimitCountsTurns)
+    };
+    own.filter(|run| run.trigger != Trigger::Message && !run.may_wait_long() && !is_behind(run)).count()
 }
 
 /// Whether a node with these labels takes runs that need those.

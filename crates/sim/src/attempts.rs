@@ -6,7 +6,7 @@ use belfry_core::breaker::State;
 use belfry_core::budget;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
-use belfry_store::{RunRecord, ScheduleRecord, Store};
+use belfry_store::{RunRecord, ScheduleFilter, ScheduleRecord, Store};
 
 use crate::draw::Params;
 use crate::node::Process;
@@ -68,6 +68,61 @@ impl Sim {
         if let Some(run) = live.iter().filter(is_late).find(|run| !is_held(run)) {
             let words = format!("{} {} waits until {} by a later clock", run.name, run.id, run.not_before);
             self.breaks(words);
+        }
+    }
+
+    /// No schedule is deferred while its lane has room for its tick.
+    pub(crate) fn check_deferred(&mut self) {
+        let memory = &self.store.memory;
+        let all = self.now(memory.schedules(&ScheduleFilter::default(), None, u32::MAX)).items;
+        if all.iter().all(|record| record.deferred.is_none()) {
+            return;
+        }
+        let (agents, nodes) = (self.now(memory.agents()), self.now(memory.nodes()));
+        let mut live = self.now(memory.live_runs());
+        live.retain(|run| run.state == RunState::Pending);
+        let needs = |run: &RunRecord| {
+            agents.iter().find(|agent| agent.id == run.agent).map(|it| &it.definition.needs)
+        };
+        let is_served = |run: &RunRecord| {
+            needs(run).is_none_or(|needs| {
+                needs.is_empty()
+                    || nodes.iter().any(|node| needs.iter().all(|label| node.labels.contains(label)))
+            })
+        };
+        let may_wait_long = |run: &RunRecord| {
+            let has_delay = run.trigger == Trigger::Manual && run.due_at > run.created_at;
+            run.not_before > run.due_at || has_delay || !is_served(run)
+        };
+        let in_turn = |run: &RunRecord| {
+            all.iter().any(|record| {
+                let policy = record.definition.options.if_running;
+                record.id == run.schedule && matches!(policy, IfRunning::Queue | IfRunning::Cancel)
+            })
+        };
+        let is_before = |other: &RunRecord, run: &RunRecord| {
+            let is_known = self.ledger.has_priority(other.id) && self.ledger.has_priority(run.id);
+            other.schedule == run.schedule && is_known && (other.due_at, other.id) < (run.due_at, run.id)
+        };
+        let is_behind = |run: &RunRecord| {
+            in_turn(run) && live.iter().any(|other| may_wait_long(other) && is_before(other, run))
+        };
+        for lane in self.now(memory.lanes(self.world.wall())) {
+            let Some(limit) = lane.settings().and_then(|settings| settings.queue_limit) else { continue };
+            let deferred = all
+                .iter()
+                .filter(|record| record.deferred.as_ref().is_some_and(|deferred| deferred.lane == lane.name));
+            let Some(waiting) = deferred.clone().find(|record| record.token.is_none()) else { continue };
+            let to_come = deferred.filter(|record| record.token.is_some()).count();
+            let own = live.iter().filter(|run| run.lane == lane.name && run.trigger != Trigger::Message);
+            let queued = own.filter(|run| !may_wait_long(run) && !is_behind(run)).count();
+            if queued + to_come < limit as usize {
+                let words = format!(
+                    "{} is deferred, and only {queued} runs and {to_come} ticks take places of the {limit} in {}",
+                    waiting.name, lane.name
+                );
+                return self.breaks(words);
+            }
         }
     }
 

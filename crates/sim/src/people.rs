@@ -128,6 +128,7 @@ impl Sim {
         self.say(|| format!("{verb}: {name}, {state}"));
         *self.met.entry((verb, state)).or_default() += 1;
         self.check_breakers();
+        self.check_deferred();
         if self.random.permille(100) {
             self.store.compare_all(self.world.wall());
         }

@@ -671,6 +671,9 @@ impl Sim {
                 self.say(|| format!("node {place} tells {}", told(&event)));
                 // A state that is rare when a clock is stepped by chance.
                 let is_deferral = event.event.as_str() == "tick_deferred";
+                if is_deferral {
+                    self.check_deferred();
+                }
                 if is_deferral && self.params.steps_clock && self.random.permille(20) {
                     self.soon(MINUTE, What::ClockBack);
                 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use belfry_core::ScheduleId;
 use belfry_core::broken::{self, Broken};
-use belfry_core::gate::is_put_off;
-use belfry_core::{ScheduleId, Trigger};
+use belfry_core::gate::{self, Waiting};
 use belfry_time::Timestamp;
 
-use super::{Live, State};
+use super::State;
 use crate::shapes::*;
 
 impl State {
@@ -65,28 +65,22 @@ impl State {
         row.set.or(row.file)?.queue_limit
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, see [`is_put_off`], need no label
-    /// that no node has, and do not wait for their turn behind such a run, in whatever lane that is.
+    /// How many runs take a place of a lane's `queue_limit`.
     pub(super) fn queued_in(&self, lane: &str) -> usize {
-        let waiting = || self.live.values().filter(|live| live.running.is_none());
-        if broken::is(Broken::QueueLimitCountsAll) {
-            return waiting().filter(|live| live.new.lane == lane).count();
-        }
         let is_served =
             |needs: &[String]| needs.is_empty() || self.nodes.values().any(|node| node.serves(needs));
-        let may_wait_long = |live: &&Live| {
-            let new = &live.new;
-            is_put_off(new.trigger, live.created_at, new.not_before, live.not_before)
-                || !is_served(&new.needs)
-        };
-        let turn = |live: &Live| live.new.gates.turn.map(|_| live.new.schedule);
-        let long: Vec<&Live> = waiting().filter(may_wait_long).filter(|live| turn(live).is_some()).collect();
-        let is_behind = |live: &&Live| {
-            let before = |other: &&Live| turn(other) == turn(live) && other.order() < live.order();
-            turn(live).is_some() && long.iter().any(before) && !broken::is(Broken::QueueLimitCountsTurns)
-        };
-        let takes_place = |live: &&Live| live.new.lane == lane && live.new.trigger != Trigger::Message;
-        waiting().filter(takes_place).filter(|live| !may_wait_long(live) && !is_behind(live)).count()
+        let waiting = self.live.values().filter(|live| live.running.is_none());
+        let waiting = waiting.map(|live| Waiting {
+            lane: &live.new.lane,
+            trigger: live.new.trigger,
+            created_at: live.created_at,
+            due_at: live.new.not_before,
+            not_before: live.not_before,
+            is_served: is_served(&live.new.needs),
+            turn: live.new.gates.turn.map(|_| live.new.schedule),
+            order: live.order(),
+        });
+        gate::queued_in(lane, &waiting.collect::<Vec<_>>())
     }
 
     fn deferred_in(&self, lane: &str) -> impl Iterator<Item = (ScheduleId, &Deferred)> {

@@ -113,9 +113,7 @@ impl Verb<'_> {
         Ok(limit.flatten().map(|limit| limit.max(0)))
     }
 
-    /// How many runs take a place of a lane's `queue_limit`: those that wait, were not put off, as
-    /// [`core::gate::is_put_off`](belfry_core::gate::is_put_off) says, need no label that no node has, and do not wait for their
-    /// turn behind such a run, in whatever lane that is.
+    /// How many runs take a place of a lane's `queue_limit`, as [`core::gate::queued_in`](belfry_core::gate::queued_in) says.
     pub(super) fn queued_in(&self, lane: &str) -> Done<i64> {
         let nodes = self.nodes()?;
         let is_served = |needs: &[String]| needs.is_empty() || nodes.iter().any(|node| node.serves(needs));

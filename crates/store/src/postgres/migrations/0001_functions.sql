@@ -596,9 +596,7 @@ begin
     end if;
 end $$;
 
--- How many runs take a place of a lane's queue_limit: those that wait, were not put off, as core::gate::is_put_off says (trigger
--- 2 is by hand, 4 a message), need no label that no node has, and do not wait for their turn behind such a run, in whatever
--- lane that is.
+-- How many runs take a place of a lane's queue_limit, as core::gate::queued_in says. Trigger 2 is by hand, 4 a message.
 create function queued_in(which text) returns bigint language plpgsql as $$
 declare
     unserved bigint[] := array(select q.id from queues q where q.needs <> '{}' and not exists (
