@@ -69,11 +69,13 @@ pub enum Broken {
     QueueLimitCountsTurns,
     /// A node takes runs whose labels it has not.
     LabelsIgnored,
+    /// A run that comes back after the clock was set back counts as put off by the clock as it is.
+    BackByThisClock,
 }
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 32] = [
+    pub const ALL: [Broken; 33] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
@@ -106,6 +108,7 @@ impl Broken {
         Broken::QueueLimitCountsAll,
         Broken::QueueLimitCountsTurns,
         Broken::LabelsIgnored,
+        Broken::BackByThisClock,
     ];
 }
 

@@ -164,6 +164,18 @@ pub fn held_at(at: Timestamp, until: Timestamp, now: Timestamp) -> Timestamp {
     until.saturating_add(delay).unwrap_or(Timestamp::MAX)
 }
 
+/// When a run that comes back may start again, if that is to be at an instant, and by which clock that is said. It was due
+/// before it ran: if that lies ahead, the clock was set back since, and both are said by the clock of before, as all else of
+/// the run is. The next claim moves all of it.
+pub fn back_at(due_at: Timestamp, at: Timestamp, now: Timestamp) -> (Timestamp, Timestamp) {
+    if broken::is(Broken::BackByThisClock) {
+        return (at.max(due_at), now);
+    }
+    let ahead = due_at.duration_since(now).max(SignedDuration::ZERO);
+    let not_before = at.saturating_add(ahead).unwrap_or(Timestamp::MAX);
+    (not_before.max(due_at), now.max(due_at))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

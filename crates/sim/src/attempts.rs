@@ -1,6 +1,6 @@
 //! What must hold when an attempt starts, and when it ends.
 
-use belfry::{RunState, Timestamp};
+use belfry::{RunState, SignedDuration, Timestamp};
 use belfry_core::Trigger;
 use belfry_core::breaker::State;
 use belfry_core::budget;
@@ -17,6 +17,8 @@ use crate::world::{MINUTE, Micros};
 const NOTICED_WITHIN: Micros = 10 * MINUTE;
 /// How long runs that were caught up wait at most, and more than clocks of several nodes differ.
 const SPREAD_MAX: Micros = 2 * MINUTE;
+/// The longest delay of a retry that is drawn, with a quarter more.
+const RETRY_MAX: Micros = 75 * MINUTE;
 
 impl Sim {
     /// What must hold when a process starts.
@@ -52,19 +54,26 @@ impl Sim {
                 return self.breaks(format!("{} is deferred until the clock shows that again", record.name));
             }
         }
-        let is_planned = |run: &RunRecord| tick_of(run).is_some() && run.attempt == 0;
         let waits = |run: &RunRecord| run.state == RunState::Pending && run.created_at > soon;
+        let latest = |run: &RunRecord| match run.attempt {
+            0 => tick_of(run).map(|_| soon),
+            _ => Some(soon + signed(RETRY_MAX)),
+        };
         let agents = self.now(self.store.memory.agents());
-        // What a budget holds that was used up by this clock waits for its end.
+        // What a budget holds waits for its end, also if it was used up by the later clock: then no longer than it was to wait.
         let is_held = |run: &RunRecord| {
             let agent = agents.iter().find(|agent| agent.id == run.agent);
             agent.is_some_and(|agent| {
-                let policy = agent.definition.budget.as_ref();
-                policy.is_some_and(|policy| budget::exhausted_until(agent.budget, policy, wall).is_some())
+                agent.definition.budget.as_ref().is_some_and(|policy| {
+                    let period = SignedDuration::from_millis(policy.period_ms as i64);
+                    budget::exhausted_until(agent.budget, policy, wall).is_some()
+                        || run.not_before <= soon + period + signed(RETRY_MAX)
+                })
             })
         };
         let live = self.now(self.store.memory.live_runs());
-        let is_late = |run: &&RunRecord| waits(run) && is_planned(run) && run.not_before > soon;
+        let is_late =
+            |run: &&RunRecord| waits(run) && latest(run).is_some_and(|latest| run.not_before > latest);
         if let Some(run) = live.iter().filter(is_late).find(|run| !is_held(run)) {
             let words = format!("{} {} waits until {} by a later clock", run.name, run.id, run.not_before);
             self.breaks(words);

@@ -107,7 +107,11 @@ impl Sim {
 
     /// One thing that somebody does to this schedule: of all that suit it, one that its state has met least.
     pub(crate) fn do_something_to(&mut self, name: String) {
-        let Some(record) = self.record(&name) else { return };
+        // Some schedules people leave alone.
+        let Some(record) = self.record(&name).filter(|record| self.ledger.names().contains(&record.name))
+        else {
+            return;
+        };
         let state = self.state_of(&record);
         let met = |verb| self.met.get(&(verb, state)).copied().unwrap_or(0);
         let suitable: Vec<&'static str> = verbs().filter(|verb| self.suits(verb, &name)).collect();

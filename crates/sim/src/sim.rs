@@ -50,6 +50,8 @@ pub(crate) enum What {
     Fault,
     /// The store's clock is stepped back.
     ClockBack,
+    /// A node is killed, while a process of it runs.
+    Crash(usize),
     /// Somebody lets all nodes take work again.
     Undrain,
 }
@@ -380,13 +382,20 @@ impl Sim {
             What::Start(place) => self.start_node(place),
             What::Thaw { place, lives } => self.thaw(place, lives),
             // What was to come is left out once everything has healed.
-            What::Verb | What::VerbTo(_) | What::Fault | What::ClockBack if self.is_healed => {}
+            What::Verb | What::VerbTo(_) | What::Fault | What::ClockBack | What::Crash(_)
+                if self.is_healed => {}
             What::Verb => {
                 self.do_something();
                 self.next_verb();
             }
             What::VerbTo(name) => self.do_something_to(name),
             What::Undrain => self.undrain(),
+            What::Crash(place) => {
+                if self.nodes[place].life != Life::Down {
+                    self.crash(place, false);
+                    self.soon(MINUTE, What::Start(place));
+                }
+            }
             What::ClockBack => {
                 let by = self.random.between(2 * MINUTE, 4 * HOUR);
                 self.step_clock(-(by as i64));
@@ -674,7 +683,7 @@ impl Sim {
                 if is_deferral {
                     self.check_deferred();
                 }
-                if is_deferral && self.params.steps_clock && self.random.permille(20) {
+                if is_deferral && self.params.steps_clock && self.random.permille(50) {
                     self.soon(MINUTE, What::ClockBack);
                 }
             }
@@ -689,6 +698,11 @@ impl Sim {
         self.go_down(place);
         if !with_keeper {
             self.kill_children(place, lives, 2 * SECOND);
+        }
+        // A machine that starts again may have another clock.
+        let is_last = self.nodes.iter().all(|node| node.life == Life::Down);
+        if is_last && self.params.steps_clock && self.random.permille(300) {
+            self.soon(SECOND, What::ClockBack);
         }
     }
 
@@ -806,6 +820,10 @@ impl Sim {
         };
         self.say(|| format!("node {place} starts {} {} #{}", process.name, process.run, process.epoch));
         self.check_start(&process);
+        // Rare by chance: most processes run for a second.
+        if self.params.steps_clock && !self.is_healed && self.random.permille(2) {
+            self.soon(SECOND, What::Crash(place));
+        }
         if process.is_session() || self.is_hooked(&process.name) {
             self.verb_maybe(300, &process.name, MINUTE);
         } else if self.random.permille(50) && self.is_half_open(&process.agent, &process.command) {

@@ -7,6 +7,7 @@
 //! - `a_tick_whose_run_lives_already_is_deferred_like_any_other`: the store in memory refused its plan.
 //! - `a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back`: runs that had had no attempt overtook it.
 //! - `a_new_number_of_retries_holds_for_runs_that_exist`: a run waited for a second attempt of one.
+//! - `a_run_that_comes_back_before_a_claim_notices_the_clock_does_not_wait_for_it`: it waited for as long as the step was.
 //! - `a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it`: it waited for as long as the step was.
 //!
 //! Those of one rule are beside its home:
@@ -19,7 +20,8 @@
 //!
 //! These were faults of a check, which is mended: the lane of a run that was claimed before an edit moved its agent to another
 //! lane; calls by which a store notices a clock that was set back, and which the other store was not asked; a wait for the end
-//! of a failure budget that looked like a wait for a later clock.
+//! of a failure budget that looked like a wait for a later clock; a pause of a schedule that people leave alone, whose ticks
+//! were missed then.
 
 #![allow(clippy::unwrap_used)]
 

@@ -24,11 +24,17 @@ impl Live {
         (-i32::from(self.new.priority), at, self.new.id)
     }
 
-    /// Lets it wait until another instant, by a clock that shows `now`.
+    /// Lets it wait until another instant, by a clock that shows `now`. If that was set back since it was put off last, it still
+    /// waits by the later clock.
     pub(super) fn put_off(&mut self, now: Timestamp, not_before: Timestamp) {
         if self.not_before != not_before {
-            (self.not_before, self.put_off_at) = (not_before, Some(now));
+            (self.not_before, self.put_off_at) = (not_before, Some(now.max(self.waits_since())));
         }
+    }
+
+    /// When it was said until when it waits.
+    fn waits_since(&self) -> Timestamp {
+        self.put_off_at.unwrap_or(self.created_at)
     }
 
     fn waits(&self) -> bool {
@@ -108,9 +114,9 @@ impl State {
         let last_told = self.live.values().flat_map(told).flatten().chain(deferred).max();
         let Some(shift) = Shift::of(now, later, last_told) else { return };
         for live in self.live.values_mut() {
-            let set_at = live.put_off_at.unwrap_or(live.created_at);
-            if live.waits() && set_at > now && !broken::is(Broken::RunByLaterClock) {
-                live.put_off(now, shift.of_later_clock(live.not_before));
+            if live.waits() && live.waits_since() > now && !broken::is(Broken::RunByLaterClock) {
+                let not_before = shift.of_later_clock(live.not_before);
+                (live.not_before, live.put_off_at) = (not_before, Some(now));
             }
             live.new.not_before = match live.created_at > now {
                 true => shift.of_later_clock(live.new.not_before),

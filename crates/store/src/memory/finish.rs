@@ -112,8 +112,8 @@ impl State {
     ) -> Finished {
         if let Some(live) = self.live.get_mut(&run) {
             live.running = None;
-            live.not_before = not_before.max(live.new.not_before);
-            live.put_off_at = Some(now);
+            let (not_before, said_at) = ending::back_at(live.new.not_before, not_before, now);
+            (live.not_before, live.put_off_at) = (not_before, Some(said_at));
             live.attempt -= u32::from(!counted);
             // An edit may have lowered it while the attempt ran.
             live.new.max_attempts = live.new.max_attempts.max(live.attempt + 1);

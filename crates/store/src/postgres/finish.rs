@@ -311,7 +311,7 @@ impl Postgres {
         let gates: Vec<i64> = gates.into_iter().collect();
         lock_gates(tx, &gates).await?;
         // A run without a turn in its session keeps waiting for that.
-        let sql = "update live set not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], put_off_at = $3, \
+        let sql = "update live set not_before = ($2::timestamptz[])[array_position($1::uuid[], id)], put_off_at = greatest(coalesce(put_off_at, created_at), $3), \
                    state = case when state + 0 = 1 and parked_on is null then 1 else 3 end, parked_on = null \
                    where id = any($1) and state + 0 <> 2";
         if !runs.is_empty() {

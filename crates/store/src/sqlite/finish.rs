@@ -14,7 +14,7 @@ use rusqlite::params;
 use super::gate::StoredGates;
 use super::source::{STATUS_ACTIVE, STATUS_EXHAUSTED, from_json, to_json};
 use super::unread::own_id;
-use super::{Done, Verb, bytes, lossy, maybe_id, maybe_number, micros, number, run_id, text};
+use super::{Done, Verb, bytes, instant, lossy, maybe_id, maybe_number, micros, number, run_id, text};
 use crate::sabotage::Sabotage;
 use crate::shapes::*;
 use crate::unknown;
@@ -216,7 +216,7 @@ impl Verb<'_> {
             self.made_room.set(true);
             // A run without a turn in its session keeps waiting for that.
             self.execute(
-                "update live set not_before = ?, put_off_at = ?, parked_on = null,
+                "update live set not_before = ?, put_off_at = max(coalesce(put_off_at, created_at), ?), parked_on = null,
                      state = case when state = 1 and parked_on is null then 1 else 3 end where id = ?",
                 params![micros(at), micros(now), id],
             )?;
@@ -245,13 +245,12 @@ impl Verb<'_> {
         not_before: Timestamp,
         counted: bool,
     ) -> Done<Finished> {
-        let (trigger, gates) = self
-            .row(
-                "select trigger, agent_gate, turn_gate, command_gate, whole_gate, alone_gate from live where id = ?",
-                [bytes(run)],
-                |row| Ok((number::<i16>(row, 0)?, StoredGates::read(row, 1)?)),
-            )?
-            .unwrap_or_default();
+        let sql = "select trigger, due_at, agent_gate, turn_gate, command_gate, whole_gate, alone_gate from live where id = ?";
+        let found = self.row(sql, [bytes(run)], |row| {
+            Ok((number::<i16>(row, 0)?, instant(row, "due_at")?, StoredGates::read(row, 2)?))
+        })?;
+        let Some((trigger, due_at, gates)) = found else { return Ok(Finished::Pending) };
+        let (not_before, said_at) = ending::back_at(due_at, not_before, now);
         if trigger == Trigger::Message.code() {
             self.moved.borrow_mut().extend(self.session_of(run)?);
         }
@@ -260,9 +259,9 @@ impl Verb<'_> {
         self.execute(
             // An attempt that counts has left its node alive; one that does not count may never have started. An edit may have
             // lowered `max_attempts` while it ran.
-            "update live set state = 3, node_id = null, not_before = max(?1, due_at), put_off_at = ?4, attempt = attempt - ?2,
+            "update live set state = 3, node_id = null, not_before = ?1, put_off_at = ?4, attempt = attempt - ?2,
                  max_attempts = max(max_attempts, attempt - ?2 + 1), rescue = case when ?2 and rescue is not null then 0 end where id = ?3",
-            params![micros(not_before), i64::from(!counted), bytes(run), micros(now)],
+            params![micros(not_before), i64::from(!counted), bytes(run), micros(said_at)],
         )?;
         self.freed.borrow_mut().extend(gates.all());
         Ok(Finished::Pending)

@@ -29,6 +29,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it(&fresh().await).await;
     a_run_that_has_come_back_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_run_that_was_put_off_by_a_later_clock_does_not_wait_for_it(&fresh().await).await;
+    a_run_that_comes_back_before_a_claim_notices_the_clock_does_not_wait_for_it(&fresh().await).await;
     a_run_that_was_spread_keeps_its_place_when_the_clock_is_set_back(&fresh().await).await;
     a_run_that_comes_back_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
     a_late_claim_lets_nobody_overtake_behind_a_retry_that_is_not_due_by_it(&fresh().await).await;
@@ -509,6 +510,27 @@ async fn a_run_that_was_put_off_by_a_later_clock_does_not_wait_for_it(store: &im
     assert!(world.claim(node, 9).await.is_empty(), "it waits for its retry");
     world.advance(30_000);
     assert_eq!(ids(&world.claim(node, 9).await), [run]);
+    world.assert_whole().await;
+}
+
+/// A node that starts fences those before it, and claims then.
+async fn a_run_that_comes_back_before_a_claim_notices_the_clock_does_not_wait_for_it(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let by_hand = || by_hand(IfRunning::Allow, Scope::Schedule, "poll");
+    world.apply(&["a", "b"].map(|name| agent(name, unlimited(), &[("s", by_hand())]))).await;
+    let (rescued, failed) = (world.next("a/s").await, world.next("b/s").await);
+    let claimed = world.claim(node, 9).await;
+    assert_eq!(claimed.len(), 2);
+    world.advance(-3_600_000);
+    world.fail(claimed.iter().find(|claimed| claimed.run == failed).unwrap()).await;
+    let lease = world.store.nodes().await.unwrap()[0].lease_until;
+    assert_eq!(world.store.fence(world.now, node, lease).await.unwrap().unwrap().pending, [rescued]);
+    let node = world.join(2).await;
+    world.advance(100);
+    assert_eq!(ids(&world.claim(node, 9).await), [rescued], "the other waits for its retry");
+    world.advance(30_000);
+    assert_eq!(ids(&world.claim(node, 9).await), [failed]);
     world.assert_whole().await;
 }
 

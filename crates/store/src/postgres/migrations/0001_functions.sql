@@ -416,8 +416,10 @@ begin
     end if;
     if array_position(ends, null) is not null then
         with back as (
-            update live l set state = 3, node_id = null, parked_on = null, not_before = greatest(not_befores[f.place], l.due_at),
-                put_off_at = settled_at, attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
+            update live l set state = 3, node_id = null, parked_on = null,
+                -- As core::ending::back_at says.
+                not_before = greatest(not_befores[f.place] + greatest(l.due_at - settled_at, interval '0'), l.due_at),
+                put_off_at = greatest(settled_at, l.due_at), attempt = greatest(l.attempt - case when counted[f.place] then 0 else 1 end, 0),
                 -- An edit may have lowered it while the attempt ran.
                 max_attempts = greatest(l.max_attempts, l.attempt + case when counted[f.place] then 1 else 0 end),
                 -- An attempt that counts has left its node alive; one that does not count may never have started.
