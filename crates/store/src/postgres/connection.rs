@@ -349,6 +349,11 @@ impl<'a> Tx<'a> {
         self.begin = if is_recent { LOCK_WAIT_AFTER } else { LOCK_WAIT };
     }
 
+    /// How long each of its further statements waits for a lock.
+    pub(super) async fn waits_for_locks(&mut self, within: &str) -> Result<(), Fault> {
+        self.query("select set_config('lock_timeout', $1, true)", &[&within]).await.map(drop)
+    }
+
     /// There may be room in a lane when this is committed.
     pub(super) fn makes_room(&mut self, lane: &str) {
         if !self.roomy.contains(lane) {
@@ -532,7 +537,7 @@ impl<'a> Tx<'a> {
                 }
             }
             Err(fault) => {
-                if self.begin != "begin" && is_locked(&fault) {
+                if self.begin != "begin" && fault.is_locked() {
                     *self.held.pool.locked_at.lock() = Some(Instant::now());
                 }
                 let rolled_back = match self.held.connection() {
@@ -578,9 +583,11 @@ fn is_double(fault: &Fault) -> bool {
     error.as_db_error().is_some_and(|error| error.constraint() == Some("history_pkey"))
 }
 
-/// Whether it waited for a lock in vain.
-fn is_locked(fault: &Fault) -> bool {
-    matches!(fault, Fault::Database(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+impl Fault {
+    /// Whether it waited for a lock in vain.
+    pub(super) fn is_locked(&self) -> bool {
+        matches!(self, Fault::Database(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+    }
 }
 
 fn is_worth_another_try(fault: &Fault) -> bool {

@@ -44,6 +44,17 @@ macro_rules! transact {
     }};
 }
 
+/// One transaction that somebody asks for, and that is about one schedule, run or agent. It waits for no row for long: many that
+/// wait would take all connections for requests.
+macro_rules! request {
+    ($store:expr, |$tx:ident| $body:expr) => {
+        transact!($store, |$tx| {
+            $tx.passes_locks();
+            $body
+        })
+    };
+}
+
 /// Statements that only read, each for itself, on a connection for requests unless another part of the pool is named.
 macro_rules! look {
     ($store:expr, |$tx:ident| $body:expr) => {
@@ -390,12 +401,12 @@ impl Store for Postgres {
     ) -> Answer<bool> {
         let reason = reason.map(clean);
         let answer =
-            transact!(self, |tx| pause::pause(&mut tx, now, schedule, reason.as_deref(), until).await);
+            request!(self, |tx| pause::pause(&mut tx, now, schedule, reason.as_deref(), until).await);
         self.tell(answer, |paused| *paused).await
     }
 
     async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
-        let answer = transact!(self, |tx| pause::resume(&mut tx, now, schedule, how).await);
+        let answer = request!(self, |tx| pause::resume(&mut tx, now, schedule, how).await);
         self.tell(answer, Option::is_some).await
     }
 
@@ -535,7 +546,7 @@ impl Store for Postgres {
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        let answer = transact!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await);
+        let answer = request!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await);
         self.tell(answer, hint::cancelled).await
     }
 
@@ -598,15 +609,16 @@ impl Store for Postgres {
             // Runs that only this node could take no longer have a place in their lanes. Where this fails, pruning does it.
             let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
         }
-        self.hint(answer, Option::is_some)
+        // A node that leaves fences itself, and its process ends then.
+        self.tell(answer, Option::is_some).await
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
-        transact!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
+        request!(self, |tx| books::reset_breaker(&mut tx, now, agent, command).await)
     }
 
     async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
-        let answer = transact!(self, |tx| self.reset_budget_in(&mut tx, now, agent).await);
+        let answer = request!(self, |tx| self.reset_budget_in(&mut tx, now, agent).await);
         self.tell(answer, |is_used| *is_used).await
     }
 

@@ -39,6 +39,8 @@ impl Postgres {
         if agents.is_empty() {
             return Ok(());
         }
+        // Whoever makes runs of any agent waits for the table below.
+        tx.waits_for_locks("2s").await?;
         // Who makes runs reads this table: all runs that were made by the old definitions are there after it.
         tx.execute("lock table scopes in access exclusive mode", &[]).await?;
         for agent in agents {
@@ -100,9 +102,11 @@ impl Postgres {
         scopes: &BTreeMap<String, i64>,
     ) -> Result<(), Fault> {
         let ids: Vec<ScheduleId> = schedules.keys().copied().collect();
-        // Those that run first, in the order of locks.
-        let sql = "select 1 from live where schedule_id = any($1) and state = 2 order by id for update";
-        tx.query(sql, &[&ids]).await?;
+        // Those that run are locked already, but for those that have started since. They cannot be waited for: their ends may wait
+        // for this edit.
+        let sql =
+            "select 1 from live where schedule_id = any($1) and state = 2 order by id for update nowait";
+        tx.query(sql, &[&ids]).await.map_err(|fault| if fault.is_locked() { Fault::Again } else { fault })?;
         let sql = "select id, schedule_id, command, trigger, own_lane, queue_id, lane, agent_gate, turn_gate, command_gate, \
                    whole_gate, alone_gate, attempt, max_attempts, state = 2 as is_running from live where schedule_id = any($1) order by id";
         let (mut moved, mut gates) = (Vec::new(), BTreeSet::new());

@@ -217,6 +217,10 @@ impl Postgres {
             return Ok(());
         }
         applied.retired = gone.len() as u32;
+        let sql = "select distinct agent_id from schedules where id = any($1)";
+        let agents: Result<Vec<AgentId>, Fault> =
+            tx.query(sql, &[&gone]).await?.iter().map(|row| get(row, "agent_id")).collect();
+        lock_timers_and_running(tx, gone, &agents?).await?;
         let mut found = take_all(tx, gone).await?;
         let sql = "select id, name, format, definition from schedules where id = any($1)";
         let mut closed = Vec::new();
@@ -417,29 +421,53 @@ pub(super) async fn spent(
     Ok(spent)
 }
 
-/// Locks what is about to change in the order in which everybody does: all timers, then all states, each by schedule. The
-/// files name schedules in any order.
+/// Locks what is about to change in the order in which everybody does: all timers, then what runs, then all states. The files
+/// name schedules in any order.
 async fn lock_changing(
     tx: &mut Tx<'_>,
     known: &HashMap<String, Known>,
     agents: &[(AgentId, &Spec<'_>)],
 ) -> Result<(), Fault> {
-    let schedules = agents.iter().flat_map(|(_, spec)| &spec.schedules);
-    let changing: Vec<ScheduleId> = schedules
-        .filter_map(|schedule| Some((known.get(&schedule.name)?, schedule)))
-        .filter(|(known, schedule)| {
-            known.is_retired || schedule.text.as_ref().is_ok_and(|text| *text != known.text)
-        })
-        .map(|(known, _)| known.id)
-        .collect();
-    if changing.is_empty() {
+    let (mut changing, mut edited) = (Vec::new(), Vec::new());
+    for (agent, schedule) in
+        agents.iter().flat_map(|(agent, spec)| spec.schedules.iter().map(move |it| (agent, it)))
+    {
+        match known.get(&schedule.name) {
+            Some(known)
+                if known.is_retired || schedule.text.as_ref().is_ok_and(|text| *text != known.text) =>
+            {
+                changing.push(known.id);
+                edited.push(*agent);
+            }
+            Some(_) => {}
+            None if turn(&schedule.definition.options).is_some() => edited.push(*agent),
+            None => {}
+        }
+    }
+    if edited.is_empty() {
         return Ok(());
     }
-    let timers = "select 1 from timers where schedule_id = any($1) order by schedule_id for update";
-    tx.query(timers, &[&changing]).await?;
+    lock_timers_and_running(tx, &changing, &edited).await?;
     let states =
         "select 1 from schedule_state where schedule_id = any($1) order by schedule_id for no key update";
     tx.query(states, &[&changing]).await.map(drop)
+}
+
+/// Locks timers of schedules, and what runs of their agents: an edit moves it, see [`Postgres::move_edited`]. The end of a run
+/// takes that before the state of its schedule, too.
+async fn lock_timers_and_running(
+    tx: &mut Tx<'_>,
+    schedules: &[ScheduleId],
+    agents: &[AgentId],
+) -> Result<(), Fault> {
+    let sql = "select 1 from timers where schedule_id = any($1) order by schedule_id for update";
+    tx.query(sql, &[&schedules]).await?;
+    // Other edits wait behind this one.
+    tx.waits_for_locks("2s").await?;
+    let sql = "select 1 from live where schedule_id = any(array(select id from schedules where agent_id = any($1))) \
+               and state = 2 order by id for update";
+    tx.query(sql, &[&agents]).await?;
+    tx.waits_for_locks("10s").await
 }
 
 /// Schedules that have a name of the source or come from it. One that was retired is among them while a run of it lives: it

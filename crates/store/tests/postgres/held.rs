@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use belfry_core::definition::{Breaker, IfRunning, Options, Retry, When};
+use belfry_core::definition::{Breaker, IfRunning, Options, Retry, Scope, When};
 use belfry_core::retry::Outcome;
 use belfry_core::{AgentDefinition, Reason, RunId, RunState};
 use belfry_store::postgres::Postgres;
@@ -300,6 +300,11 @@ async fn requests_for_a_held_schedule_leave_connections_to_others() {
     let locked = |answer: &Result<Enqueued, Error>| answer.as_ref().is_err_and(Error::is_retryable);
     let (a, b, c, d, e, f) = &answers;
     assert!([a, b, c, d, e, f].into_iter().all(locked), "{answers:?}");
+    let pause = || store.pause(now, record.id, None, None);
+    let waiting = async { tokio::join!(pause(), pause(), pause(), pause(), pause(), pause()) };
+    let (answers, read) = tokio::join!(waiting, store.schedule("a/s"));
+    read.unwrap();
+    assert!(answers.0.is_err_and(|error| error.is_locked()));
     held.batch_execute("rollback").await.unwrap();
 }
 
@@ -333,4 +338,77 @@ async fn a_store_with_a_table_that_is_held_as_a_whole_takes_no_writes() {
         assert!(error.is_retryable(), "{error}");
         held.batch_execute("rollback").await.unwrap();
     }
+}
+
+/// A store with an agent of which a run is running, and that run.
+async fn with_a_running_run<'a>(store: &'a Postgres) -> (World<'a, Postgres>, RunId) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    world.apply(&[agent("a", unlimited(), &[]), agent("b", unlimited(), &[("s", every("1h"))])]).await;
+    let put = store.put_schedule(world.now, "a", "s", &every("1h"), &Expect::Any).await.unwrap();
+    assert!(matches!(put, Put::Added(_)));
+    let run = world.enqueue("a/s", None).await.0;
+    assert_eq!(world.claim(node, 9).await.len(), 1);
+    (world, run)
+}
+
+#[tokio::test]
+async fn an_edit_that_waits_for_a_held_run_stops_no_other_agent() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (mut world, run) = with_a_running_run(&store).await;
+    let held = hold(&url, &format!("select 1 from live where id = '{run}' for update")).await;
+    let alone = Options { if_running: IfRunning::Queue, overlap: Scope::Agent, ..Options::default() };
+    let edited = schedule(When::Every("1d".into()), alone);
+    let now = world.now;
+    let edit = async {
+        let answer = store.put_schedule(now, "a", "new", &edited, &Expect::Any).await;
+        (answer, Instant::now())
+    };
+    let others = async {
+        for _ in 0..20 {
+            world.enqueue("b/s", None).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Instant::now()
+    };
+    let ((answer, edited_at), others_at) = tokio::join!(edit, others);
+    assert!(answer.is_err_and(|error| error.is_locked()), "it is told what it waits for");
+    assert!(others_at < edited_at, "they did not wait for the edit");
+    held.batch_execute("rollback").await.unwrap();
+    let put = store.put_schedule(world.now, "a", "new", &edited, &Expect::Any).await.unwrap();
+    assert!(matches!(put, Put::Added(_)));
+    world.assert_whole().await;
+}
+
+/// The end of a run locks the run, and then the state of its schedule.
+#[tokio::test]
+async fn an_edit_takes_locks_in_the_order_of_an_end() {
+    let Some(url) = pg::fresh_database() else { return };
+    let store = Postgres::open(&url).await.unwrap();
+    let (world, run) = with_a_running_run(&store).await;
+    let id = world.schedule("a/s").await.id;
+    let alone = Options { if_running: IfRunning::Queue, ..Options::default() };
+    let edited = schedule(When::Every("1d".into()), alone);
+    for is_removal in [false, true] {
+        let end = hold(&url, &format!("select 1 from live where id = '{run}' for update")).await;
+        let edit = async {
+            match is_removal {
+                false => drop(store.put_schedule(world.now, "a", "s", &edited, &Expect::Any).await.unwrap()),
+                true => drop(store.remove_schedule(world.now, id, &Expect::Any).await.unwrap()),
+            }
+        };
+        let goes_on = async {
+            let sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+            while end.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let sql = "update schedule_state set fired_at = fired_at where schedule_id = ";
+            end.batch_execute(&format!("{sql}{id}; commit")).await
+        };
+        let ((), ended) = tokio::join!(edit, goes_on);
+        ended.expect("no deadlock");
+    }
+    assert!(store.schedule("a/s").await.unwrap().is_none());
+    world.assert_whole().await;
 }
