@@ -131,6 +131,35 @@ async fn nodes_hear_of_each_others_work_also_after_a_lost_connection() {
     assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
 }
 
+#[tokio::test]
+async fn a_node_that_leaves_is_heard_of_although_its_process_ends() {
+    use suite::nodes::hears;
+    use suite::world::{World, fleet};
+    let Some(url) = pg::fresh_database() else { return };
+    let ours = Postgres::open(&url).await.unwrap();
+    let second = std::time::Duration::from_secs(1);
+    while tokio::time::timeout(2 * second, ours.changed()).await.is_ok() {}
+    let theirs = std::thread::spawn(move || {
+        // All that it has not done when its answer is there is dropped with it.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let theirs = runtime.block_on(Postgres::open(&url)).unwrap();
+        runtime.block_on(async {
+            let world = World::new(&theirs);
+            world.apply(&fleet(1)).await;
+            let node = world.join(1).await;
+            tokio::time::sleep(2 * second).await;
+            let lease = theirs.nodes().await.unwrap()[0].lease_until;
+            assert!(theirs.fence(world.now, node, lease).await.unwrap().is_some());
+        });
+        runtime.shutdown_background();
+    });
+    tokio::time::sleep(second).await;
+    suite::nodes::drain_hints(&ours).await;
+    tokio::task::spawn_blocking(move || theirs.join()).await.unwrap().unwrap();
+    let began = std::time::Instant::now();
+    assert!(hears(&ours).await && began.elapsed() < second, "{:?}", began.elapsed());
+}
+
 /// A constraint that only a test has: an end with this error is refused.
 const REFUSE_ENDS: &str =
     "alter table belfry.history add check (error <> 'bad'), add check (summary <> 'bad')";
