@@ -160,7 +160,7 @@ impl Up {
         serving.announce()?;
         let mut watched = Watched::new(&loaded, &before);
         let home = Home { engine: &engine, file, last: &last, skew: &skew, started: &loaded.settings };
-        let mut look = tokio::time::interval(Duration::from_secs(1));
+        let mut look = tokio::time::interval(LOOK_EVERY);
         let timeout = Duration::from_millis(loaded.settings.engine.shutdown_timeout_ms);
         loop {
             tokio::select! {
@@ -178,7 +178,7 @@ impl Up {
                     Some(Asked::Stop) | None => break,
                 },
                 _ = look.tick() => {
-                    if watched.changed() {
+                    if watched.has_changed() {
                         watched = reload(&home, watched, &lines, &serving).await.0;
                     }
                 }
@@ -496,10 +496,19 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
     }
 }
 
-/// Files that are looked at for changes, by when they were written and how long they are.
+/// How often it is looked whether files have changed.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// When a file was written, and how long it is. None: it cannot be looked at.
+type Seen = Option<(SystemTime, u64)>;
+
+/// Files that are looked at for changes.
 struct Watched {
     paths: Vec<PathBuf>,
-    seen: Vec<Option<(SystemTime, u64)>>,
+    /// As they were read.
+    seen: Vec<Seen>,
+    /// As they were at the last look.
+    latest: Vec<Seen>,
     /// Whether it was said that they cannot be applied now.
     told: bool,
 }
@@ -514,26 +523,30 @@ impl Watched {
                 *seen = before.seen[known];
             }
         }
-        Watched { paths, seen, told: false }
+        Watched { paths, seen, latest: Vec::new(), told: false }
     }
 
     /// A file of which nothing is known but its place.
     fn only(file: &Path) -> Watched {
         let paths = vec![std::path::absolute(file).unwrap_or_else(|_| file.to_owned())];
-        Watched { seen: look(&paths), paths, told: false }
+        Watched { seen: look(&paths), paths, latest: Vec::new(), told: false }
     }
 
-    fn changed(&self) -> bool {
-        look(&self.paths) != self.seen
+    /// Whether they are others than those that were read, and the same as at the last look: nobody is writing them.
+    fn has_changed(&mut self) -> bool {
+        let now = look(&self.paths);
+        let is_still = now == self.latest;
+        self.latest = now;
+        is_still && self.latest != self.seen
     }
 
     /// As it is now: what is wrong is told once.
     fn seen(&self) -> Watched {
-        Watched { paths: self.paths.clone(), seen: look(&self.paths), told: false }
+        Watched { paths: self.paths.clone(), seen: look(&self.paths), latest: Vec::new(), told: false }
     }
 }
 
-fn look(paths: &[PathBuf]) -> Vec<Option<(SystemTime, u64)>> {
+fn look(paths: &[PathBuf]) -> Vec<Seen> {
     let of = |path: &PathBuf| path.metadata().and_then(|data| Ok((data.modified()?, data.len()))).ok();
     paths.iter().map(of).collect()
 }
@@ -568,4 +581,25 @@ fn signals() -> Result<mpsc::Receiver<Asked>, Failure> {
         }
     });
     Ok(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_being_written_has_not_changed_yet() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("belfry.yaml");
+        std::fs::write(&file, "agents: {}").unwrap();
+        let mut watched = Watched::only(&file);
+        assert!(!watched.has_changed() && !watched.has_changed());
+        std::fs::write(&file, "").unwrap();
+        assert!(!watched.has_changed(), "somebody may be writing it");
+        std::fs::write(&file, "agents: {a: ").unwrap();
+        assert!(!watched.has_changed(), "somebody is writing it");
+        assert!(watched.has_changed());
+    }
 }

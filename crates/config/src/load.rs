@@ -151,6 +151,12 @@ fn expand_agent(context: &mut Context<'_>, agent: &mut Node, kept: &[&str]) {
 }
 
 fn check_root(context: &mut Context<'_>, root: &Node, main: bool) {
+    // An editor that empties a file before it writes it must not remove all agents.
+    if root.is_null() {
+        let help = "write `agents: {}` if it is to have no agents";
+        context.error(root.span, "the file is empty, or has only comments").help(help);
+        return;
+    }
     if !main && let Data::Map(entries) = &root.data {
         for (key, _) in entries {
             let known = TOP.iter().any(|known| known.name == key.text);

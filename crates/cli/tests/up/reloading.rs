@@ -195,6 +195,25 @@ fn a_broken_file_changes_nothing_and_is_told_once() {
 }
 
 #[test]
+fn an_empty_file_removes_nothing() {
+    let site = Site::sqlite();
+    site.config(&agent(""));
+    let mut up = site.up();
+    up.event_of("run_finished", "steady");
+    site.raw_config("# nothing yet\n");
+    up.event("config_rejected");
+    up.event_of("run_finished", "steady");
+    let told = site.belfry(&["check"]);
+    assert_eq!(told.status.code(), Some(2));
+    let words = String::from_utf8_lossy(&told.stderr);
+    assert!(
+        words.contains("the file is empty, or has only comments") && words.contains("agents: {}"),
+        "{words}"
+    );
+    up.stop();
+}
+
+#[test]
 fn settings_that_wait_for_the_next_start_are_named() {
     let site = Site::sqlite();
     site.config(&agent("other: {every: 200ms, anchor: slot}"));
