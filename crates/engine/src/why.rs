@@ -105,8 +105,8 @@ pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp)
     let known = Known::read(store, name, now).await?;
     let then = store.revision_at(known.record.id, at).await?;
     let Some((revision, definition)) = then else {
-        // Somebody may have made up for a tick of a time before.
-        if let fate @ TickFate::Run(_) = store.tick(known.record.id, at).await?
+        // Of an earlier life of the schedule, what became of its ticks is kept. And somebody may have made up for a tick since.
+        if let fate @ (TickFate::Run(_) | TickFate::Skipped(_)) = store.tick(known.record.id, at).await?
             && let Ok(Some(timing)) = known.record.definition.timing(name)
         {
             return known.of_tick(at, fate, &timing);
@@ -115,7 +115,7 @@ pub async fn why_at(store: &AnyStore, name: &str, at: Timestamp, now: Timestamp)
             true => format!(", or had a definition that is no longer kept (the last {REVISIONS_KEPT} are)"),
             false => String::new(),
         };
-        let words = format!("{name} was not known yet at {}{gone}.", known.time(at));
+        let words = format!("{name} was not defined at {}{gone}.", known.time(at));
         return Ok(known.nothing(at, NO_TICK, words));
     };
     let timing = match definition.timing(name) {

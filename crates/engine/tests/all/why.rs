@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use belfry::api::{Schedule, ScheduleStatus, Why};
 use belfry::{
-    AgentBuilder, Decision, Engine, HandlerError, ManualClock, Options, RunRequest, ScheduleOptions,
-    ScheduleRecord, SendOptions, StopOptions, Timestamp, When,
+    AgentBuilder, Decision, Engine, HandlerError, ManualClock, Options, Resume, RunRequest,
+    ScheduleDefinition, ScheduleOptions, ScheduleRecord, SendOptions, StopOptions, Timestamp, When,
 };
 use belfry_core::definition::{AnchorName, Budget, CatchUp, IfRunning, Scope};
-use belfry_store::Store;
+use belfry_store::{Expect, Store};
 use tokio::sync::Semaphore;
 
 const START: &str = "2026-03-02T12:00:00Z";
@@ -149,7 +149,7 @@ async fn an_instant_that_is_no_tick_names_those_around_it() {
     let why = house.why_at("plain/s", "2026-03-09T09:00:00Z").await;
     assert_eq!((why.decision, reason(&why)), (Decision::Waiting, Some("not_due")));
     let why = house.why_at("plain/s", "2026-03-01T09:00:00Z").await;
-    assert!(why.words.contains("was not known yet"), "{}", why.words);
+    assert!(why.words.contains("was not defined at"), "{}", why.words);
     house.end().await;
 }
 
@@ -192,6 +192,37 @@ async fn ticks_that_nobody_planned_in_time_were_missed() {
         assert_eq!((why.decision, reason(&why)), (Decision::Missed, Some(expected)));
         house.end().await;
     }
+}
+
+#[tokio::test]
+async fn ticks_from_before_a_schedule_was_removed_keep_their_answers() {
+    let house = House::new(vec![AgentBuilder::new("plain")]).await;
+    let store = house.engine.store().clone();
+    let options = ScheduleOptions { anchor: AnchorName::Slot, ..ScheduleOptions::default() };
+    let definition = ScheduleDefinition { when: When::Every("1m".into()), options };
+    let put = async || {
+        store.put_schedule(house.engine.now(), "plain", "s", &definition, &Expect::Any).await.unwrap();
+    };
+    put().await;
+    let id = house.engine.schedule_state("plain/s").await.unwrap().id;
+    house.pass(60).await;
+    store.pause(house.engine.now(), id, None, None).await.unwrap();
+    house.pass(180).await;
+    store.resume(house.engine.now(), id, Resume::Skip).await.unwrap();
+    house.pass(60).await;
+    let instants = ["2026-03-02T12:01:00Z", "2026-03-02T12:03:00Z"];
+    let before = [house.why_at("plain/s", instants[0]).await, house.why_at("plain/s", instants[1]).await];
+    assert_eq!((before[0].decision, before[1].decision), (Decision::Fired, Decision::Skipped));
+    house.engine.remove_schedule(id, &Expect::Any).await.unwrap();
+    house.pass(600).await;
+    put().await;
+    for (instant, before) in instants.into_iter().zip(before) {
+        let after = house.why_at("plain/s", instant).await;
+        assert_eq!((after.decision, after.words), (before.decision, before.words));
+    }
+    let why = house.why_at("plain/s", "2026-03-02T12:10:00Z").await;
+    assert!(why.words.contains("was not defined at"), "{}", why.words);
+    house.end().await;
 }
 
 #[tokio::test]
