@@ -188,7 +188,7 @@ fn the_environment_overrides_store_lanes_and_the_limit() {
     assert_eq!(loaded.settings.engine.max_concurrent, Some(9));
     let env =
         [("BELFRY_STORE", "mysql://u:secret@h"), ("BELFRY_LANE_CRON", "x"), ("BELFRY_MAX_CONCURRENT", "0")];
-    let errors = load_files(&[("belfry.yaml", "")], &env).1.unwrap_err();
+    let errors = load_files(&[("belfry.yaml", "agents: {}")], &env).1.unwrap_err();
     assert_eq!(errors.problems.len(), 3);
     assert!(!errors.to_string().contains("secret"));
 }
@@ -204,7 +204,7 @@ fn includes_are_found_sorted_and_read_once() {
         ("agents/a.yaml", "agents: {a: {shell: x}}"),
         ("agents/.hidden.yaml", "not: read"),
         ("agents/deep/c.yaml", "agents: {c: {shell: x}}"),
-        ("more", ""),
+        ("more", "agents: {}"),
     ];
     let (folder, loaded) = load_files(&files, &[]);
     let loaded = loaded.unwrap();
