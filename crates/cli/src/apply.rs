@@ -1,5 +1,6 @@
 //! `belfry apply`: from files to the store, whoever runs.
 
+use belfry::Engine;
 use belfry_config::Errors;
 use belfry_store::{Applied, Store};
 use clap::Args;
@@ -51,17 +52,10 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
     for warning in &loaded.warnings {
         crate::reading::show_problem(warning);
     }
-    let (now, lanes) = (reach.now().await?, crate::up::lanes_of(loaded));
+    let engine = Engine::builder().store(reach.store.clone()).build();
     let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
-    let applied = if same {
-        Applied::default()
-    } else {
-        let apply = async {
-            reach.store.put_lanes(now, &lanes).await?;
-            reach.store.apply(now, SOURCE, &loaded.digest, &loaded.agents).await
-        };
-        noted(&reach.store, apply).await?
-    };
+    let applied =
+        if same { Applied::default() } else { noted(&engine, crate::up::take_over(&engine, loaded)).await? };
     let applied_words = applied.words();
     let Applied { added, changed, retired, agents, ended, foreign, expired } = applied;
     let cancelled = ended.len() as u32;

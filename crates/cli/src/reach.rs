@@ -45,11 +45,6 @@ impl Reach {
         Ok(Reach { store: Arc::new(store), address, loaded, server })
     }
 
-    /// What time it is, by the store's clock where it has one.
-    pub async fn now(&self) -> Result<Timestamp, Failure> {
-        now(&self.store).await
-    }
-
     /// How runs are made here: which lanes there are.
     pub fn options(&self) -> belfry::Options {
         match &self.loaded {

@@ -39,7 +39,11 @@ impl Rm {
             let Gone { cancelled } = client.send(Method::DELETE, &path, None, &[]).await?;
             let words = match cancelled {
                 0 => format!("{} removed", self.name),
-                _ => format!("{} removed; {cancelled} waiting runs ended", self.name),
+                _ => format!(
+                    "{} removed; {} ended",
+                    self.name,
+                    crate::words::count(cancelled as usize, "waiting run")
+                ),
             };
             let answer = Answer { schedule: &self.name, result: "removed", cancelled };
             reach::answer(output, &answer, &words)

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use belfry::driver::{Keep, Options};
 use belfry::event::{Level, Name};
 use belfry::{AnyStore, Clock, Engine, Event, LaneSettings, StopOptions};
+use belfry::{Keep, Options};
 use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
 use belfry_runner::{KeeperHandle, KeeperOptions, Room};
@@ -284,13 +284,13 @@ pub fn local(at: Timestamp, zone: &Zone) -> String {
 }
 
 /// Makes the store what the files say.
-async fn take_over(engine: &Engine, loaded: &Loaded) -> Result<Applied, belfry::Error> {
-    engine.store().put_lanes(engine.now(), &lanes_of(loaded)).await?;
+pub async fn take_over(engine: &Engine, loaded: &Loaded) -> Result<Applied, belfry::Error> {
+    engine.put_lanes(&lanes_of(loaded)).await?;
     engine.apply(SOURCE, &loaded.digest, &loaded.agents).await
 }
 
 /// The lanes of the files.
-pub fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
+fn lanes_of(loaded: &Loaded) -> Vec<(String, LaneSettings)> {
     let settings =
         |lane: &Lane| LaneSettings { slots: lane.slots, limit: lane.limit, queue_limit: lane.queue_limit };
     loaded.settings.lanes.iter().map(|(name, lane)| (name.clone(), settings(lane))).collect()

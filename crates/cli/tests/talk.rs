@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use belfry::{Mode, Options, Reply, RunId, RunState, SendOptions, Timestamp};
+use belfry::{Mode, Reply, RunId, RunState, SendOptions};
 use belfry_core::Reason;
 use belfry_store::{AnyStore, RunRecord, Store};
 use nix::sys::signal::Signal;
@@ -275,16 +275,16 @@ impl Lot {
 
 /// Talks to some sessions at once, now and then with a stop or an interrupt.
 async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: Lot) -> (Vec<Taken>, usize) {
-    let (options, mut taken, mut stale) = (Options::default(), Vec::new(), 0);
+    let engine = belfry::Engine::builder().store(store).build();
+    let (mut taken, mut stale) = (Vec::new(), 0);
     for _ in 0..messages {
         for session in &sessions {
             let key = format!("s{session}");
             // Some are said in one breath.
-            let now = store.clock().await.unwrap().unwrap_or_else(Timestamp::now);
+            let address = format!("bot/talk:{key}");
             if lot.below(100) < 30 {
-                let more =
-                    belfry::send(&store, &options, now, ("bot/talk", &key), "hello", SendOptions::default());
-                let Reply::Taken(one) = more.await.unwrap() else { panic!("no stop") };
+                let more = engine.send(&address, "hello", SendOptions::default()).await.unwrap();
+                let Reply::Taken(one) = more.reply else { panic!("no stop") };
                 taken.push(Taken { session: key.clone(), seq: one.seq.unwrap(), run: one.run });
             }
             let mode = (lot.below(100) < 5).then_some(Mode::Interrupt);
@@ -294,9 +294,10 @@ async fn talk(store: Arc<AnyStore>, sessions: Vec<u64>, messages: u64, mut lot: 
                 _ => "hello",
             };
             // Some were a while on their way.
+            let now = engine.store_now().await.unwrap();
             let sent_at = (lot.below(100) < 10).then(|| now - belfry::SignedDuration::from_secs(1));
             let with = SendOptions { mode, sent_at, ..SendOptions::default() };
-            match belfry::send(&store, &options, now, ("bot/talk", &key), text, with).await {
+            match engine.send(&address, text, with).await.map(|sent| sent.reply) {
                 Ok(Reply::Taken(one)) => {
                     taken.push(Taken { session: key, seq: one.seq.unwrap(), run: one.run });
                 }

@@ -119,6 +119,11 @@ impl Breaker {
         self.opened_at.is_none_or(|opened| now >= end(opened, policy) || is_of_later_clock(opened, now))
     }
 
+    /// Whether a run that was made before may start now. Its probe may.
+    pub fn admits_waiting(&self, policy: &Policy, run: RunId, now: Timestamp) -> Admits {
+        if self.probe == Some(run) { Admits::Yes } else { self.admits(policy, now) }
+    }
+
     /// The breaker as it counts now: a probe that no longer lives is none, and another may go.
     pub fn with_probe_if(self, lives: impl FnOnce(RunId) -> bool) -> Breaker {
         let is_probe = |run: &RunId| lives(*run) || broken::is(Broken::ProbeNeverFreed);

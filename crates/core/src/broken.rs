@@ -13,6 +13,8 @@ pub enum Broken {
     PlansWithEarlierClock,
     /// A missed tick runs although the window of its schedule is closed.
     CatchUpOutsideWindow,
+    /// A missed tick that waits is not looked at again when it starts.
+    CatchUpStartsAnyway,
     /// A tick that is on time starts before those that were missed.
     MissedAfterOnTime,
     /// Missed ticks that `catch_up` leaves out are recorded nowhere.
@@ -75,11 +77,12 @@ pub enum Broken {
 
 impl Broken {
     /// Everything that can be broken.
-    pub const ALL: [Broken; 33] = [
+    pub const ALL: [Broken; 34] = [
         Broken::PauseDropsOverdue,
         Broken::FiresAgain,
         Broken::PlansWithEarlierClock,
         Broken::CatchUpOutsideWindow,
+        Broken::CatchUpStartsAnyway,
         Broken::MissedAfterOnTime,
         Broken::MissedNotRecorded,
         Broken::EditForgetsOverdue,

@@ -141,7 +141,7 @@ impl Asking<'_> {
             (SkipReason::CircuitOpen, _) => match facts.breaker {
                 Admits::Yes => "the breaker is closed".into(),
                 Admits::Probe => "the breaker is open, and lets one probe through".into(),
-                Admits::No => "the breaker is open".into(),
+                Admits::No => "the breaker is open, or its probe has not ended".into(),
             },
             (SkipReason::BudgetExhausted, _) if facts.budget_exhausted => {
                 "the failure budget is used up".into()

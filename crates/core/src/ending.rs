@@ -84,7 +84,7 @@ pub struct Ending {
 /// Decides what an end comes to.
 pub fn decide(ended: &Ended, books: &Books, now: Timestamp) -> Ending {
     let verdict = match (ended.verdict, ended.left_behind) {
-        (Verdict::Retry { .. } | Verdict::Return, Some(reason)) => {
+        (Verdict::Retry { .. } | Verdict::Return | Verdict::Wait { .. }, Some(reason)) => {
             Verdict::End { state: RunState::Cancelled, reason: Some(reason) }
         }
         (verdict, _) => verdict,
@@ -109,6 +109,7 @@ pub fn decide(ended: &Ended, books: &Books, now: Timestamp) -> Ending {
         Verdict::End { state, reason } => Then::End { state, reason },
         Verdict::Retry { at } => back(at, !broken::is(Broken::RetryNotCounted)),
         Verdict::Return => back(now, broken::is(Broken::GiveBackCounts)),
+        Verdict::Wait { at } => back(at, false),
     };
     let breaker = books.breaker.and_then(|(policy, breaker)| match then {
         Then::End { state, .. } => {

@@ -251,9 +251,11 @@ impl<O: Copy + Ord> Standing<O> {
     /// How a gate with room for `cap` stands among the live runs of its agent.
     pub fn of(gate: Gate<'_>, cap: i64, live: &[Live<'_, O>], scopes: &Scopes) -> Standing<O> {
         let is_behind = |run: &&Live<'_, O>| run.is_running && run.passes_gate(scopes, gate).is_some();
+        // By its own turn: what waits for that could not start anyway, and holds nobody else.
         let is_held_back = |run: &Live<'_, O>| {
-            let own = live.iter().filter(|other| other.schedule == run.schedule && other.is_waiting());
-            own.into_iter().any(|other| other.gates.turn.is_some() && other.order < run.order)
+            let own =
+                live.iter().filter(|other| other.schedule == run.schedule && other.gates.turn.is_some());
+            own.into_iter().any(|other| other.is_running || other.is_waiting() && other.order < run.order)
         };
         let is_first = |run: &&Live<'_, O>| {
             run.is_waiting()
@@ -325,7 +327,8 @@ pub enum Admission<G> {
 /// Admits candidates in the order given, as far as slots and gates allow. `standings` has the gates whose locks we hold; a
 /// gate that is not in it is somebody else's.
 ///
-/// Of rescued runs at most one starts, as `rescues` allows; that becomes `None` then.
+/// Of rescued runs at most one starts, as `rescues` allows; that becomes `None` then. With [`Rescues::Soon`] one slot stays free
+/// for the first that would.
 ///
 /// First come, first served: nobody overtakes at a gate where somebody waits for a slot or for another gate's lock. Such
 /// a one is not parked, because nobody would release it: only a gate that holds it is certain to be freed.
@@ -337,6 +340,7 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
 ) -> Vec<Admission<G>> {
     let mut blocked: HashSet<G> = HashSet::new();
     let mut admissions = Vec::with_capacity(candidates.len());
+    let mut keeps_slot = *rescues == Rescues::Soon;
     for candidate in candidates {
         let gates = &candidate.gates;
         let held_back = candidate.rescued && !rescues.allow(candidate.suspect);
@@ -348,7 +352,12 @@ pub fn admit<G: Copy + Eq + Hash, O: Copy + Ord>(
         };
         let admission = match gates.iter().find(holds) {
             Some((gate, _)) => Admission::Park(*gate),
-            None if later => Admission::Later,
+            None if later => {
+                if candidate.rescued && !candidate.suspect && std::mem::take(&mut keeps_slot) {
+                    slots = slots.saturating_sub(1);
+                }
+                Admission::Later
+            }
             None if slots == 0 => Admission::NoSlot,
             None => Admission::Start,
         };
@@ -653,6 +662,23 @@ mod tests {
         assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Start, Later, Later, Start, Start]);
         assert_eq!(rescues, Rescues::None);
         assert_eq!(admit(&candidates, &mut free, 10, &mut rescues), [Later, Later, Later, Start, Start]);
+    }
+
+    #[test]
+    fn a_slot_is_kept_for_a_rescued_run_that_starts_in_a_moment() {
+        let mut free = limits([(1, 5)]);
+        let suspect = Candidate { suspect: true, ..rescued(&[]) };
+        let candidates = [suspect, rescued(&[]), rescued(&[]), run(&[]), run(&[1])];
+        use Admission::{Later, NoSlot, Start};
+        for (slots, expected) in [
+            (1, [Later, Later, Later, NoSlot, NoSlot]),
+            (2, [Later, Later, Later, Start, NoSlot]),
+            (3, [Later, Later, Later, Start, Start]),
+        ] {
+            let mut rescues = Rescues::Soon;
+            assert_eq!(admit(&candidates, &mut free, slots, &mut rescues), expected);
+            assert_eq!(rescues, Rescues::Soon);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //!
 //! Nodes also die for other reasons, and may do so again and again. So a node starts suspects only when it has lived for a
 //! while ([`steady_after`]): then a death tells more of the suspect than of the node. It claims no rescued run when a renewal
-//! is under way or comes within that moment.
+//! is under way or comes within that moment, and keeps a slot for one meanwhile.
 
 use std::time::Duration;
 
@@ -36,6 +36,9 @@ pub fn watched_for(lease: Duration) -> Duration {
 pub enum Rescues {
     /// None: another rescued run has not started yet, or is watched.
     None,
+    /// None yet, but one that is not a suspect in a moment: in each lane a slot is kept for the first of them, so that younger
+    /// runs do not take all slots in that moment again and again.
+    Soon,
     /// One that is not a suspect.
     Unsuspected,
     /// Any.
@@ -46,10 +49,15 @@ impl Rescues {
     /// Whether a rescued run may start.
     pub fn allow(self, is_suspect: bool) -> bool {
         match self {
-            Rescues::None => false,
+            Rescues::None | Rescues::Soon => false,
             Rescues::Unsuspected => !is_suspect,
             Rescues::Any => true,
         }
+    }
+
+    /// Whether a rescued run may start, or a slot is kept for it.
+    pub fn reserve(self, is_suspect: bool) -> bool {
+        self.allow(is_suspect) || self == Rescues::Soon && !is_suspect
     }
 }
 

@@ -42,6 +42,11 @@ pub enum Verdict {
     },
     /// It goes back to where it was before the claim; the attempt does not count.
     Return,
+    /// The same, and it starts at an instant at the earliest: its window is closed, or its breaker open.
+    Wait {
+        /// When it is looked at again.
+        at: Timestamp,
+    },
 }
 
 /// Decides what becomes of a run whose attempt number `attempt` (from 1) of `max_attempts` has ended.

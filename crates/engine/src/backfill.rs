@@ -4,14 +4,17 @@
 //! lives at most once. That is why only ticks behind the planner are made: what it has still to plan it will, and two runs
 //! for one tick would meet.
 
-use belfry_core::RunId;
-use belfry_core::TokenKind;
 use belfry_core::check::Status;
+use belfry_core::{RunId, TokenKind, Trigger};
 use belfry_store::{AnyStore, Enqueue, Enqueued, Key, ScheduleRecord, Store, TickFate};
 use belfry_time::{Anchor, Every, Kind, SignedDuration, Tick, Timestamp, Timing};
 
 use crate::driver::Options;
+use crate::engine::Engine;
 use crate::error::Error;
+use crate::ids::new_run_id;
+use crate::requests::prepare;
+use crate::session::Made;
 
 /// Ticks that are looked at, made or not.
 const WALKED_MAX: usize = 100_000;
@@ -51,8 +54,26 @@ pub struct Backfilled {
     pub cut_at: Option<Timestamp>,
 }
 
-/// Makes runs for ticks of the past. They wait in the order of their ticks, and are those of today's definition.
-pub async fn backfill(
+impl Engine {
+    /// Makes runs for ticks of the past. They wait in the order of their ticks, and are those of today's definition.
+    pub async fn backfill(&self, name: &str, request: &Backfill) -> Result<Backfilled, Error> {
+        if !request.dry_run {
+            self.refuse_while_draining()?;
+        }
+        let record = self.schedule_state(name).await?;
+        let done = backfill(self.store(), self.options(), self.store_now().await?, &record, request).await?;
+        for (tick_at, run) in done.runs.iter().filter_map(|(tick, run)| Some((*tick, (*run)?))) {
+            if done.made.contains(&run) {
+                let made = Made::by(Trigger::Backfill, run, None);
+                self.tell_created(name, Made { tick_at: Some(tick_at), ..made });
+            }
+        }
+        self.hint().await;
+        Ok(done)
+    }
+}
+
+async fn backfill(
     store: &AnyStore,
     options: &Options,
     now: Timestamp,
@@ -145,13 +166,22 @@ async fn make(
     request: &Backfill,
     done: &mut Backfilled,
 ) -> Result<(), Error> {
-    let (template, _) = crate::engine::prepare(store, options, now, &record.name).await?;
+    let (template, _) = prepare(store, options, now, &record.name).await?;
+    let requests: Vec<Enqueue> = done
+        .runs
+        .iter()
+        .enumerate()
+        .map(|(place, (tick_at, _))| {
+            let run = template.for_past_tick(new_run_id(now), now, *tick_at, place);
+            let key = request.key.as_ref().map(|key| Key::new(format!("{key} {tick_at}"), Vec::new(), now));
+            Enqueue { run, key }
+        })
+        .collect();
+    let answers = store.enqueue_many(now, &requests).await?;
     let mut kept = Vec::new();
-    for (place, (tick_at, _)) in done.runs.drain(..).enumerate() {
-        let run = template.for_past_tick(crate::engine::new_run_id(now), now, tick_at, place);
-        let id = run.id;
-        let key = request.key.as_ref().map(|key| Key::new(format!("{key} {tick_at}"), Vec::new(), now));
-        match store.enqueue(now, &Enqueue { run, key }).await? {
+    for ((tick_at, _), (request, answer)) in done.runs.drain(..).zip(requests.iter().zip(answers)) {
+        let id = request.run.id;
+        match answer {
             Enqueued::Made => {
                 done.made.push(id);
                 kept.push((tick_at, Some(id)));

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use belfry_core::breaker::Admits;
 use belfry_core::{NodeId, Reason, RunId, RunState};
 use belfry_store::{
     Claim, Claimed, Commit, Committed, Definitions, Error, Mark, RunFilter, RunRecord, Store, Watch,
@@ -12,7 +13,7 @@ use belfry_time::Timestamp;
 use tokio::time::timeout;
 
 use crate::clock::Time;
-use crate::driver::{Ask, Input};
+use crate::driver::{Ask, Input, is_caught_up_late};
 
 /// Runs on a page that is looked at for those that a plan has ended.
 const REPLACED_PAGE: u32 = 100;
@@ -41,6 +42,13 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
         Ask::Commit { commits, at, ahead } => Box::pin(commit(store, now.wall, &commits, at, ahead)).await,
         Ask::Claim(claim) => {
             let claimed = claim_with_definitions(store, now.wall, &claim).await;
+            let (claimed, held) = match claimed {
+                Ok(claimed) => {
+                    let held = held_by_breakers(store, now.wall, &claimed).await;
+                    (held.as_ref().map(|_| claimed).map_err(Clone::clone), held.unwrap_or_default())
+                }
+                Err(error) => (Err(error), Vec::new()),
+            };
             let slots = claim.lanes.iter().map(|(_, slots)| slots).sum::<u32>().min(claim.total);
             // If slots are left, the driver wakes up for the next run that may take one; if that read fails, it polls.
             let next = match &claimed {
@@ -49,15 +57,17 @@ pub async fn carry_out<S: Store + Watch>(store: &S, clock: &impl Time, ask: Ask)
                 }
                 _ => None,
             };
-            Input::Claimed { claimed, next }
+            Input::Claimed { claimed, held, next }
         }
-        Ask::Lanes => {
+        Ask::Lanes(node) => {
             // A node that drains does not read what is due, and has to follow the store's clock: it renews its lease by it.
             if let Ok(Some(at)) = store.clock().await {
                 clock.follow(at);
             }
             let lanes = store.lane_settings().await;
-            Input::Lanes { lanes, unreadable: store.unreadable().await }
+            // What cannot be read now is read the next time.
+            let own = store.running_lanes(node).await.unwrap_or_default();
+            Input::Lanes { lanes, own, unreadable: store.unreadable().await }
         }
         Ask::UnreadableRows => Input::UnreadableRows(store.unreadable_rows().await),
         Ask::Finish(finishes) => Input::Finished(Box::pin(finish_apart(store, now.wall, &finishes)).await),
@@ -159,6 +169,25 @@ async fn replaced_by<S: Store>(store: &S, now: Timestamp, commit: &Commit) -> Re
             return Ok(replaced);
         }
     }
+}
+
+/// Those of claimed runs that their breakers do not let through now. The runs are claimed: if a breaker cannot be asked, a renewal
+/// gives them back.
+async fn held_by_breakers<S: Store>(
+    store: &S,
+    now: Timestamp,
+    claimed: &[(Claimed, Option<Definitions>)],
+) -> Result<Vec<RunId>, Error> {
+    let mut held = Vec::new();
+    for (claimed, definitions) in claimed.iter().filter(|(claimed, _)| is_caught_up_late(claimed)) {
+        let has_breaker = |known: &Definitions| known.agent_definition.breaker.is_some();
+        if definitions.as_ref().is_some_and(has_breaker)
+            && store.pass_breaker(now, claimed.agent, &claimed.command, claimed.run).await? == Admits::No
+        {
+            held.push(claimed.run);
+        }
+    }
+    Ok(held)
 }
 
 /// Claims runs and reads their definitions.

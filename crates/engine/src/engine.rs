@@ -1,35 +1,34 @@
 //! The engine as its users see it: built, started, asked, stopped.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use belfry_core::check::Check;
 use belfry_core::definition::handler_label;
 use belfry_core::input::StoredPayload;
 use belfry_core::session::Usage;
-use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, Schedule, ScheduleId, Trigger};
+use belfry_core::{AgentSpec, NodeId, RunId, Trigger};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
-use belfry_store::{
-    AnyStore, Applied, Defined, Enqueue, Enqueued, Expect, Given, Key, NewRun, Node, PutAgent, Removed,
-    RunRecord, ScheduleRecord, Store,
-};
+use belfry_store::{AnyStore, Node, ScheduleRecord, Store};
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use uuid::{ContextV7, Uuid};
+use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::driver::{Driver, GUEST, Input, Options, Phase};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
 use crate::handler::{Context, Handler, HandlerError};
+use crate::ids::new_id;
 use crate::node::{host, own_process};
 use crate::relay::{Relay, Teller};
-use crate::session::{Made, UsageOf, refuse_message_keys, to_known_lane};
+use crate::requests::Requests;
+use crate::session::UsageOf;
 use crate::shell::{Calls, ContextOf, MESSAGES_MAX, Message, OnTrigger, Shell, View};
 
 /// Events that a slow listener may be behind before it loses some.
@@ -75,19 +74,6 @@ impl Default for StopOptions {
     fn default() -> StopOptions {
         StopOptions { wait: true, timeout: Duration::from_secs(30) }
     }
-}
-
-/// A run that is asked for by hand.
-#[derive(Debug, Clone, Default)]
-pub struct RunRequest {
-    /// Instead of the schedule's. Used as it is: it is no template.
-    pub prompt: Option<String>,
-    /// Over the schedule's, key by key.
-    pub payload: Map<String, Value>,
-    /// Makes a repeat answer with the first run.
-    pub key: Option<String>,
-    /// Its trace, where the caller has one.
-    pub trace_id: Option<Uuid>,
 }
 
 /// Puts an engine together.
@@ -230,6 +216,7 @@ impl Builder {
                 started: Mutex::new(None),
                 relay: Mutex::new(None),
                 teller: Teller::new(),
+                requests: Requests::default(),
                 starting: tokio::sync::Mutex::new(()),
                 leaving: tokio::sync::Mutex::new(()),
             }),
@@ -281,6 +268,7 @@ struct Inner {
     started: Mutex<Option<Started>>,
     relay: Mutex<Option<Relay>>,
     teller: Teller,
+    requests: Requests,
     starting: tokio::sync::Mutex<()>,
     leaving: tokio::sync::Mutex<()>,
 }
@@ -367,11 +355,28 @@ impl Engine {
 
     /// What time it is by the store's clock, where it has one; [`Engine::now`] knows it from then on.
     pub async fn store_now(&self) -> Result<Timestamp, Error> {
-        Ok(self.clock_of_store().await?.now().wall)
+        let now = self.clock_of_store().await?.now().wall;
+        // Stores keep microseconds.
+        Ok(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now))
     }
 
     pub(crate) fn options(&self) -> &Options {
         &self.inner.options
+    }
+
+    /// Requests for runs that wait to be made.
+    pub(crate) fn requests(&self) -> &Requests {
+        &self.inner.requests
+    }
+
+    /// The name under which the agents of this program are kept.
+    pub(crate) fn source(&self) -> &str {
+        &self.inner.source
+    }
+
+    /// The agents of this program, for the next start.
+    pub(crate) fn keep_agents(&self, agents: Vec<AgentSpec>) {
+        *self.inner.agents.lock() = agents;
     }
 
     pub(crate) fn usage_of(&self, session: &str) -> Option<Usage> {
@@ -539,122 +544,6 @@ impl Engine {
         clock.as_ref().map_or_else(Timestamp::now, |clock| clock.now().wall)
     }
 
-    /// Makes the agents what they are here; also while it runs. Schedules whose timing stays go on as if nothing had happened.
-    pub async fn set_agents(&self, agents: Vec<AgentSpec>) -> Result<Applied, Error> {
-        let agents: Vec<AgentSpec> = agents.iter().map(checked).collect::<Result<_, _>>()?;
-        let clock = self.clock_of_store().await?;
-        let (source, now) = (&self.inner.source, clock.now().wall);
-        let applied = self.inner.store.apply(now, source, "", &agents).await?;
-        if applied.agents > 0 {
-            self.tell_cleared_breakers(now, &agents).await;
-        }
-        *self.inner.agents.lock() = agents;
-        self.tell_ends(&applied.ended).await;
-        self.hint().await;
-        Ok(applied)
-    }
-
-    /// Makes a source's agents what they are here; also while it runs. A source that has not changed is left as it is.
-    pub async fn apply(&self, source: &str, digest: &str, agents: &[AgentSpec]) -> Result<Applied, Error> {
-        let agents: &[AgentSpec] = &agents.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
-        let clock = self.clock_of_store().await?;
-        if self.inner.store.source_digest(source).await?.as_deref() == Some(digest) {
-            return Ok(Applied::default());
-        }
-        let now = clock.now().wall;
-        let applied = self.inner.store.apply(now, source, digest, agents).await?;
-        if applied.agents > 0 {
-            self.tell_cleared_breakers(now, agents).await;
-        }
-        let event = Event::new(clock.now().wall, Level::Info, Name::ConfigLoaded);
-        self.tell(Event { detail: Some(applied.words()), ..event });
-        self.tell_ends(&applied.ended).await;
-        if applied.expired > 0 {
-            self.tell_expired(clock.now().wall, agents).await?;
-        }
-        self.hint().await;
-        Ok(applied)
-    }
-
-    /// Tells of breakers that an edit at this instant has closed, because their agents have no policy for them any more. What
-    /// cannot be read is not told: the edit is made.
-    async fn tell_cleared_breakers(&self, at: Timestamp, agents: &[AgentSpec]) {
-        let without: HashSet<&str> = agents
-            .iter()
-            .filter(|spec| spec.definition.breaker.is_none())
-            .map(|spec| spec.name.as_str())
-            .collect();
-        let Ok(entries) = self.inner.store.breakers().await else { return };
-        for entry in entries.iter().filter(|entry| without.contains(entry.agent_name.as_str())) {
-            let Ok(record) = self.inner.store.breaker(entry.agent, &entry.command).await else { continue };
-            if let Some(change) = record.history.last().filter(|change| change.at == at) {
-                self.tell(Event::breaker(&entry.agent_name, &entry.command, change));
-            }
-        }
-    }
-
-    /// Warns of one-shots whose time had passed when they were first seen.
-    async fn tell_expired(&self, now: Timestamp, agents: &[AgentSpec]) -> Result<(), Error> {
-        let named = agents.iter().flat_map(|agent| agent.schedules.iter().map(move |one| (agent, one)));
-        for (agent, (name, definition)) in named {
-            let name = format!("{}/{name}", agent.name);
-            let Some(detail) = crate::past_words(&name, definition, now) else { continue };
-            let record = self.inner.store.schedule(&name).await?;
-            if record.is_some_and(|record| crate::is_expired(&record)) {
-                let event = Event::new(now, Level::Warn, Name::TickSkipped).of(&name);
-                let reason = Some(belfry_core::SkipReason::Exhausted.as_str().to_owned());
-                self.tell(Event { reason, detail: Some(detail), ..event });
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes an agent that no file owns what it is here, or makes it new, with its schedules; with `whole` those of it that are
-    /// not here go, apart from what another source owns. Nothing is done where it is not what is expected.
-    pub async fn put_agent(
-        &self,
-        agent: &AgentSpec,
-        whole: bool,
-        expect: &Expect<AgentDefinition>,
-    ) -> Result<PutAgent, Error> {
-        let agent = &checked(agent)?;
-        let now = self.store_now().await?;
-        let put = self.inner.store.put_agent(now, agent, whole, expect).await?;
-        if let PutAgent::Changed { ended } = &put {
-            self.tell_cleared_breakers(now, std::slice::from_ref(agent)).await;
-            self.tell_ends(ended).await;
-        }
-        self.hint().await;
-        Ok(put)
-    }
-
-    /// Removes an agent that no file owns, with its schedules. Their runs that wait end cancelled, those that run go on. Nothing
-    /// is done where it is not what is expected.
-    pub async fn remove_agent(
-        &self,
-        agent: &str,
-        expect: &Expect<AgentDefinition>,
-    ) -> Result<Removed, Error> {
-        let removed = self.inner.store.remove_agent(self.store_now().await?, agent, expect).await?;
-        self.removed(&removed).await;
-        Ok(removed)
-    }
-
-    /// Removes a schedule that no file owns. Its runs that wait end cancelled, those that run go on. Nothing is done where it
-    /// is not what is expected.
-    pub async fn remove_schedule(&self, schedule: ScheduleId, expect: &Expect) -> Result<Removed, Error> {
-        let removed = self.inner.store.remove_schedule(self.store_now().await?, schedule, expect).await?;
-        self.removed(&removed).await;
-        Ok(removed)
-    }
-
-    async fn removed(&self, removed: &Removed) {
-        if let Removed::Gone { ended } = removed {
-            self.tell_ends(ended).await;
-        }
-        self.hint().await;
-    }
-
     /// Tells listeners what happened outside the engine.
     pub fn tell(&self, event: Event) {
         // Nobody may be listening.
@@ -764,25 +653,6 @@ impl Engine {
             .map(|(prompt, _)| prompt)
             .map_err(|error| Error::Prompt { name: name.to_owned(), detail: error.chain() })
     }
-
-    /// A run.
-    pub async fn run(&self, run: RunId) -> Result<Option<RunRecord>, Error> {
-        Ok(self.inner.store.run(run).await?)
-    }
-
-    /// Makes a run of a schedule now, beside its ticks. It counts for limits and moves no schedule.
-    pub async fn run_now(&self, name: &str, request: RunRequest) -> Result<RunId, Error> {
-        self.refuse_while_draining()?;
-        let clock = self.clock_of_store().await?;
-        let trace_id = request.trace_id;
-        let (store, options) = (&self.inner.store, &self.inner.options);
-        let made = request_run(store, options, clock.now().wall, name, request).await?;
-        if made.is_new {
-            self.tell_created(name, Made::by(Trigger::Manual, made.run, trace_id));
-        }
-        self.hint().await;
-        Ok(made.run)
-    }
 }
 
 /// The source of agents that a program has without a name.
@@ -790,109 +660,6 @@ fn own_source() -> String {
     let program = std::env::current_exe().ok();
     let name = program.as_ref().and_then(|path| path.file_name()).unwrap_or_default();
     format!("engine:{}", name.to_string_lossy())
-}
-
-/// An agent as it is stored: if it is a handler, it needs a node that has it. Refuses one with a template that cannot be parsed;
-/// a schedule with such a prompt becomes invalid, and says why.
-fn checked(agent: &AgentSpec) -> Result<AgentSpec, Error> {
-    let checked = agent.definition.work.check_templates();
-    checked.map_err(|source| Error::Template { agent: agent.name.clone(), source })?;
-    let mut agent = agent.clone();
-    agent.need_handler();
-    Ok(agent)
-}
-
-/// A run of a schedule as it is now, to be enqueued: made by hand, to be started at once; and the schedule. What it lacks or
-/// what is different about it, the caller says.
-pub async fn prepare(
-    store: &impl Store,
-    options: &Options,
-    now: Timestamp,
-    name: &str,
-) -> Result<(NewRun, Schedule), Error> {
-    let (agent, schedule) = name.split_once('/').unwrap_or((name, ""));
-    let refused = |detail: String| Error::Trigger { agent: agent.into(), schedule: schedule.into(), detail };
-    let record = store.schedule(name).await?.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    crate::refuse_unreadable(&record)?;
-    let definitions = store.definitions(&[record.id]).await?;
-    let definitions =
-        definitions.into_iter().next().flatten().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-    if let Some(why) = &definitions.unreadable {
-        return Err(Error::Unreadable { name: name.to_owned(), why: why.to_string() });
-    }
-    let compiled = record.definition.compile(name).map_err(&refused)?;
-    let defined = Defined::new(record.agent, record.id, &compiled, &definitions.agent_definition);
-    let mut run = NewRun::by_hand(defined, new_run_id(now), now);
-    to_known_lane(store, options, &mut run).await?;
-    Ok((run, compiled))
-}
-
-/// An id for a new run, which sorts by the store's clock.
-pub fn new_run_id(now: Timestamp) -> RunId {
-    RunId(new_id(now))
-}
-
-/// Makes a run of a schedule, to be started by whoever claims it.
-pub async fn enqueue(
-    store: &AnyStore,
-    options: &Options,
-    now: Timestamp,
-    name: &str,
-    request: RunRequest,
-) -> Result<RunId, Error> {
-    Ok(request_run(store, options, now, name, request).await?.run)
-}
-
-/// What came of a request for a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Requested {
-    /// The run.
-    pub run: RunId,
-    /// Whether it was made now, and not for an earlier request with the same key.
-    pub is_new: bool,
-}
-
-/// As [`enqueue`], and says whether the run is new.
-pub async fn request_run(
-    store: &AnyStore,
-    options: &Options,
-    now: Timestamp,
-    name: &str,
-    request: RunRequest,
-) -> Result<Requested, Error> {
-    let (run, schedule) = prepare(store, options, now, name).await?;
-    if schedule.chat.is_some() {
-        refuse_message_keys(&request.payload)?;
-    }
-    let RunRequest { prompt, payload, trace_id, .. } = request;
-    let run = run.given(Given { prompt, payload, trace_id });
-    let body = serde_json::to_vec(&(&run.prompt, &run.payload)).unwrap_or_default();
-    let key = request.key.map(|key| Key::new(key, hash(&body), now));
-    let id = run.id;
-    match store.enqueue(now, &Enqueue { run, key }).await? {
-        Enqueued::Made => Ok(Requested { run: id, is_new: true }),
-        Enqueued::Repeat(first) => Ok(Requested { run: first, is_new: false }),
-        Enqueued::KeyReused(first) => Err(Error::KeyReused { name: name.to_owned(), run: first }),
-        Enqueued::NotFound => Err(Error::NotFound { name: name.to_owned() }),
-    }
-}
-
-/// Tells bodies apart that carry one key; not meant to withstand an attack.
-pub(crate) fn hash(body: &[u8]) -> Vec<u8> {
-    let mut hash = [0xcbf2_9ce4_8422_2325_u64, 0x8422_2325_cbf2_9ce4];
-    for (n, byte) in body.iter().enumerate() {
-        let lane = &mut hash[n % 2];
-        *lane = (*lane ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    hash.iter().flat_map(|half| half.to_be_bytes()).chain((body.len() as u64).to_be_bytes()).collect()
-}
-
-/// An id that sorts by the store's clock, and among those of one millisecond in the order of their making.
-fn new_id(now: Timestamp) -> Uuid {
-    static CONTEXT: LazyLock<Mutex<ContextV7>> = LazyLock::new(|| Mutex::new(ContextV7::new()));
-    let millis = u64::try_from(now.as_millisecond()).unwrap_or(0);
-    let nanos = (millis % 1000) as u32 * 1_000_000;
-    Uuid::new_v7(uuid::Timestamp::from_unix(&*CONTEXT.lock(), millis / 1000, nanos))
 }
 
 /// Wakes the engine when the store says that there may be work.

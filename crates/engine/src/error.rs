@@ -123,6 +123,86 @@ pub enum Error {
         /// What was asked for.
         name: String,
     },
+    /// There is no such run.
+    #[error("there is no run {run}, or it is no longer kept")]
+    NoRun {
+        /// What was asked for.
+        run: belfry_core::RunId,
+    },
+    /// There is no such agent.
+    #[error("there is no agent {name}")]
+    NoAgent {
+        /// What was asked for.
+        name: String,
+    },
+    /// No such breaker has counted or changed.
+    #[error("no breaker of {agent}/{command} has counted a failure")]
+    NoBreaker {
+        /// Of which agent.
+        agent: String,
+        /// Of which command.
+        command: String,
+    },
+    /// There is no such lane.
+    #[error("there is no lane {name}")]
+    NoLane {
+        /// What was asked for.
+        name: String,
+    },
+    /// The run cannot be repeated: it has not ended.
+    #[error("run {run} is {state} and has not ended")]
+    NotEnded {
+        /// Which.
+        run: belfry_core::RunId,
+        /// What it is.
+        state: belfry_core::RunState,
+    },
+    /// The run cannot be cancelled: it has ended otherwise.
+    #[error("run {run} has ended already: it is {state}")]
+    EndedBefore {
+        /// Which.
+        run: belfry_core::RunId,
+        /// What it is.
+        state: belfry_core::RunState,
+    },
+    /// What came with the run cannot be read, so that it cannot be repeated.
+    #[error("the payload of run {run} cannot be read: nobody knows what to run again")]
+    NoPayload {
+        /// Which.
+        run: belfry_core::RunId,
+    },
+    /// The rules of the schedule allow no run now.
+    #[error("{name} makes no run now: {}", crate::skip_words(*reason))]
+    Skipped {
+        /// Which schedule.
+        name: String,
+        /// The first check that failed.
+        reason: belfry_core::SkipReason,
+    },
+    /// The schedule cannot be paused.
+    #[error("{name} cannot be paused: {why}")]
+    NotPaused {
+        /// Which.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// An instant that must lie in the future lies in the past.
+    #[error("{detail}")]
+    Past {
+        /// Which part of the request.
+        field: &'static str,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A part of the request is outside of its bounds.
+    #[error("{detail}")]
+    Argument {
+        /// Which part.
+        field: &'static str,
+        /// What is wrong with it, and what is allowed.
+        detail: String,
+    },
     /// An idempotency key was used for something else.
     #[error("the key was used for run {run} of {name}, with another prompt or payload")]
     KeyReused {
@@ -182,9 +262,19 @@ impl Error {
             Error::NodeDead { .. } => "node_dead",
             Error::NoChat { .. }
             | Error::NotFound { .. }
+            | Error::NoRun { .. }
+            | Error::NoAgent { .. }
+            | Error::NoBreaker { .. }
+            | Error::NoLane { .. }
             | Error::NoNode { .. }
             | Error::NoSession { .. } => "not_found",
-            Error::Unreadable { .. } => "unreadable",
+            Error::Unreadable { .. } | Error::NoPayload { .. } => "unreadable",
+            Error::NotEnded { .. } => "not_ended",
+            Error::EndedBefore { .. } => "ended",
+            Error::Skipped { reason, .. } => reason.as_str(),
+            Error::NotPaused { .. } => "cannot_pause",
+            Error::Past { .. } => "past",
+            Error::Argument { .. } => "bad_field",
             Error::Shutdown { .. } => "shutdown",
             Error::Status { .. } => "status",
             Error::Store(error) => error.code(),

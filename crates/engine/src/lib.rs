@@ -8,6 +8,7 @@
 //! Nothing here waits but the shell, and nothing reads a clock but `clock.rs`: a simulator can drive the same driver.
 
 mod about;
+mod access;
 mod agent;
 pub mod api;
 mod api_nodes;
@@ -15,15 +16,22 @@ mod api_sessions;
 mod backfill;
 mod carry;
 mod clock;
-pub mod driver;
+mod driver;
+mod edit;
 mod engine;
 mod error;
 pub mod event;
 mod handler;
+mod hook;
+mod ids;
+mod lane;
+mod limits;
 mod machine;
 mod node;
 mod output;
 mod relay;
+mod requests;
+mod runs;
 mod session;
 mod shell;
 mod standing;
@@ -31,7 +39,7 @@ mod why;
 
 pub use agent::{AgentBuilder, chat, cron, every};
 pub use api::Why;
-pub use backfill::{Backfill, Backfilled, backfill};
+pub use backfill::{Backfill, Backfilled};
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::session::{Mode, Usage};
 pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
@@ -41,22 +49,29 @@ pub use belfry_store::{
     ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
-pub use carry::{carry_out, fence};
 pub use clock::{Clock, ManualClock, Time};
-pub use driver::{GUEST, Options, default_lanes};
-pub use engine::{
-    Builder, Engine, Requested, RunRequest, State, Status, StopOptions, enqueue, new_run_id, prepare,
-    request_run,
-};
+pub use driver::{GUEST, Keep, Options, default_lanes};
+pub use engine::{Builder, Engine, State, Status, StopOptions};
 pub use error::Error;
 pub use event::Event;
 pub use handler::{Context, HandlerError};
-pub use node::{drain, host};
-pub use session::{
-    Chat, Made, Reply, SendOptions, Sent, Taken, change_session, find_chat, is_lane_name, lanes, send,
-};
+pub use hook::Webhook;
+pub use lane::is_lane_name;
+pub use node::host;
+pub use runs::{Cancelling, Requested, RunRequest};
+pub use session::{Reply, SendOptions, Sent, Taken};
 pub use standing::{
     Resume, Resumed, clock_back, exhausted_words, is_expired, open_ranges, past_words, refuse_unreadable,
-    resume,
 };
-pub use why::{Decision, skip_words, why, why_at};
+pub use why::{Decision, skip_words};
+
+/// What the simulator and tests drive by hand: the loops of a node, and commands on a store without an engine.
+#[cfg(feature = "testing")]
+pub mod testing {
+    pub use crate::carry::{carry_out, fence};
+    pub use crate::driver::*;
+    pub use crate::ids::new_run_id;
+    pub use crate::requests::prepare;
+    pub use crate::standing::resume;
+    pub use crate::why::{why, why_at};
+}

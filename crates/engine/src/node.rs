@@ -1,12 +1,11 @@
-//! What people ask of nodes: to take no new work, and how their machines do.
+//! Commands on nodes, and how their machines do.
 
 use std::path::Path;
 use std::time::Duration;
 
 use belfry_core::NodeId;
 use belfry_runner::ProcessState;
-use belfry_store::{AnyStore, Drained, NodeProcess, Page, SnapshotFilter, SnapshotRow, Store, Watch};
-use belfry_time::Timestamp;
+use belfry_store::{Drained, NodeProcess, Page, SnapshotFilter, SnapshotRow, Store, Watch};
 
 use crate::driver::{Input, Phase};
 use crate::engine::Engine;
@@ -15,16 +14,6 @@ use crate::shell::Message;
 
 /// A node does what it was told sooner than this.
 const DRAINS_WITHIN: Duration = Duration::from_secs(2);
-
-/// Marks a node of a store to take no new work, or to take it again; it notices within a second. Gives whether it was not
-/// marked so before.
-pub async fn drain(store: &AnyStore, now: Timestamp, node: NodeId, draining: bool) -> Result<bool, Error> {
-    match store.drain(now, node, draining).await? {
-        Drained::Marked { is_news } => Ok(is_news),
-        Drained::Dead => Err(Error::NodeDead { node }),
-        Drained::NotFound => Err(Error::NoNode { node }),
-    }
-}
 
 /// The name of this machine, by which a node tells where it is.
 pub fn host() -> String {
@@ -85,7 +74,11 @@ impl Engine {
     /// # }).unwrap();
     /// ```
     pub async fn drain(&self, node: NodeId, draining: bool) -> Result<bool, Error> {
-        let is_news = drain(self.store(), self.store_now().await?, node, draining).await?;
+        let is_news = match self.store().drain(self.store_now().await?, node, draining).await? {
+            Drained::Marked { is_news } => is_news,
+            Drained::Dead => return Err(Error::NodeDead { node }),
+            Drained::NotFound => return Err(Error::NoNode { node }),
+        };
         if node == self.node() && self.options().only.is_none() {
             self.message(Message::Input(Input::Drain(draining))).await;
             let mut view = self.view().subscribe();

@@ -1,25 +1,23 @@
 //! Conversations: messages for sessions, and what ends them.
 
-use std::time::Duration;
-
 use belfry_core::definition::When;
 use belfry_core::session::{Message, Mode, Policy, Usage, message_key_in};
 use belfry_core::{Reason, RunId, RunState, Schedule, Trigger};
 use belfry_store::{
-    AnyStore, Defined, Given, Key, LaneRecord, LaneSettings, NewMessage, NewRun, RunRecord, ScheduleFilter,
-    ScheduleRecord, SessionDone, SessionFilter, SessionVerb, Store,
+    AnyStore, Defined, Given, Key, NewMessage, NewRun, RunRecord, ScheduleFilter, ScheduleRecord,
+    SessionDone, SessionFilter, SessionVerb, Store,
 };
 use belfry_time::Timestamp;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::driver::Options;
-use crate::engine::{Engine, Status, hash, new_run_id};
+use crate::engine::{Engine, Status};
 use crate::error::Error;
 use crate::event::{Event, Level, Name};
+use crate::ids::{hash, new_run_id};
+use crate::requests::to_known_lanes;
 
-/// How often a run that is waited for is looked at, where no event tells of it.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Runs that are read at once to tell of them.
 const TOLD_AT_ONCE: usize = 500;
 /// The longest key of a session.
@@ -86,15 +84,15 @@ pub struct Taken {
 }
 
 /// A chat schedule.
-pub struct Chat {
+pub(crate) struct Chat {
     /// As it stands.
-    pub record: ScheduleRecord,
+    pub(crate) record: ScheduleRecord,
     compiled: Schedule,
     policy: Policy,
 }
 
 /// The chat schedule `agent/schedule`, or the only one of `agent`.
-pub async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
+pub(crate) async fn find_chat(store: &AnyStore, target: &str) -> Result<Chat, Error> {
     let no_chat = |detail: String| Error::NoChat { name: target.to_owned(), detail };
     let record = match target.contains('/') {
         true => store.schedule(target).await?.ok_or_else(|| Error::NotFound { name: target.to_owned() })?,
@@ -132,7 +130,7 @@ pub(crate) fn refuse_message_keys(payload: &Map<String, Value>) -> Result<(), Er
 }
 
 /// Takes a message into a session of a chat; `/stop` and `/stopall` act as such.
-pub async fn send(
+async fn send(
     store: &AnyStore,
     options: &Options,
     now: Timestamp,
@@ -156,7 +154,7 @@ pub async fn send(
     let definition = &definitions.agent_definition;
     let defined = Defined::new(chat.record.agent, chat.record.id, &chat.compiled, definition);
     let mut run = NewRun::of_message(defined, new_run_id(now), now, with.lane);
-    let unknown_lane = to_known_lane(store, options, &mut run).await?;
+    let unknown_lane = to_known_lanes(store, options, [&mut run]).await?.pop();
     let key = with.key.map(|key| {
         let body = serde_json::to_vec(&(session, text, &with.payload)).unwrap_or_default();
         Key::new(key, hash(&body), now)
@@ -211,36 +209,8 @@ pub async fn send(
     }
 }
 
-/// All lanes, with what they do: those of the store, and those that are there without anybody's word.
-pub async fn lanes(store: &AnyStore, options: &Options, now: Timestamp) -> Result<Vec<LaneRecord>, Error> {
-    let mut lanes = store.lanes(now).await?;
-    for (name, slots) in &options.lanes {
-        let file = Some(LaneSettings { slots: *slots, limit: None, queue_limit: None });
-        match lanes.iter_mut().find(|lane| lane.name == *name) {
-            Some(lane) => lane.file = lane.file.or(file),
-            None => lanes.push(LaneRecord {
-                name: name.clone(),
-                file,
-                set: None,
-                active: 0,
-                pending: 0,
-                oldest_pending: None,
-                queued: None,
-            }),
-        }
-    }
-    lanes.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(lanes)
-}
-
-/// Whether a text may be the name of a lane.
-pub fn is_lane_name(name: &str) -> bool {
-    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    !name.is_empty() && name.len() <= 64 && name.chars().all(fits)
-}
-
 /// Stops, resets or measures a session.
-pub async fn change_session(
+async fn change_session(
     store: &AnyStore,
     now: Timestamp,
     (target, session): (&str, &str),
@@ -260,19 +230,6 @@ fn check_key(name: &str, session: &str) -> Result<(), Error> {
         _ => return Ok(()),
     };
     Err(refused(name, wrong.into()))
-}
-
-/// A run of a lane that nobody made goes to `main`, and stays there; gives what was asked for then.
-pub(crate) async fn to_known_lane(
-    store: &impl Store,
-    options: &Options,
-    run: &mut NewRun,
-) -> Result<Option<String>, Error> {
-    let is_it = |known: &LaneRecord| known.name == run.lane && known.settings().is_some();
-    if options.lanes.contains_key(&run.lane) || store.lane_settings().await?.iter().any(is_it) {
-        return Ok(None);
-    }
-    Ok(Some(run.move_to_main()))
 }
 
 fn address(name: &str, session: &str) -> String {
@@ -304,7 +261,7 @@ impl Sent {
     /// that was stopped is a run that ended cancelled. A stop has nothing to wait for.
     pub async fn outcome(&self) -> Result<Option<RunRecord>, Error> {
         let Some(run) = self.run() else { return Ok(None) };
-        let record = self.engine.ended(run).await?;
+        let record = self.engine.wait(run).await?;
         match (record.state, record.reason) {
             (RunState::Cancelled, Some(Reason::QueueDropped)) => Err(Error::QueueDropped { run }),
             (RunState::Cancelled, Some(Reason::LaneCleared)) => Err(Error::LaneCleared { run }),
@@ -409,57 +366,6 @@ impl Engine {
         Ok(count)
     }
 
-    /// All lanes, with what they do.
-    pub async fn lanes(&self) -> Result<Vec<LaneRecord>, Error> {
-        lanes(self.store(), self.options(), self.store_now().await?).await
-    }
-
-    /// Makes a lane, or makes it hold something else than the files say, on all nodes; `None` undoes that.
-    pub async fn set_lane(&self, lane: &str, settings: Option<LaneSettings>) -> Result<(), Error> {
-        self.store().set_lane(self.store_now().await?, lane, settings).await?;
-        self.hint().await;
-        Ok(())
-    }
-
-    /// Ends all that waits in a lane; gives the runs.
-    pub async fn clear_lane(&self, lane: &str) -> Result<Vec<RunId>, Error> {
-        let now = self.store_now().await?;
-        let ended = self.store().clear_lane(now, lane).await?;
-        self.tell_ends(&ended).await;
-        let event = Event::new(now, Level::Info, Name::LaneChanged);
-        let detail = format!("the lane {lane} was cleared");
-        self.tell(Event { count: Some(ended.len() as u64), detail: Some(detail), ..event });
-        self.hint().await;
-        Ok(ended)
-    }
-
-    /// Waits until a run has ended, wherever it runs.
-    pub async fn ended(&self, run: RunId) -> Result<RunRecord, Error> {
-        let mut events = self.events();
-        loop {
-            let gone = || Error::NotFound { name: run.to_string() };
-            // What came with it may be long, and is read once.
-            let record = self.store().runs_by_id(&[run]).await?.pop().ok_or_else(gone)?;
-            if !record.state.is_live() {
-                return self.store().run(run).await?.ok_or_else(gone);
-            }
-            let told = async {
-                // One that fell behind looks again, as after its time.
-                while let Ok(event) = events.recv().await {
-                    if event.run_id == Some(run)
-                        && matches!(event.event, Name::RunFinished | Name::RunCancelled)
-                    {
-                        return;
-                    }
-                }
-            };
-            tokio::select! {
-                () = told => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-            }
-        }
-    }
-
     /// New work is for others while this node drains or stops.
     pub(crate) fn refuse_while_draining(&self) -> Result<(), Error> {
         match self.status() {
@@ -495,7 +401,7 @@ impl Engine {
 
     /// Tells of runs that have ended without an attempt that ended them: each with all its names. Runs that live are left
     /// out: the node that runs them tells of their end.
-    pub async fn tell_ends(&self, runs: &[RunId]) {
+    pub(crate) async fn tell_ends(&self, runs: &[RunId]) {
         for runs in runs.chunks(TOLD_AT_ONCE) {
             // Where the store does not answer they are told without their names.
             let Ok(records) = self.store().runs_by_id(runs).await else {
@@ -512,7 +418,7 @@ impl Engine {
     }
 
     /// Tells of a run that was made, but not by a tick.
-    pub fn tell_created(&self, name: &str, made: Made<'_>) {
+    pub(crate) fn tell_created(&self, name: &str, made: Made<'_>) {
         let event = Event::new(self.now(), Level::Info, Name::RunCreated).of(name);
         self.tell(Event {
             session: made.session.map(str::to_owned),
@@ -527,7 +433,7 @@ impl Engine {
 
 /// A run that was made, but not by a tick.
 #[derive(Debug, Clone, Copy)]
-pub struct Made<'a> {
+pub(crate) struct Made<'a> {
     /// Which.
     pub run: RunId,
     /// What made it.

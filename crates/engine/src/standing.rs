@@ -1,5 +1,4 @@
-//! What people ask of a schedule's standing: the end of a pause by hand, and whether a one-shot still has its time before
-//! it.
+//! Commands on a schedule's standing, pause and resume, and what is said of it.
 
 use belfry_core::check::Status;
 pub use belfry_core::edit::Resume;
@@ -8,7 +7,12 @@ use belfry_core::{RunId, ScheduleDefinition, SkipRange};
 use belfry_store::{ScheduleRecord, Store};
 use belfry_time::{Kind, Timestamp};
 
+use crate::engine::Engine;
 use crate::error::Error;
+use crate::event::{Event, Level, Name};
+
+/// The longest reason of a pause, in bytes.
+pub(crate) const REASON_MAX: usize = 1000;
 
 /// What became of a pause that was to be ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +36,61 @@ pub fn refuse_unreadable(record: &ScheduleRecord) -> Result<(), Error> {
     match &record.unreadable {
         Some(why) => Err(Error::Unreadable { name: record.name.clone(), why: why.clone() }),
         None => Ok(()),
+    }
+}
+
+impl Engine {
+    /// Pauses a schedule, until an instant if one is given: its ticks make no runs, what runs goes on. Another pause takes the
+    /// place of the first. Gives whether it was not paused like that before.
+    pub async fn pause(
+        &self,
+        name: &str,
+        reason: Option<&str>,
+        until: Option<Timestamp>,
+    ) -> Result<bool, Error> {
+        if reason.is_some_and(|reason| reason.len() > REASON_MAX) {
+            let detail = format!("a reason is at most {REASON_MAX} bytes");
+            return Err(Error::Argument { field: "reason", detail });
+        }
+        let now = self.store_now().await?;
+        let until = until.map(|until| Timestamp::from_microsecond(until.as_microsecond()).unwrap_or(until));
+        if until.is_some_and(|until| until <= now) {
+            let detail = format!("a pause must end in the future, and it is {now}");
+            return Err(Error::Past { field: "until", detail });
+        }
+        let record = self.schedule_state(name).await?;
+        refuse_unreadable(&record)?;
+        let is_news = self.store().pause(now, record.id, reason, until).await?;
+        if is_news {
+            self.tell(Event::new(now, Level::Info, Name::SchedulePaused).of(name));
+            self.hint().await;
+        } else if let Some(why) = why_not_paused(&self.schedule_state(name).await?) {
+            return Err(Error::NotPaused { name: name.to_owned(), why });
+        }
+        Ok(is_news)
+    }
+
+    /// Ends a pause by hand. What it left out is recorded as skipped, or planned by `catch_up`. With [`Resume::FromNow`] also
+    /// a schedule goes on that waits for the clock, which was set back.
+    pub async fn resume(&self, name: &str, how: Resume) -> Result<Resumed, Error> {
+        let record = self.schedule_state(name).await?;
+        let now = self.store_now().await?;
+        let resumed = resume(&**self.store(), now, &record, how).await?;
+        if let Resumed::Now { .. } = resumed {
+            self.tell(Event::new(now, Level::Info, Name::ScheduleResumed).of(name));
+            self.hint().await;
+        }
+        Ok(resumed)
+    }
+}
+
+fn why_not_paused(record: &ScheduleRecord) -> Option<&'static str> {
+    match record.status {
+        Status::Paused { .. } => None,
+        Status::Active => Some("it has changed meanwhile"),
+        Status::Disabled => Some("it is disabled, `enabled: false`"),
+        Status::Invalid { .. } => Some("it is invalid and does not tick"),
+        Status::Exhausted => Some("it has no tick to come"),
     }
 }
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Why};
 use crate::driver::GUEST;
+use crate::engine::Engine;
 use crate::error::Error;
 
 /// What became of an instant of a schedule, or would become of it now.
@@ -78,6 +79,18 @@ const PAGES_MAX: usize = 20;
 const PAGE: u32 = 500;
 /// Ranges of skips that are looked through for the same.
 const RANGES_MAX: u32 = 10_000;
+
+impl Engine {
+    /// Why a schedule does or does not run now; with an instant, what became of that, or will. Where it is a whole second, any
+    /// tick within that second is meant.
+    pub async fn why(&self, name: &str, at: Option<Timestamp>) -> Result<Why, Error> {
+        let now = self.store_now().await?;
+        match at {
+            Some(at) => why_at(self.store(), name, at, now).await,
+            None => why(self.store(), name, now).await,
+        }
+    }
+}
 
 /// Why a schedule does or does not run now.
 pub async fn why(store: &AnyStore, name: &str, now: Timestamp) -> Result<Why, Error> {

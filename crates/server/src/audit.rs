@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::Engine;
-use belfry_store::{Access, AuditEntry};
+use belfry_store::AuditEntry;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -35,7 +35,7 @@ impl Row {
     pub async fn begin(&self, actor: Option<&str>) -> Result<(), Problem> {
         let actor = actor.unwrap_or(&self.entry.actor).to_owned();
         let entry = AuditEntry { actor, ..self.entry.clone() };
-        self.number.get_or_try_init(|| self.engine.store().begin_audit(&entry)).await?;
+        self.number.get_or_try_init(|| self.engine.begin_audit(&entry)).await?;
         Ok(())
     }
 
@@ -51,7 +51,7 @@ impl Row {
         // Where a route has said nothing, what was refused changed nothing, and anything else may have.
         let is_kept = self.made.lock().unwrap_or(!status.is_client_error());
         // It is done; a row that cannot be completed says that nobody knows.
-        let _ = self.engine.store().end_audit(*number, is_kept.then_some(status.as_u16())).await;
+        let _ = self.engine.end_audit(*number, is_kept.then_some(status.as_u16())).await;
     }
 }
 
@@ -77,6 +77,7 @@ pub fn made(changed: bool) {
 mod tests {
     use axum::response::IntoResponse;
     use belfry::Timestamp;
+    use belfry_store::Access;
 
     use super::*;
 

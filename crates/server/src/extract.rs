@@ -6,7 +6,6 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
-use belfry_store::Access;
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
@@ -365,9 +364,8 @@ impl Key {
     ) -> Result<(), Problem> {
         let Key(Some(key)) = self else { return Ok(()) };
         let text = serde_json::to_vec(body).map_err(|error| Problem::internal(error.to_string()))?;
-        let now = shared.now();
-        let key = belfry_store::Key::new(format!("{operation} {key}"), Sha256::digest(&text).to_vec(), now);
-        match shared.store().use_key(now, &key).await? {
+        let body_hash = Sha256::digest(&text).to_vec();
+        match shared.engine.use_key(format!("{operation} {key}"), body_hash).await? {
             true => Ok(()),
             false => Err(Problem::conflict("key_reused", "this key was used for another request")
                 .field("Idempotency-Key")

@@ -143,7 +143,7 @@ async fn keep_house(shared: Arc<Shared>) {
             let kept = SignedDuration::from_millis(i64::try_from(kept).unwrap_or(i64::MAX));
             let before = shared.now().checked_sub(kept).unwrap_or(belfry::Timestamp::MIN);
             // What cannot be removed now is removed an hour later.
-            while shared.store().prune_access(before, PRUNE_BATCH).await.is_ok_and(|gone| gone >= PRUNE_BATCH)
+            while shared.engine.prune_access(before, PRUNE_BATCH).await.is_ok_and(|gone| gone >= PRUNE_BATCH)
             {
             }
         }

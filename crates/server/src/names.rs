@@ -3,6 +3,7 @@
 use belfry_core::suggest::nearest;
 use belfry_store::{AgentRecord, ScheduleFilter, Store};
 
+use crate::extract::Named;
 use crate::problem::Problem;
 use crate::state::Shared;
 
@@ -29,6 +30,21 @@ impl Shared {
         match &record.unreadable {
             Some(why) => Err(Problem::unreadable(name, why)),
             None => Ok(record),
+        }
+    }
+
+    /// What a command on a schedule gives. If there is no such schedule, the refusal says what there is instead.
+    pub async fn done<T>(
+        &self,
+        named: &Named,
+        command: impl Future<Output = Result<T, belfry::Error>>,
+    ) -> Result<T, Problem> {
+        match command.await {
+            Ok(done) => Ok(done),
+            Err(belfry::Error::NotFound { name }) if name == named.full() => {
+                Err(self.no_schedule(&name).await?)
+            }
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -190,7 +190,14 @@ impl From<belfry::Error> for Problem {
         let (code, detail) = (error.code(), error.to_string());
         match error {
             E::Store(error) => error.into(),
-            E::NotFound { .. } | E::NoChat { .. } => Problem::new(StatusCode::NOT_FOUND, code, detail),
+            E::NotFound { .. } | E::NoChat { .. } | E::NoRun { .. } | E::NoAgent { .. } => {
+                Problem::new(StatusCode::NOT_FOUND, code, detail)
+            }
+            E::NoLane { .. } => {
+                Problem::new(StatusCode::NOT_FOUND, code, detail).way_out("GET /api/v1/lanes lists them")
+            }
+            E::NoBreaker { .. } => Problem::new(StatusCode::NOT_FOUND, code, detail)
+                .way_out("GET /api/v1/breakers lists those that have"),
             E::NoNode { .. } => {
                 Problem::new(StatusCode::NOT_FOUND, code, detail).way_out("GET /api/v1/nodes lists them")
             }
@@ -200,7 +207,13 @@ impl From<belfry::Error> for Problem {
             E::KeyReused { .. } => Problem::conflict(code, detail)
                 .field("Idempotency-Key")
                 .way_out("use a new key for another request"),
-            E::NodeDead { .. } => Problem::conflict(code, detail),
+            E::NodeDead { .. } | E::EndedBefore { .. } | E::Skipped { .. } | E::NotPaused { .. } => {
+                Problem::conflict(code, detail)
+            }
+            E::NotEnded { .. } => Problem::conflict(code, detail).way_out("wait for it, or cancel it"),
+            E::NoPayload { .. } => Problem::conflict(code, detail).way_out("make a new run with its payload"),
+            E::Past { field, .. } => Problem::meaningless(code, detail).field(field),
+            E::Argument { field, .. } => Problem::bad(code, detail).field(field),
             E::QueueFull { .. } => Problem::conflict(code, detail)
                 .way_out("send it again when the session has caught up, or stop the session"),
             E::Stale { .. } => Problem::conflict(code, detail)

@@ -60,7 +60,7 @@ fn a_run_that_cannot_start_for_now_is_told() {
 
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 1, hard).unwrap();
-    let run = site.runtime.block_on(site.engine.run_now("a/now", RunRequest::default())).unwrap();
+    let run = site.runtime.block_on(site.engine.trigger("a/now", RunRequest::default())).unwrap().run;
     let delayed = told(Name::RunDelayed);
     assert_eq!((delayed.run_id, delayed.attempt), (Some(run), Some(1)));
     let detail = delayed.detail.clone().unwrap();

@@ -2,7 +2,7 @@
 
 use belfry::{RunState, SignedDuration, Timestamp};
 use belfry_core::Trigger;
-use belfry_core::breaker::State;
+use belfry_core::breaker::{Admits, State};
 use belfry_core::budget;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
@@ -17,6 +17,8 @@ use crate::world::{MINUTE, Micros};
 const NOTICED_WITHIN: Micros = 10 * MINUTE;
 /// How long runs that were caught up wait at most, and more than clocks of several nodes differ.
 const SPREAD_MAX: Micros = 2 * MINUTE;
+/// A claim, and its answer, take no longer on their way.
+const ON_ITS_WAY: Micros = 5 * MINUTE;
 /// The longest delay of a retry that is drawn, with a quarter more.
 const RETRY_MAX: Micros = 75 * MINUTE;
 
@@ -33,6 +35,7 @@ impl Sim {
         if let Some(record) = self.record(&process.name) {
             self.check_turn(process, &record);
             self.check_order(process, &record);
+            self.check_catch_up(process, &record);
         }
         self.check_limit(process);
         self.check_node(process);
@@ -40,6 +43,28 @@ impl Sim {
         self.check_lane(process);
         self.check_session(process);
         self.check_clock();
+    }
+
+    /// A missed tick that waited starts only while its window is open and its breaker lets it through, but for what has changed
+    /// while its claim was on its way.
+    fn check_catch_up(&mut self, process: &Process, record: &ScheduleRecord) {
+        let run = self.now(self.store.memory.run(process.run));
+        if run.is_none_or(|run| run.trigger != Trigger::CatchUp || run.attempt != 1) {
+            return;
+        }
+        let (now, before) = (self.world.wall(), self.world.wall() - signed(ON_ITS_WAY));
+        if !self.ledger.allows(&process.name, now) && !self.ledger.allows(&process.name, before) {
+            return self
+                .breaks(format!("{} {} starts while its window is closed", process.name, process.run));
+        }
+        let agents = self.now(self.store.memory.agents());
+        let agent = agents.iter().find(|agent| agent.id == record.agent);
+        let Some(policy) = agent.and_then(|agent| agent.definition.breaker) else { return };
+        let breaker = self.now(self.store.memory.breaker(record.agent, &process.command)).breaker;
+        let is_open = breaker.state == State::Open && breaker.opened_at.is_some_and(|at| at < before);
+        if is_open && breaker.admits_waiting(&policy, process.run, now) == Admits::No {
+            self.breaks(format!("{} {} starts while its breaker is open", process.name, process.run));
+        }
     }
 
     /// Nothing that was due before the clock was stepped back waits for that clock. Stores notice it by their claims.

@@ -8,6 +8,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 
 use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition, Timestamp};
+use belfry_core::breaker::Admits;
 use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange};
 use belfry_store::memory::Memory;
 use belfry_store::postgres::Postgres;
@@ -189,6 +190,11 @@ impl Ids {
             ..commit.clone()
         };
         commits.iter().map(there).collect()
+    }
+
+    fn requests(&self, requests: &[Enqueue]) -> Vec<Enqueue> {
+        let there = |request: &Enqueue| Enqueue { run: self.run(&request.run), ..request.clone() };
+        requests.iter().map(there).collect()
     }
 
     fn schedules(&self, schedules: &[ScheduleId]) -> Vec<ScheduleId> {
@@ -378,8 +384,7 @@ impl Store for Beside {
             schedule = ids.schedule(schedule);
         resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>, schedule = ids.schedule(schedule);
         commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>, commits = &ids.commits(commits);
-        enqueue(now: Timestamp, request: &Enqueue) -> Enqueued,
-            request = &Enqueue { run: ids.run(&request.run), ..request.clone() };
+        enqueue_many(now: Timestamp, requests: &[Enqueue]) -> Vec<Enqueued>, requests = &ids.requests(requests);
         send(now: Timestamp, message: &NewMessage) -> Sent,
             message = &NewMessage { run: ids.run(&message.run), ..message.clone() };
         session(now: Timestamp, schedule: ScheduleId, key: &str, verb: SessionVerb) -> Option<SessionDone>,
@@ -396,6 +401,7 @@ impl Store for Beside {
         join(node: &Node) -> ();
         renew(node: NodeId, lease_until: Timestamp) -> Renewed;
         drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
+        pass_breaker(now: Timestamp, agent: AgentId, command: &str, run: RunId) -> Admits, agent = ids.agent(agent);
         reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool, agent = ids.agent(agent);
         reset_budget(now: Timestamp, agent: AgentId) -> bool, agent = ids.agent(agent);
         prune(now: Timestamp, retention: &Retention) -> Pruned;
@@ -410,6 +416,7 @@ impl Store for Beside {
         100 unreadable_rows() -> Vec<String>;
         32 next_due() -> Option<Timestamp>;
         32 marks(node: NodeId) -> Marks;
+        32 running_lanes(node: NodeId) -> Vec<(RunId, String)>;
         8 nodes() -> Vec<Node>;
         8 breaker(agent: AgentId, command: &str) -> BreakerRecord, agent = ids.agent(agent);
         4 definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>, schedules = &ids.schedules(schedules);
@@ -418,6 +425,7 @@ impl Store for Beside {
     // Reads that nodes do not ask for, and verbs that the simulation does not know; `next_start` may differ, because it
     // leaves out more or fewer of the runs that wait for a gate.
     alone! {
+        schedule_ids(names: &[&str]) -> Vec<Option<ScheduleId>>;
         next_start(now: Timestamp) -> Option<Timestamp>;
         put_schedule(now: Timestamp, agent: &str, name: &str, definition: &ScheduleDefinition, expect: &Expect) -> Put;
         remove_schedule(now: Timestamp, schedule: ScheduleId, expect: &Expect) -> Removed;
@@ -473,6 +481,8 @@ as_it_is!(
     bool,
     u32,
     (RunId, RunState),
+    (RunId, String),
+    Admits,
     u64,
     String,
     Timestamp,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use belfry::driver::{Driver, Input};
+use belfry::testing::{Driver, Input};
 use belfry::{NodeId, RunId};
 use belfry_core::retry::Outcome;
 use belfry_core::{Epoch, ScheduleId};

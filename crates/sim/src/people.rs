@@ -1,6 +1,6 @@
 //! What people and programs do to schedules and runs, and what goes wrong around them.
 
-use belfry::driver::{Input, Options};
+use belfry::testing::{Input, Options};
 use belfry::{
     LaneSettings, Resume, RunId, RunState, ScheduleDefinition, ScheduleOptions, SessionVerb, Timestamp, When,
 };
@@ -300,7 +300,7 @@ impl Sim {
 
     fn resume(&mut self, record: &ScheduleRecord, now: Timestamp, how: Resume) {
         let store = self.store.clone();
-        self.done(belfry::resume(&*store, now, record, how));
+        self.done(belfry::testing::resume(&*store, now, record, how));
     }
 
     /// Somebody pauses schedules and resumes them at once.
@@ -458,7 +458,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let (new, _) = belfry::prepare(&*store, &Options::default(), now, &old.name).await?;
+            let (new, _) = belfry::testing::prepare(&*store, &Options::default(), now, &old.name).await?;
             let run = NewRun { id, ..new.again(old.command, old.prompt, old.payload) };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
@@ -469,7 +469,8 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let run = NewRun { id, ..belfry::prepare(&*store, &Options::default(), now, name).await?.0 };
+            let run =
+                NewRun { id, ..belfry::testing::prepare(&*store, &Options::default(), now, name).await?.0 };
             Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
         });
     }
@@ -487,7 +488,8 @@ impl Sim {
         for (place, tick) in ticks.into_iter().enumerate() {
             let id = RunId(self.new_id());
             self.done(async {
-                let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
+                let (run, _) =
+                    belfry::testing::prepare(&*store, &Options::default(), now, &record.name).await?;
                 let run = run.for_past_tick(id, now, tick, place);
                 Ok(store.enqueue(now, &Enqueue { run, key: None }).await?)
             });
@@ -499,7 +501,7 @@ impl Sim {
         let id = RunId(self.new_id());
         let store = self.store.clone();
         self.done(async {
-            let (run, _) = belfry::prepare(&*store, &Options::default(), now, &record.name).await?;
+            let (run, _) = belfry::testing::prepare(&*store, &Options::default(), now, &record.name).await?;
             let run = NewRun { id, ..run.as_webhook() };
             let options = record.definition.options.clone();
             Ok(store.knock(now, &Knock { run, signed: None, keys: Vec::new(), options }).await?)
@@ -696,7 +698,7 @@ impl Sim {
             self.now(self.store.reset_breaker(now, record.agent, &record.definition.options.command));
             self.now(self.store.reset_budget(now, record.agent));
             let store = self.store.clone();
-            self.done(belfry::resume(&*store, now, &record, Resume::Skip));
+            self.done(belfry::testing::resume(&*store, now, &record, Resume::Skip));
         }
     }
 

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use belfry::driver::{Driver, Effect, Input, Options, Phase, Sight};
-use belfry::{NodeId, RunId, SignedDuration, Time, Timestamp, carry_out};
+use belfry::testing::carry_out;
+use belfry::testing::{Driver, Effect, Input, Options, Phase, Sight};
+use belfry::{NodeId, RunId, SignedDuration, Time, Timestamp};
 use belfry_core::retry::Outcome;
 use belfry_core::{Epoch, Reason};
 use belfry_runner::{Attempt, ProcessState, Report as Ended, Stop};
@@ -597,7 +598,7 @@ impl Sim {
         match effect {
             Effect::Ask(ask) => {
                 self.say(|| format!("node {place} asks {}", brief(&ask)));
-                let is_claim = matches!(ask, belfry::driver::Ask::Claim(_));
+                let is_claim = matches!(ask, belfry::testing::Ask::Claim(_));
                 let freezes = if is_claim { self.nodes[place].freezes.take() } else { None };
                 self.ask(place, async move { carry_out(&*store, &*clock, ask).await });
                 if let Some(time) = freezes.filter(|_| !self.is_healed) {
@@ -654,7 +655,9 @@ impl Sim {
                 for pid in left {
                     self.processes.remove(&pid);
                 }
-                self.ask(place, async move { belfry::fence(&*store, clock.now().wall, node, lease).await });
+                self.ask(place, async move {
+                    belfry::testing::fence(&*store, clock.now().wall, node, lease).await
+                });
             }
             Effect::Beat(beat) => {
                 self.ask(place, async move {
@@ -948,7 +951,7 @@ pub(crate) fn signed(time: Micros) -> SignedDuration {
     SignedDuration::from_micros(time as i64)
 }
 
-fn brief(ask: &belfry::driver::Ask) -> String {
+fn brief(ask: &belfry::testing::Ask) -> String {
     let mut text = format!("{ask:?}");
     if let Some((at, _)) = text.char_indices().nth(600) {
         text.truncate(at);

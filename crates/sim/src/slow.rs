@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use belfry::{AgentDefinition, AgentSpec, NodeId, Resume, RunId, ScheduleDefinition};
+use belfry_core::breaker::Admits;
 use belfry_core::definition::Scope;
 use belfry_core::{AgentId, Epoch, Reason, RunState, ScheduleId, SkipRange, Trigger};
 use belfry_store::*;
@@ -175,13 +176,14 @@ impl Store for Slow {
         Write remove_schedule(now: Timestamp, schedule: ScheduleId, expect: &Expect) -> Removed;
         Write put_agent(now: Timestamp, agent: &AgentSpec, whole: bool, expect: &Expect<AgentDefinition>) -> PutAgent;
         Write remove_agent(now: Timestamp, agent: &str, expect: &Expect<AgentDefinition>) -> Removed;
+        Read schedule_ids(names: &[&str]) -> Vec<Option<ScheduleId>>;
         Read definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>;
         Read unreadable_rows() -> Vec<String>;
         Read unreadable() -> Vec<UnreadableSchedule>;
         Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
         Write resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>;
         Read next_due() -> Option<Timestamp>;
-        Write enqueue(now: Timestamp, request: &Enqueue) -> Enqueued;
+        Write enqueue_many(now: Timestamp, requests: &[Enqueue]) -> Vec<Enqueued>;
         Write send(now: Timestamp, message: &NewMessage) -> Sent;
         Write session(now: Timestamp, schedule: ScheduleId, key: &str, verb: SessionVerb) -> Option<SessionDone>;
         Read sessions(filter: &SessionFilter, after: Option<i64>, limit: u32) -> Page<SessionRecord, i64>;
@@ -198,9 +200,11 @@ impl Store for Slow {
         Write join(node: &Node) -> ();
         Write renew(node: NodeId, lease_until: Timestamp) -> Renewed;
         Read marks(node: NodeId) -> Marks;
+        Read running_lanes(node: NodeId) -> Vec<(RunId, String)>;
         Write drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
         Read nodes() -> Vec<Node>;
         Write fence(now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Option<Rescued>;
+        Write pass_breaker(now: Timestamp, agent: AgentId, command: &str, run: RunId) -> Admits;
         Write reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool;
         Write reset_budget(now: Timestamp, agent: AgentId) -> bool;
         Write prune(now: Timestamp, retention: &Retention) -> Pruned;
@@ -235,8 +239,9 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
-    use belfry::driver::Ask;
-    use belfry::{Time, carry_out};
+    use belfry::Time;
+    use belfry::testing::Ask;
+    use belfry::testing::carry_out;
 
     use super::*;
     use crate::random::Random;
@@ -253,7 +258,7 @@ mod tests {
         world.step(2 * HOUR as i64);
         assert!(clock.now().wall < world.wall());
         // A node that drains reads lanes and marks.
-        let mut call = pin!(carry_out(&store, &clock, Ask::Lanes));
+        let mut call = pin!(carry_out(&store, &clock, Ask::Lanes(NodeId(uuid::Uuid::nil()))));
         while call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             world.set_now(world.now() + SECOND);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use belfry::driver::Now;
+use belfry::testing::Now;
 use belfry::{RunId, SignedDuration, Time, Timestamp};
 use belfry_core::Epoch;
 use belfry_store::Claimed;

@@ -27,7 +27,7 @@
 
 use std::time::Duration;
 
-use belfry::driver::{Ask, Driver, Effect, Input, Now, Options};
+use belfry::testing::{Ask, Driver, Effect, Input, Now, Options};
 use belfry::{AgentDefinition, AgentSpec, NodeId, ScheduleDefinition, SignedDuration, Time, Timestamp, When};
 use belfry_core::definition::Retry;
 use belfry_core::retry::Outcome;
@@ -77,7 +77,7 @@ impl World {
                     Effect::Ask(Ask::Finish(_)) if self.keeps_answers => self.finished += 1,
                     Effect::Ask(ask) => {
                         self.given_back += usize::from(matches!(ask, Ask::GiveBack(..)));
-                        inputs.push(belfry::carry_out(&self.store, &self.clock, ask).await);
+                        inputs.push(belfry::testing::carry_out(&self.store, &self.clock, ask).await);
                     }
                     _ => {}
                 }
@@ -159,7 +159,7 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
         schedules: vec![("s".into(), ScheduleDefinition::new(When::Cron("0 0 1 1 *".into())))],
     };
     store.apply(start, "files", "1", &[agent]).await.unwrap();
-    let (run, _) = belfry::prepare(&store, &options, start, "a/s").await.unwrap();
+    let (run, _) = belfry::testing::prepare(&store, &options, start, "a/s").await.unwrap();
     let run = NewRun { id: RunId(Uuid::from_u128(1)), ..run };
     store.enqueue(start, &Enqueue { run, key: None }).await.unwrap();
     let lease_until = start + SignedDuration::try_from(options.lease).unwrap();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::time::Duration;
 
+use belfry_core::breaker::Admits;
 use belfry_core::edit::Resume;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId,
@@ -223,6 +224,10 @@ impl Store for AnyStore {
         each!(self, store => store.remove_agent(now, agent, expect).await)
     }
 
+    async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
+        each!(self, store => store.schedule_ids(names).await)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         each!(self, store => store.definitions(schedules).await)
     }
@@ -257,8 +262,8 @@ impl Store for AnyStore {
         each!(self, store => store.commit(now, commits).await)
     }
 
-    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        each!(self, store => store.enqueue(now, request).await)
+    async fn enqueue_many(&self, now: Timestamp, requests: &[Enqueue]) -> Answer<Vec<Enqueued>> {
+        each!(self, store => store.enqueue_many(now, requests).await)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
@@ -353,6 +358,10 @@ impl Store for AnyStore {
         each!(self, store => store.marks(node).await)
     }
 
+    async fn running_lanes(&self, node: NodeId) -> Answer<Vec<(RunId, String)>> {
+        each!(self, store => store.running_lanes(node).await)
+    }
+
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         each!(self, store => store.drain(now, node, draining).await)
     }
@@ -363,6 +372,16 @@ impl Store for AnyStore {
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
         each!(self, store => store.fence(now, node, lease_seen).await)
+    }
+
+    async fn pass_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        run: RunId,
+    ) -> Answer<Admits> {
+        each!(self, store => store.pass_breaker(now, agent, command, run).await)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {

@@ -60,9 +60,9 @@ pub(crate) fn ended(finished: &[Finished]) -> bool {
     finished.iter().any(|finished| *finished != Finished::Stale)
 }
 
-/// Whether a request made a run.
-pub(crate) fn made(enqueued: &Enqueued) -> bool {
-    *enqueued == Enqueued::Made
+/// Whether requests made a run.
+pub(crate) fn made(enqueued: &[Enqueued]) -> bool {
+    enqueued.contains(&Enqueued::Made)
 }
 
 /// Whether a message made or changed a run.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 
+use belfry_core::breaker::Admits;
 use belfry_core::edit::Resume;
 use belfry_core::{
     AgentDefinition, AgentId, Epoch, NodeId, Reason, RunId, RunState, ScheduleDefinition, ScheduleId,
@@ -90,6 +91,10 @@ pub trait Store: Send + Sync + 'static {
         expect: &Expect<AgentDefinition>,
     ) -> impl Future<Output = Answer<Removed>> + Send;
 
+    /// Ids of schedules, by their names, `agent/schedule`, in the order asked for. At a cost that does not depend on their runs.
+    /// Reads only.
+    fn schedule_ids(&self, names: &[&str]) -> impl Future<Output = Answer<Vec<Option<ScheduleId>>>> + Send;
+
     /// What schedules and their agents are now, also removed ones, in the order asked for. Reads only.
     fn definitions(
         &self,
@@ -144,9 +149,21 @@ pub trait Store: Send + Sync + 'static {
         commits: &[Commit],
     ) -> impl Future<Output = Answer<Vec<Committed>>> + Send;
 
-    /// Makes a run outside a plan. It moves no schedule, but a plan that did not know of it is not committed. Crash: a run
-    /// that was answered for exists.
-    fn enqueue(&self, now: Timestamp, request: &Enqueue) -> impl Future<Output = Answer<Enqueued>> + Send;
+    /// Makes runs outside a plan, in order. They move no schedule, but a plan that did not know of them is not committed. Crash:
+    /// runs that were answered for exist, or none of the call.
+    fn enqueue_many(
+        &self,
+        now: Timestamp,
+        requests: &[Enqueue],
+    ) -> impl Future<Output = Answer<Vec<Enqueued>>> + Send;
+
+    /// Makes one run outside a plan, as [`Store::enqueue_many`] does.
+    fn enqueue(&self, now: Timestamp, request: &Enqueue) -> impl Future<Output = Answer<Enqueued>> + Send {
+        async move {
+            let mut answers = self.enqueue_many(now, std::slice::from_ref(request)).await?;
+            answers.pop().ok_or_else(|| Error::unexpected("a request without an answer"))
+        }
+    }
 
     /// Takes a message into a session, which is made where it is new: it opens a run, joins one that is open, or is refused.
     /// Those that it drops or interrupts end with it. Crash: a message that was answered for is in its run.
@@ -259,6 +276,9 @@ pub trait Store: Send + Sync + 'static {
     /// little enough to be asked each second.
     fn marks(&self, node: NodeId) -> impl Future<Output = Answer<Marks>> + Send;
 
+    /// The lanes of the runs that a node runs: an edit of an agent moves them. Reads only.
+    fn running_lanes(&self, node: NodeId) -> impl Future<Output = Answer<Vec<(RunId, String)>>> + Send;
+
     /// Marks a node that lives: it is to take no new work, or to take it again. What it has goes on. Crash: marked, or not.
     fn drain(
         &self,
@@ -280,6 +300,16 @@ pub trait Store: Send + Sync + 'static {
         node: NodeId,
         lease_seen: Timestamp,
     ) -> impl Future<Output = Answer<Option<Rescued>>> + Send;
+
+    /// Asks the breaker of a run that was planned before whether it may start now: it may have opened since. A run that it lets
+    /// through alone is its probe then. Crash: it is, or not.
+    fn pass_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        run: RunId,
+    ) -> impl Future<Output = Answer<Admits>> + Send;
 
     /// Closes a breaker by hand.
     fn reset_breaker(

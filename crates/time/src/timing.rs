@@ -284,6 +284,15 @@ impl Timing {
         self.window.verdict(self.zone.local_second(floor_second(at)))
     }
 
+    /// The first instant from this one on that the window allows; none where it never opens again.
+    pub fn next_allowed(&self, at: Timestamp) -> Option<Timestamp> {
+        if self.allows(at) == Allowed::Yes {
+            return Some(at);
+        }
+        let opens = self.window.next_allowed(floor_second(at), &self.zone)?;
+        Timestamp::from_second(opens).ok()
+    }
+
     /// The end of the allowed stretch of time that an instant lies in, which is the first instant that is no longer allowed;
     /// none where it never ends.
     pub fn window_end(&self, at: Timestamp) -> Option<Timestamp> {

@@ -14,7 +14,7 @@ async fn plant(store: &AnyStore, name: &str) -> Timestamp {
     let definition = store.definitions(&[record.id]).await.unwrap().remove(0).unwrap().agent_definition;
     let tick_at = record.token.unwrap().tick_at + SignedDuration::from_secs(4);
     let later = Timestamp::now() + SignedDuration::from_hours(1);
-    let id = belfry::new_run_id(Timestamp::now());
+    let id = belfry::testing::new_run_id(Timestamp::now());
     let run = NewRun {
         tick_at: Some(tick_at),
         trigger: Trigger::Schedule,

@@ -1,6 +1,17 @@
 //! Who starts, within the slots of this node.
 
+use belfry_core::Trigger;
+use belfry_core::broken::{self, Broken};
+
 use super::*;
+
+/// How often a run is looked at that an open breaker holds.
+const HELD_EVERY: Duration = Duration::from_secs(10);
+
+/// Whether a claimed run stands for missed ticks, and has had no attempt: its breaker and its window hold when it starts, too.
+pub(crate) fn is_caught_up_late(claimed: &Claimed) -> bool {
+    claimed.trigger == Trigger::CatchUp && claimed.attempt == 1
+}
 
 impl Driver {
     /// A run may start at an instant: now, or at a moment to wake up for.
@@ -32,7 +43,7 @@ impl Driver {
             return;
         }
         let rescues = self.rescues(now);
-        if self.suspect_waits && (now.mono < self.quiet_at() || rescues == Rescues::None) {
+        if self.suspect_waits && (now.mono < self.quiet_at() || !rescues.allow(false)) {
             // The answer to a renewal, or the start or end of a rescued run, asks again.
             let again_at = now.mono + self.options.lease / 10;
             self.dispatcher.at = if now.mono < self.quiet_at() { self.quiet_at() } else { again_at };
@@ -60,8 +71,9 @@ impl Driver {
         // A renewal between the claim of a run and the death of the node would clear that run.
         let watched_until = now.mono + watched_for(self.options.lease);
         self.claims_after_renewal = self.renewer.busy || self.renewer.at < watched_until;
-        match self.rescuing().next().is_some() || self.claims_after_renewal {
+        match self.rescuing().next().is_some() {
             true => Rescues::None,
+            false if self.claims_after_renewal => Rescues::Soon,
             false if now.mono < self.steady_at.max(self.suspects_from) => Rescues::Unsuspected,
             false => Rescues::Any,
         }
@@ -108,6 +120,7 @@ impl Driver {
         &mut self,
         now: Now,
         claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
+        held: &[RunId],
         next: Option<Timestamp>,
     ) {
         let poll_at = now.mono + self.poll_interval();
@@ -157,10 +170,36 @@ impl Driver {
                     unreadable.push((claimed.run, claimed.epoch));
                     self.lanes_soon(now);
                 }
-                definitions => self.start(now, claimed, definitions),
+                definitions => match self.waits_until(now, &claimed, definitions.as_ref(), held) {
+                    Some(at) => {
+                        let verdict = Verdict::Wait { at };
+                        let ending = Ending::unstarted(claimed.run, claimed.epoch, verdict, None);
+                        self.endings.push_back(ending);
+                    }
+                    None => self.start(now, claimed, definitions),
+                },
             }
         }
         self.give_back(unreadable);
+    }
+
+    /// When a run that was to be caught up is looked at again, if its breaker has opened, or its window closed, while it waited.
+    fn waits_until(
+        &self,
+        now: Now,
+        claimed: &Claimed,
+        definitions: Option<&Definitions>,
+        held: &[RunId],
+    ) -> Option<Timestamp> {
+        if !is_caught_up_late(claimed) || broken::is(Broken::CatchUpStartsAnyway) {
+            return None;
+        }
+        if held.contains(&claimed.run) {
+            return Some(later(now.wall, HELD_EVERY));
+        }
+        let timing = definitions?.compiled.as_ref().ok()?.timing.as_ref()?;
+        // A window that never opens again holds nobody.
+        timing.next_allowed(now.wall).filter(|at| *at > now.wall)
     }
 
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {

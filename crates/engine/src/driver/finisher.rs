@@ -71,6 +71,9 @@ impl Driver {
                 }
             };
             let Finish { run, epoch, .. } = ending.finish;
+            if let Verdict::Wait { at } = ending.finish.verdict {
+                self.wake_for(now, at);
+            }
             // A repeat of an end whose first answer was lost must not touch the attempt that was claimed since.
             let is_ours = self.tasks.get(&run).is_some_and(|task| task.epoch == epoch);
             let Some(task) = is_ours.then(|| self.tasks.remove(&run)).flatten() else { continue };
@@ -193,12 +196,13 @@ impl Driver {
                 self.wake_for(now, at);
                 (Name::RunRetried, Some("pending"), Some(at))
             }
+            (Finished::Pending, Verdict::Wait { at }) => (Name::RunRetried, Some("pending"), Some(at)),
             (Finished::Pending | Finished::Stale, _) => (Name::RunRetried, Some("pending"), None),
         };
         let level = if ending.finish.failed { Level::Warn } else { Level::Info };
         let reason = match ending.finish.verdict {
             Verdict::End { reason, .. } => reason.map(Reason::as_str),
-            Verdict::Return => Some(ending.returned),
+            Verdict::Return | Verdict::Wait { .. } => Some(ending.returned),
             Verdict::Retry { .. } => Some("failed"),
         };
         let event = Event::new(now.wall, level, name).of(&task.definitions.name);

@@ -16,7 +16,7 @@ impl Driver {
     pub(super) fn lanes_maybe(&mut self, now: Now) {
         if self.lanes.is_due(now) {
             self.lanes.busy = true;
-            self.ask(Ask::Lanes);
+            self.ask(Ask::Lanes(self.node));
             if self.unreadable_rows.1 <= now.mono {
                 self.unreadable_rows.1 = now.mono + ROWS_EVERY;
                 self.ask(Ask::UnreadableRows);
@@ -28,6 +28,16 @@ impl Driver {
     pub(super) fn lanes_soon(&mut self, now: Now) {
         self.lanes.again |= self.lanes.busy;
         self.lanes.at = self.lanes.at.min(now.mono + LANES_SOON);
+    }
+
+    /// Runs of this node that an edit has moved to other lanes take slots there.
+    pub(super) fn moved(&mut self, own: Vec<(RunId, String)>) {
+        for (run, lane) in own {
+            if let Some(task) = self.tasks.get_mut(&run).filter(|task| task.lane != lane) {
+                task.lane = lane;
+                self.claim_wanted = true;
+            }
+        }
     }
 
     pub(super) fn lanes(&mut self, now: Now, lanes: Result<Vec<LaneRecord>, Error>) {

@@ -37,6 +37,7 @@ mod planner;
 mod stopping;
 
 pub use beater::Beat;
+pub(crate) use dispatcher::is_caught_up_late;
 use health::{Call, Health};
 use lanes::Limits;
 pub use options::{GUEST, Keep, Options, default_lanes};
@@ -88,6 +89,8 @@ pub enum Input {
     Claimed {
         /// What was claimed.
         claimed: Result<Vec<(Claimed, Option<Definitions>)>, Error>,
+        /// Those of them that their breakers do not let through now.
+        held: Vec<RunId>,
         /// When something else may start, as far as that was asked for.
         next: Option<Timestamp>,
     },
@@ -95,6 +98,8 @@ pub enum Input {
     Lanes {
         /// What lanes may hold.
         lanes: Result<Vec<LaneRecord>, Error>,
+        /// The lanes of the runs of this node.
+        own: Vec<(RunId, String)>,
         /// Schedules that this version cannot read.
         unreadable: Result<Vec<UnreadableSchedule>, Error>,
     },
@@ -203,7 +208,7 @@ pub enum Ask {
     /// Claim runs, and read their definitions.
     Claim(Claim),
     /// Read the settings of lanes, and which schedules this version cannot read.
-    Lanes,
+    Lanes(NodeId),
     /// Read which rows cannot be read in part.
     UnreadableRows,
     /// Store the ends of attempts.
@@ -709,11 +714,6 @@ impl Driver {
         self.node
     }
 
-    /// The lease it has, as stored.
-    pub fn lease_until(&self) -> Timestamp {
-        self.lease_until
-    }
-
     /// Attempts under way, by agent.
     pub fn running(&self) -> impl Iterator<Item = &str> {
         self.tasks.values().filter(|task| !task.ended).map(|task| &*task.definitions.agent_name)
@@ -758,9 +758,10 @@ impl Driver {
                 replaced.iter().for_each(|run| self.note(Event::ended(now.wall, run)));
                 self.committed(now, written, ahead);
             }
-            Input::Claimed { claimed, next } => self.claimed(now, claimed, next),
-            Input::Lanes { lanes, unreadable } => {
+            Input::Claimed { claimed, held, next } => self.claimed(now, claimed, &held, next),
+            Input::Lanes { lanes, own, unreadable } => {
                 self.lanes(now, lanes);
+                self.moved(own);
                 self.unreadable(now, unreadable);
             }
             Input::UnreadableRows(found) => self.unreadable_rows(now, found),

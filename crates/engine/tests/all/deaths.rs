@@ -127,7 +127,7 @@ async fn make_runs(url: &str) -> (Engine, Vec<RunId>, RunId) {
     for n in 0..=INNOCENT {
         let prompt = (n == INNOCENT / 2).then(|| DEADLY.to_owned());
         let is_deadly = prompt.is_some();
-        let run = asking.run_now("a/s", RunRequest { prompt, ..RunRequest::default() }).await.unwrap();
+        let run = asking.trigger("a/s", RunRequest { prompt, ..RunRequest::default() }).await.unwrap().run;
         if is_deadly { deadly = Some(run) } else { innocent.push(run) }
     }
     (asking, innocent, deadly.unwrap())
@@ -220,7 +220,7 @@ async fn runs_of_nodes_that_are_killed_again_and_again_are_not_given_up() {
     // Each node is killed as soon as it runs something: what the one before left behind, or what is new.
     let mut dead = Vec::new();
     for _ in 0..5 {
-        runs.push(asking.run_now("a/s", RunRequest::default()).await.unwrap());
+        runs.push(asking.trigger("a/s", RunRequest::default()).await.unwrap().run);
         nodes.start();
         let started = async {
             loop {

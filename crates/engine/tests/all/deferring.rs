@@ -66,13 +66,13 @@ async fn a_full_lane_defers_ticks_and_nobody_starves() {
         world.pass(&engine, 10 * MINUTE, 30 * SECOND).await;
         let started = || world.seen.lock().len();
         assert_eq!((started(), waiting(&world).await), (1, 2));
-        let why = belfry::why(&world.store, "a/s4", engine.now()).await.unwrap();
+        let why = belfry::testing::why(&world.store, "a/s4", engine.now()).await.unwrap();
         assert_eq!((why.decision, why.reason.as_deref()), (Decision::Waiting, Some("lane_full")));
         let words = "It does not run now: the lane narrow has 2 runs waiting, its queue_limit; \
                      deferred since 2026-03-02 12:10:04 UTC.";
         assert_eq!(why.words, words);
         let of = async |instant: &str| {
-            let why = belfry::why_at(&world.store, "a/s4", at(instant), engine.now()).await.unwrap();
+            let why = belfry::testing::why_at(&world.store, "a/s4", at(instant), engine.now()).await.unwrap();
             (why.decision, why.reason.unwrap())
         };
         assert_eq!(of("2026-03-02T12:10:04Z").await, (Decision::Waiting, "lane_full".into()));

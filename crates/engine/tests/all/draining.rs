@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::support::{Does, World, on_each, start, stop};
-use belfry::driver::{Ask, Driver, Effect, Input, Now};
 use belfry::event::Name;
+use belfry::testing::{Ask, Driver, Effect, Input, Now};
 use belfry::{
     AgentBuilder, AgentSpec, AnyStore, Error, NodeId, Options, RunRequest, RunState, Status, StopOptions,
     When,
@@ -40,7 +40,7 @@ async fn a_node_that_drains_lets_its_work_end_takes_no_more_and_stays_up() {
         };
         assert_eq!((told.node, told.state), (Some(node), Some("draining")));
         assert!(world.store.nodes().await.unwrap()[0].draining);
-        let refused = engine.run_now("a/often", RunRequest::default()).await;
+        let refused = engine.trigger("a/often", RunRequest::default()).await;
         assert!(matches!(refused, Err(Error::Draining)), "{refused:?}");
         world.pass(&engine, 5 * MINUTE, MINUTE).await;
         assert_eq!(world.starts("a/often").len(), 1, "nothing new");

@@ -131,16 +131,16 @@ async fn a_manual_run_moves_no_schedule() {
     on_each(async |world: World| {
         let engine = world.engine(&[agent(cron("0 0 * * *"))]).await;
         let before = engine.schedule_state("a/s").await.unwrap().token;
-        let run = engine.run_now("a/s", RunRequest::default()).await.unwrap();
+        let run = engine.trigger("a/s", RunRequest::default()).await.unwrap().run;
         engine.quiet().await;
         assert_eq!(world.starts("a/s").len(), 1);
         assert_eq!(engine.run(run).await.unwrap().unwrap().state, RunState::Completed);
         assert_eq!(engine.schedule_state("a/s").await.unwrap().token, before);
         let keyed = RunRequest { key: Some("k".into()), ..RunRequest::default() };
-        let first = engine.run_now("a/s", keyed.clone()).await.unwrap();
-        assert_eq!(engine.run_now("a/s", keyed.clone()).await.unwrap(), first);
+        let first = engine.trigger("a/s", keyed.clone()).await.unwrap().run;
+        assert_eq!(engine.trigger("a/s", keyed.clone()).await.unwrap().run, first);
         let other = RunRequest { prompt: Some("other".into()), ..keyed };
-        assert!(matches!(engine.run_now("a/s", other).await, Err(belfry::Error::KeyReused { run, .. }) if run == first));
+        assert!(matches!(engine.trigger("a/s", other).await, Err(belfry::Error::KeyReused { run, .. }) if run == first));
         stop(&engine).await;
     })
     .await;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use belfry::driver::Options;
 use belfry::event::{Name, Of, TRANSITIONS};
+use belfry::testing::Options;
 use belfry::{
     AgentBuilder, AgentSpec, Engine, Event, LaneSettings, NodeId, RunId, RunRequest, RunState,
     ScheduleOptions, SendOptions, SessionVerb, When, chat,
@@ -184,7 +184,7 @@ async fn every_transition_is_told_by_one_event() {
 
         // A run by hand that fails, and is tried again.
         world.tell("a/s", Does::Fail);
-        let run = engine.run_now("a/s", RunRequest::default()).await.unwrap();
+        let run = engine.trigger("a/s", RunRequest::default()).await.unwrap().run;
         let made = heard.next(Name::RunCreated).await;
         assert_eq!((made.run_id, made.schedule.as_deref()), (Some(run), Some("s")));
         assert_eq!(made.reason.as_deref(), Some("manual"));
@@ -223,7 +223,7 @@ async fn every_transition_is_told_by_one_event() {
 /// A node dies with two runs: one has attempts left, one has none.
 async fn the_end_of_a_lease(world: &World, engine: &Engine, heard: &mut Heard) {
     let node = ghost(world).await;
-    let last = engine.run_now("idle/s", RunRequest::default()).await.unwrap();
+    let last = engine.trigger("idle/s", RunRequest::default()).await.unwrap().run;
     assert_eq!(claim(world, node).await, 1);
     for _ in 0..9 {
         world.clock.advance(10 * SECOND);
@@ -256,7 +256,7 @@ async fn the_end_of_a_lease(world: &World, engine: &Engine, heard: &mut Heard) {
     assert_eq!((closed.agent.as_deref(), closed.command.as_deref()), (Some("idle"), Some("poll")));
     assert_eq!((closed.state, closed.reason.as_deref()), (Some("closed"), Some("manual_reset")));
     let node = ghost_again(world).await;
-    let run = engine.run_now("idle/s", RunRequest::default()).await.unwrap();
+    let run = engine.trigger("idle/s", RunRequest::default()).await.unwrap().run;
     assert_eq!(claim(world, node).await, 1);
     for _ in 0..9 {
         world.clock.advance(10 * SECOND);
@@ -300,7 +300,7 @@ async fn ghost_again(world: &World) -> NodeId {
 
 /// Lanes, schedules and agents that go, with the runs that wait for them; ticks that make no run.
 async fn what_people_end(world: &World, engine: &Engine, heard: &mut Heard) {
-    let waits = engine.run_now("idle/s", RunRequest::default()).await.unwrap();
+    let waits = engine.trigger("idle/s", RunRequest::default()).await.unwrap().run;
     let cleared = engine.clear_lane("narrow").await.unwrap();
     assert!(cleared.contains(&waits));
     heard.next(Name::LaneChanged).await;
@@ -313,8 +313,8 @@ async fn what_people_end(world: &World, engine: &Engine, heard: &mut Heard) {
 
     // Two wait, and there is a node for them, so that the lane is full when the grid is due.
     let two = [
-        engine.run_now("idle/s", RunRequest::default()).await.unwrap(),
-        engine.run_now("idle/s", RunRequest::default()).await.unwrap(),
+        engine.trigger("idle/s", RunRequest::default()).await.unwrap().run,
+        engine.trigger("idle/s", RunRequest::default()).await.unwrap().run,
     ];
     let node = ghost_again(world).await;
     while world.clock.now().wall < start() + belfry::SignedDuration::from_mins(10) {
@@ -328,15 +328,11 @@ async fn what_people_end(world: &World, engine: &Engine, heard: &mut Heard) {
     assert!(deferred.tick_at.is_some());
 
     // One schedule goes by hand, the others with their agent.
-    let added = engine
-        .store()
-        .put_schedule(world.clock.now().wall, "bot", "api", &cron_definition(), &Expect::Any)
-        .await
-        .unwrap();
-    let belfry_store::Put::Added(id) = added else { panic!("{added:?}") };
-    let paused = engine.run_now("bot/api", RunRequest::default()).await;
+    let added = engine.put_schedule("bot/api", &cron_definition(), &Expect::Any).await.unwrap();
+    assert!(matches!(added, belfry_store::Put::Added(_)), "{added:?}");
+    let paused = engine.trigger("bot/api", RunRequest::default()).await;
     drop(paused);
-    engine.remove_schedule(id, &Expect::Any).await.unwrap();
+    engine.remove_schedule("bot/api", &Expect::Any).await.unwrap();
     let mut agents = agents();
     agents.remove(1);
     engine.set_agents(agents).await.unwrap();
@@ -350,7 +346,7 @@ async fn what_people_end(world: &World, engine: &Engine, heard: &mut Heard) {
 
     // A tick that meets a run of its schedule, and ticks that go by while the clock is set forward.
     world.tell("a/grid", Does::Wait);
-    let run = engine.run_now("a/grid", RunRequest::default()).await.unwrap();
+    let run = engine.trigger("a/grid", RunRequest::default()).await.unwrap().run;
     while world.clock.now().wall < start() + belfry::SignedDuration::from_mins(20) {
         world.clock.advance(10 * SECOND);
         engine.idle().await;

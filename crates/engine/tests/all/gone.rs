@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use belfry::driver::{Ask, Driver, Effect, Input, Now, Sight};
+use belfry::testing::{Ask, Driver, Effect, Input, Now, Sight};
 use belfry::{AgentBuilder, AnyStore, Engine, Options, RunRequest, StopOptions, When};
 use belfry_core::work::{Action, Work};
 use belfry_store::Node;
@@ -87,7 +87,7 @@ async fn rescues_at_once(url: &str, test: &str) {
         .define(|agent| agent.work = Work { action: Action::Shell(line), ..Work::default() })
         .build();
     asking.set_agents(vec![agent]).await.unwrap();
-    asking.run_now("a/s", RunRequest::default()).await.unwrap();
+    asking.trigger("a/s", RunRequest::default()).await.unwrap();
     let mut first = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("gone::{test}"), "--nocapture"])
         .env(STORE, url)

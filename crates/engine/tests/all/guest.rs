@@ -18,8 +18,8 @@ async fn a_guest_runs_its_run_and_nothing_else() {
     let builder = || Engine::builder().store(store.clone()).clock(clock.clone());
     let asking = builder().build();
     asking.set_agents(vec![agent]).await.unwrap();
-    let other = asking.run_now("a/s", RunRequest::default()).await.unwrap();
-    let wanted = asking.run_now("a/s", RunRequest::default()).await.unwrap();
+    let other = asking.trigger("a/s", RunRequest::default()).await.unwrap().run;
+    let wanted = asking.trigger("a/s", RunRequest::default()).await.unwrap().run;
     let log: Arc<Mutex<Vec<String>>> = Arc::default();
     let kept = log.clone();
     let guest = builder()

@@ -15,11 +15,11 @@ async fn only_a_node_with_the_handler_claims_its_runs() {
         // As `belfry up` does, which has no handlers.
         let without = world.engine_of(&[]).await;
         without.set_agents(agents()).await.unwrap();
-        let run = without.run_now("greeter/s", RunRequest::default()).await.unwrap();
+        let run = without.trigger("greeter/s", RunRequest::default()).await.unwrap().run;
         without.quiet().await;
         let waiting = without.run(run).await.unwrap().unwrap();
         assert_eq!((waiting.state, waiting.attempt), (RunState::Pending, 0), "{waiting:?}");
-        let why = belfry::why(&world.store, "greeter/s", without.now()).await.unwrap();
+        let why = belfry::testing::why(&world.store, "greeter/s", without.now()).await.unwrap();
         assert_eq!(why.reason.as_deref(), Some("no_node"), "{why:?}");
         assert!(
             why.words.contains("no node that is running has the Rust handler of greeter"),

@@ -30,7 +30,7 @@ fn agent(agent_prompt: Option<&str>, prompt: Option<&str>, payload: Value) -> Ag
 
 async fn told(world: &World, spec: AgentSpec, request: RunRequest) -> (String, Value) {
     let engine = world.engine(&[spec]).await;
-    engine.run_now("a/s", request).await.unwrap();
+    engine.trigger("a/s", request).await.unwrap();
     engine.quiet().await;
     stop(&engine).await;
     let seen = world.starts("a/s").pop().unwrap();
@@ -67,7 +67,7 @@ async fn a_run_that_waits_gets_the_prompt_of_the_newest_definition() {
     on_each(async |world: World| {
         let asking = belfry::Engine::builder().store(world.store.clone()).clock(world.clock.clone()).build();
         asking.set_agents(vec![agent(None, Some("old {{ payload.n }}"), json!({"n": 1}))]).await.unwrap();
-        let run = asking.run_now("a/s", RunRequest::default()).await.unwrap();
+        let run = asking.trigger("a/s", RunRequest::default()).await.unwrap().run;
         let stored = asking.run(run).await.unwrap().unwrap();
         assert_eq!((stored.prompt, stored.payload), (None, json!({})), "no template is stored with a run");
         let new =
@@ -75,7 +75,7 @@ async fn a_run_that_waits_gets_the_prompt_of_the_newest_definition() {
         let engine = world.engine(&[agent(None, Some(new), json!({"n": 2}))]).await;
         engine.quiet().await;
         assert_eq!(world.starts("a/s")[0].prompt, "new 2 never by hand");
-        engine.run_now("a/s", RunRequest::default()).await.unwrap();
+        engine.trigger("a/s", RunRequest::default()).await.unwrap();
         engine.quiet().await;
         assert_eq!(world.starts("a/s")[1].prompt, "new 2 2026-03-02T12:00:00Z by hand");
         stop(&engine).await;
@@ -88,7 +88,7 @@ async fn a_run_that_waits_starts_although_its_schedule_became_invalid() {
     on_each(async |world: World| {
         let asking = belfry::Engine::builder().store(world.store.clone()).clock(world.clock.clone()).build();
         asking.set_agents(vec![agent(None, Some("x"), json!({}))]).await.unwrap();
-        asking.run_now("a/s", RunRequest::default()).await.unwrap();
+        asking.trigger("a/s", RunRequest::default()).await.unwrap();
         let mut broken = agent(None, Some("still {{ payload.kept }}"), json!({}));
         broken.schedules[0].1.when = When::Cron("broken".into());
         let engine = world.engine(&[broken]).await;
@@ -104,7 +104,7 @@ async fn a_stored_prompt_that_is_no_template_fails_its_runs_and_disturbs_no_othe
     on_each(async |world: World| {
         let asking = belfry::Engine::builder().store(world.store.clone()).clock(world.clock.clone()).build();
         asking.set_agents(vec![agent(None, Some("x"), json!({}))]).await.unwrap();
-        let run = asking.run_now("a/s", RunRequest::default()).await.unwrap();
+        let run = asking.trigger("a/s", RunRequest::default()).await.unwrap().run;
         // As a store would hold it that was written by somebody else.
         let broken = [agent(Some("{{ nope }}"), Some("{{ nope }}"), json!({}))];
         world.store.apply(asking.now(), "engine", "", &broken).await.unwrap();

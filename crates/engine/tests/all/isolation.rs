@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{Does, World, on_each, start, stop};
-use belfry::driver::{Ask, Driver, Effect, Input, Now};
+use belfry::testing::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, Engine, Options, ScheduleOptions, cron, every};
 use belfry_core::definition::IfRunning;
 use belfry_core::input::StoredPayload;
@@ -31,7 +31,7 @@ async fn a_tick_that_lives_already_stops_no_other_schedule() {
             trigger: Trigger::Schedule,
             ..NewRun::by_hand(
                 Defined::new(record.agent, record.id, &compiled, &agents[0].definition),
-                belfry::new_run_id(engine.now()),
+                belfry::testing::new_run_id(engine.now()),
                 engine.now(),
             )
         };
@@ -116,12 +116,12 @@ fn only_writes_make_the_store_well_and_each_change_is_told_once() {
         is_held: false,
     };
     let due = || Input::Due { at: start(), due: Ok(Vec::new()), next: None };
-    let claimed = |claimed| Input::Claimed { claimed, next: None };
+    let claimed = |claimed| Input::Claimed { claimed, held: Vec::new(), next: None };
     driver.step(now, Input::Woken);
     assert!(driver.store_is_well());
     // What else it asks for at first is answered.
     let marks = || Input::Marks(Ok(Marks { cancels: Vec::new(), draining: None }));
-    let lanes = |lanes, unreadable| Input::Lanes { lanes, unreadable };
+    let lanes = |lanes, unreadable| Input::Lanes { lanes, own: Vec::new(), unreadable };
     for input in [lanes(Ok(Vec::new()), Ok(Vec::new())), marks(), Input::Pruned(Ok(Default::default()))] {
         driver.step(now, input);
     }
@@ -199,8 +199,7 @@ async fn a_schedule_that_this_version_cannot_read_is_not_run_by_hand() {
         ("new/s", "written by a newer version of Belfry"),
         ("odd/s", "cannot be read by this version of Belfry"),
     ] {
-        let request = belfry::RunRequest::default();
-        let made = belfry::request_run(&store, &Options::default(), start(), name, request).await;
+        let made = belfry::testing::prepare(&store, &Options::default(), start(), name).await;
         let error = made.unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name}: ")) && error.contains(words), "{error}");
     }
@@ -213,7 +212,7 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     store.apply(start(), "files", "digest", &[agent]).await.unwrap();
     let record = store.schedule("a/s").await.unwrap().unwrap();
     let definitions = store.definitions(&[record.id]).await.unwrap().remove(0);
-    let run = belfry::new_run_id(start());
+    let run = belfry::testing::new_run_id(start());
     let claimed = belfry_store::Claimed {
         run,
         epoch: 1,
@@ -237,7 +236,10 @@ async fn a_run_that_cannot_be_read_ends_failed_and_is_never_started() {
     let new_id = Box::new(|_| uuid::Uuid::from_u128(2));
     let mut driver = Driver::new(Options::default(), NodeId(uuid::Uuid::from_u128(1)), now, lease, new_id);
     driver.step(now, Input::Woken);
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    let effects = driver.step(
+        now,
+        Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), held: Vec::new(), next: None },
+    );
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Start { .. })), "{effects:?}");
     let ends = effects.iter().find_map(|effect| match effect {
         Effect::Ask(Ask::Finish(finishes)) => Some(finishes.clone()),
@@ -280,7 +282,7 @@ fn a_refusal_is_no_outage_and_is_told_once() {
     let mut told_refusals = 0;
     let mut claims = 0;
     for _ in 0..50 {
-        let effects = driver.step(now, Input::Claimed { claimed: refused(), next: None });
+        let effects = driver.step(now, Input::Claimed { claimed: refused(), held: Vec::new(), next: None });
         told_refusals += refusals(&effects);
         assert!(told(&effects).is_empty() && driver.store_is_well(), "{effects:?}");
         for _ in 0..10 {
@@ -357,7 +359,7 @@ fn a_node_that_has_not_lived_for_long_asks_for_no_suspect() {
     let (mut driver, now) = long_leased();
     let effects = driver.step(now, Input::Nodes(Ok(Vec::new())));
     assert_eq!(rescues(&effects), Some(Rescues::Unsuspected));
-    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     // Then it asks without being told that there is something.
     let mut later = now;
     while later.mono < now.mono + 10 * SECOND {
@@ -366,7 +368,7 @@ fn a_node_that_has_not_lived_for_long_asks_for_no_suspect() {
         if let Some(asked) = rescues(&effects) {
             let is_steady = later.mono >= now.mono + 10 * SECOND;
             assert_eq!(asked, if is_steady { Rescues::Any } else { Rescues::Unsuspected });
-            driver.step(later, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+            driver.step(later, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
         }
     }
     assert_eq!(later.mono, now.mono + 10 * SECOND, "it wakes up for that");
@@ -383,7 +385,7 @@ async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
         (Claimed { unreadable: None, rescued: suspect, suspect, ..claimed }, definitions)
     };
     let claimed = Ok(vec![readable(5, false), readable(6, true), readable(7, false)]);
-    let effects = driver.step(now, Input::Claimed { claimed, next: None });
+    let effects = driver.step(now, Input::Claimed { claimed, held: Vec::new(), next: None });
     let id = |n| belfry_core::RunId(uuid::Uuid::from_u128(n));
     assert_eq!(started(&effects), [id(6)]);
     let given_back = effects.iter().any(
@@ -404,13 +406,15 @@ async fn nothing_starts_beside_a_suspect_until_it_was_watched() {
     let held = Renewed::Held { cancels: Vec::new(), live: Some(vec![(id(6), 1)]) };
     let renewed = Input::Renewed { asked: watched.mono, renewed: Ok(held), is_held: false };
     assert_eq!(rescues(&driver.step(watched, renewed)), Some(Rescues::Unsuspected), "others have a turn");
-    driver.step(watched, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(watched, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     let mut later = watched;
     loop {
         later = later_by(later, driver.wait(later).max(Duration::from_millis(1)));
         match rescues(&driver.step(later, Input::Woken)) {
             Some(Rescues::Any) => break,
-            Some(_) => drop(driver.step(later, Input::Claimed { claimed: Ok(Vec::new()), next: None })),
+            Some(_) => drop(
+                driver.step(later, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None }),
+            ),
             None => drop(
                 driver.step(later, Input::Marks(Ok(Marks { cancels: Vec::new(), draining: Some(false) }))),
             ),
@@ -429,7 +433,7 @@ async fn a_suspect_waits_until_what_started_before_it_was_watched() {
         let (claimed, definitions) = claims(n);
         (Claimed { unreadable: None, rescued: suspect, suspect, ..claimed }, definitions)
     };
-    let answer = |runs| Input::Claimed { claimed: Ok(runs), next: None };
+    let answer = |runs| Input::Claimed { claimed: Ok(runs), held: Vec::new(), next: None };
     let id = |n| belfry_core::RunId(uuid::Uuid::from_u128(n));
     let effects = driver.step(now, answer(vec![readable(5, false)]));
     assert_eq!((started(&effects), rescues(&effects)), (vec![id(5)], Some(Rescues::Any)));
@@ -482,18 +486,24 @@ async fn a_rescued_run_holds_back_the_next_until_its_end_is_stored() {
     driver.step(now, Input::Nodes(Ok(Vec::new())));
     let (claimed, definitions) = claims(5);
     let claimed = Claimed { rescued: true, ..claimed };
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    let effects = driver.step(
+        now,
+        Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), held: Vec::new(), next: None },
+    );
     let held = "it has ended here, and the store does not know";
     assert_eq!(rescues(&effects), Some(Rescues::None), "{held}: {effects:?}");
     driver.step(now, answer(vec![Some(belfry_store::Finished::Ended(RunState::Failed))], None));
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let effects = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     assert_eq!(rescues(&effects), Some(Rescues::Unsuspected), "{effects:?}");
     // One whose end is refused holds back nobody.
     let (claimed, definitions) = claims(6);
     let claimed = Claimed { rescued: true, ..claimed };
-    driver.step(now, Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), next: None });
+    driver.step(
+        now,
+        Input::Claimed { claimed: Ok(vec![(claimed, definitions)]), held: Vec::new(), next: None },
+    );
     driver.step(now, answer(vec![None], refused::<()>().err()));
-    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     let effects = driver.step(now, Input::Hint);
     assert_eq!(rescues(&effects), Some(Rescues::Unsuspected), "{effects:?}");
 }
@@ -511,11 +521,14 @@ async fn a_claim_from_before_a_node_was_fenced_starts_nothing() {
     assert!(asks(&claiming, |ask| matches!(ask, Ask::Claim(_))), "{claiming:?}");
     driver.step(now, Input::Renewed { asked: now.mono, renewed: Ok(Renewed::Fenced), is_held: false });
     driver.step(now, Input::Joined { asked: now.mono, joined: Ok(()) });
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claims(5)]), next: None });
+    let effects =
+        driver.step(now, Input::Claimed { claimed: Ok(vec![claims(5)]), held: Vec::new(), next: None });
     let ends = |effects: &[Effect]| asks(effects, |ask| matches!(ask, Ask::Finish(_)));
     assert!(!ends(&effects), "{effects:?}");
     assert!(asks(&effects, |ask| matches!(ask, Ask::Claim(_))), "it asks again: {effects:?}");
-    assert!(ends(&driver.step(now, Input::Claimed { claimed: Ok(vec![claims(6)]), next: None })));
+    assert!(ends(
+        &driver.step(now, Input::Claimed { claimed: Ok(vec![claims(6)]), held: Vec::new(), next: None })
+    ));
 }
 
 #[tokio::test]
@@ -530,7 +543,10 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
             _ => None,
         })
     };
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(5), claimed(6)]), next: None });
+    let effects = driver.step(
+        now,
+        Input::Claimed { claimed: Ok(vec![claimed(5), claimed(6)]), held: Vec::new(), next: None },
+    );
     assert_eq!(ends(&effects), Some(vec![5, 6]));
     let ended = Some(belfry_store::Finished::Ended(RunState::Failed));
     let effects = driver.step(now, answer(vec![None, ended], refused::<()>().err()));
@@ -538,8 +554,9 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     assert!(driver.store_is_well() && ends(&effects).is_none());
     // Nothing is asked again and again, and the end of another run is stored at once.
     assert!(driver.wait(now) > SECOND / 2, "{:?}", driver.wait(now));
-    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    let effects = driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(7)]), next: None });
+    driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
+    let effects =
+        driver.step(now, Input::Claimed { claimed: Ok(vec![claimed(7)]), held: Vec::new(), next: None });
     assert_eq!(ends(&effects), Some(vec![7]));
     driver.step(now, answer(vec![ended], None));
     // Later it is tried again, and not told again.
@@ -553,7 +570,7 @@ async fn an_end_that_is_refused_in_every_form_is_set_aside_and_others_are_stored
     let effects = driver.step(now, Input::Stop { timeout: SECOND });
     let stops =
         |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::Stopped { overrun: 0 }));
-    let claimed = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    let claimed = driver.step(now, Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     let asked = now.mono;
     let renewed = belfry_store::Renewed::Held { cancels: Vec::new(), live: Some(Vec::new()) };
     let renewed = driver.step(now, Input::Renewed { asked, renewed: Ok(renewed), is_held: false });

@@ -89,7 +89,7 @@ async fn a_lane_that_leaves_the_files_takes_no_new_run_and_loses_none() {
         ["a/s0", "a/s1"].iter().for_each(|name| world.tell(name, Does::Wait));
         let engine = world.engine_with(&agents, own).await;
         for name in ["a/s0", "a/s1"] {
-            engine.run_now(name, RunRequest::default()).await.unwrap();
+            engine.trigger(name, RunRequest::default()).await.unwrap();
             world.settle(&engine).await;
         }
         assert_eq!((world.starts("a/s0").len(), world.starts("a/s1").len()), (1, 0), "one slot");
@@ -109,6 +109,36 @@ async fn a_lane_that_leaves_the_files_takes_no_new_run_and_loses_none() {
 }
 
 #[tokio::test]
+async fn a_run_that_an_edit_moves_while_it_runs_takes_a_slot_of_its_new_lane() {
+    let yearly = When::Cron("0 0 1 1 *".into());
+    on_each(async |world: World| {
+        ["a/s0", "b/s0", "a/s1"].iter().for_each(|name| world.tell(name, Does::Wait));
+        let lanes = BTreeMap::from([("main".into(), 4), ("one".into(), 1), ("two".into(), 1)]);
+        let options = Options { lanes, ..Options::default() };
+        let agents = |lane: &str| [agent("a", lane, 2, &yearly), agent("b", "one", 1, &yearly)];
+        let engine = world.engine_with(&agents("one"), options.clone()).await;
+        for name in ["a/s0", "b/s0"] {
+            engine.trigger(name, RunRequest::default()).await.unwrap();
+            world.settle(&engine).await;
+        }
+        assert_eq!((world.starts("a/s0").len(), world.starts("b/s0").len()), (1, 0), "one slot");
+        world.store.apply(world.clock.now().wall, "code", "edited", &agents("two")).await.unwrap();
+        engine.hint().await;
+        world.pass(&engine, 2 * SECOND, SECOND).await;
+        assert_eq!(world.starts("b/s0").len(), 1, "its old lane has a slot again");
+        engine.trigger("a/s1", RunRequest::default()).await.unwrap();
+        world.pass(&engine, 2 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/s1").len(), 0, "its new lane has none");
+        world.does.lock().clear();
+        world.let_go.notify_waiters();
+        world.pass(&engine, 2 * SECOND, SECOND).await;
+        assert_eq!(world.starts("a/s1").len(), 1);
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn runs_that_an_edit_moves_to_a_lane_that_nobody_made_start() {
     let yearly = When::Cron("0 0 1 1 *".into());
     on_each(async |world: World| {
@@ -117,7 +147,7 @@ async fn runs_that_an_edit_moves_to_a_lane_that_nobody_made_start() {
         let options = Options { lanes, ..Options::default() };
         let engine = world.engine_with(&[agent("a", "one", 3, &yearly)], options.clone()).await;
         for name in ["a/s0", "a/s1"] {
-            engine.run_now(name, RunRequest::default()).await.unwrap();
+            engine.trigger(name, RunRequest::default()).await.unwrap();
             world.settle(&engine).await;
         }
         assert_eq!((world.starts("a/s0").len(), world.starts("a/s1").len()), (1, 0), "one slot");
@@ -127,7 +157,7 @@ async fn runs_that_an_edit_moves_to_a_lane_that_nobody_made_start() {
         engine.hint().await;
         world.pass(&engine, 5 * SECOND, SECOND).await;
         assert_eq!(world.starts("a/s1").len(), 1, "what waited is moved there, and starts");
-        engine.run_now("a/s2", RunRequest::default()).await.unwrap();
+        engine.trigger("a/s2", RunRequest::default()).await.unwrap();
         world.pass(&engine, 2 * SECOND, SECOND).await;
         let runs = world.runs().await;
         let lane = runs.iter().find(|run| run.name == "a/s2").map(|run| run.lane.as_str());

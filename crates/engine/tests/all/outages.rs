@@ -49,7 +49,7 @@ impl Writer {
             })
             .build();
         engine.start().await.unwrap();
-        let run = engine.run_now("a/s", RunRequest::default()).await.unwrap();
+        let run = engine.trigger("a/s", RunRequest::default()).await.unwrap().run;
         Writer { engine, store, run, written, wanted }
     }
 

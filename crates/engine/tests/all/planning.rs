@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{World, on_each, start, stop};
-use belfry::driver::{Ask, Driver, Effect, Input, Now};
+use belfry::testing::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, AgentSpec, NodeId, Options, ScheduleOptions, SignedDuration, cron};
 use belfry_core::Trigger;
 use belfry_core::definition::{CatchUp, Scope};

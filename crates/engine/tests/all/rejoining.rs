@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use belfry::driver::{Ask, Driver, Effect, Input, Now, Phase};
+use belfry::testing::{Ask, Driver, Effect, Input, Now, Phase};
 use belfry::{NodeId, Options, SignedDuration, Timestamp};
 use belfry_core::Trigger;
 use belfry_core::input::StoredPayload;
@@ -57,8 +57,8 @@ fn a_fenced_node_claims_nothing_until_it_has_joined_and_its_keeper_knows_the_lea
     let mut driver = driver();
     driver.step(at(0), Input::Woken);
     driver.step(at(10), Input::Woken);
-    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     let effects = driver
         .step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced), is_held: false });
     let first = joins(&effects);
@@ -85,8 +85,8 @@ fn a_join_that_took_longer_than_the_lease_gives_no_right_to_claim() {
     let mut driver = driver();
     driver.step(at(0), Input::Woken);
     driver.step(at(10), Input::Woken);
-    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
-    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
+    driver.step(at(10), Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
     driver.step(at(50), Input::Renewed { asked: 10 * SECOND, renewed: Ok(Renewed::Fenced), is_held: false });
     let effects = driver.step(at(85), Input::Joined { asked: 50 * SECOND, joined: Ok(()) });
     assert!(place(&effects, |effect| matches!(effect, Effect::Ask(Ask::Claim(_)))).is_none(), "{effects:?}");
@@ -115,15 +115,20 @@ fn an_outage_is_told_once_however_late_a_call_fails() {
     assert_eq!(told(&driver.step(at(13), renewed(13, held()))), [""; 0]);
     assert!(!driver.store_is_well());
     // The claim fails as well, long after.
-    let effects = driver.step(at(30), Input::Claimed { claimed: unavailable(), next: None });
+    let effects =
+        driver.step(at(30), Input::Claimed { claimed: unavailable(), held: Vec::new(), next: None });
     assert_eq!(told(&effects), [""; 0]);
     // Then all are answered, the reads first.
     let answer = |effect: Effect, second: u32| match effect {
-        Effect::Ask(Ask::Claim(_)) => Some(Input::Claimed { claimed: Ok(Vec::new()), next: None }),
+        Effect::Ask(Ask::Claim(_)) => {
+            Some(Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None })
+        }
         Effect::Ask(Ask::Due { .. }) => Some(Input::Due { at: wall(), due: Ok(Vec::new()), next: None }),
         Effect::Ask(Ask::Renew { .. }) => Some(renewed(second, held())),
         Effect::Ask(Ask::Marks(_)) => Some(Input::Marks(Ok(belfry_store::Marks::default()))),
-        Effect::Ask(Ask::Lanes) => Some(Input::Lanes { lanes: Ok(Vec::new()), unreadable: Ok(Vec::new()) }),
+        Effect::Ask(Ask::Lanes(_)) => {
+            Some(Input::Lanes { lanes: Ok(Vec::new()), own: Vec::new(), unreadable: Ok(Vec::new()) })
+        }
         Effect::Ask(Ask::Prune { .. }) => Some(Input::Pruned(Ok(belfry_store::Pruned::default()))),
         Effect::ReadNodes => Some(Input::Nodes(Ok(Vec::new()))),
         Effect::Beat(_) => Some(Input::Beaten(Ok(true))),
@@ -152,7 +157,7 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
     driver.step(at(1), Input::Due { at: wall(), due: Ok(Vec::new()), next: None });
     driver.step(at(1), Input::Stop { timeout: SECOND });
     let claimed = belfry_store::Claimed {
-        run: belfry::new_run_id(wall()),
+        run: belfry::testing::new_run_id(wall()),
         epoch: 1,
         attempt: 1,
         max_attempts: 1,
@@ -169,7 +174,8 @@ fn a_node_that_stops_waits_until_claimed_runs_are_given_back() {
         rescued: false,
         suspect: false,
     };
-    let effects = driver.step(at(1), Input::Claimed { claimed: Ok(vec![(claimed, None)]), next: None });
+    let effects = driver
+        .step(at(1), Input::Claimed { claimed: Ok(vec![(claimed, None)]), held: Vec::new(), next: None });
     assert!(
         place(&effects, |effect| matches!(effect, Effect::Ask(Ask::GiveBack(..)))).is_some(),
         "{effects:?}"
@@ -186,7 +192,7 @@ fn a_node_claims_nothing_that_its_keeper_would_refuse() {
     let asks_to_claim =
         |effects: &[Effect]| place(effects, |e| matches!(e, Effect::Ask(Ask::Claim(_)))).is_some();
     driver.step(at(0), Input::Woken);
-    let nothing = || Input::Claimed { claimed: Ok(Vec::new()), next: None };
+    let nothing = || Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None };
     driver.step(at(1), nothing());
     assert!(asks_to_claim(&driver.step(at(19), Input::Hint)));
     driver.step(at(19), nothing());
@@ -205,7 +211,7 @@ fn what_runs_goes_on_while_nobody_can_take_over() {
     for is_held in [true, false] {
         let mut driver = driver();
         driver.step(at(0), Input::Woken);
-        driver.step(at(1), Input::Claimed { claimed: Ok(Vec::new()), next: None });
+        driver.step(at(1), Input::Claimed { claimed: Ok(Vec::new()), held: Vec::new(), next: None });
         for second in [10, 20, 30, 40] {
             driver.step(at(second), Input::Woken);
             let asked = second * SECOND;

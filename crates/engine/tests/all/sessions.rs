@@ -123,7 +123,7 @@ async fn end_of(engine: &Engine, sent: &Sent) -> (RunState, Option<Reason>) {
 
 async fn let_go(engine: &Engine, bots: &Bots, sent: &Sent, text: &str) {
     bots.let_go(text);
-    engine.ended(sent.run().unwrap()).await.unwrap();
+    engine.wait(sent.run().unwrap()).await.unwrap();
     engine.idle().await;
 }
 
@@ -190,7 +190,7 @@ async fn a_payload_with_a_key_that_belfry_writes_is_refused() {
             assert!(error.to_string().contains(&format!("`{key}`")), "{error}");
             let payload = json!({key: "forged"}).as_object().unwrap().clone();
             let request = RunRequest { payload, ..RunRequest::default() };
-            let Err(error) = engine.run_now("bot/talk", request).await else { panic!("a run took {key}") };
+            let Err(error) = engine.trigger("bot/talk", request).await else { panic!("a run took {key}") };
             assert_eq!(error.code(), "reserved_key");
         }
         assert!(bots.started().is_empty() && world.runs().await.is_empty());
@@ -338,7 +338,7 @@ async fn stop_ends_the_oldest_and_others_go_on() {
         let r3 = say(&engine, "x", "r3").await;
         let answer = say(&engine, "x", "/stop").await;
         assert!(matches!(&answer.reply, Reply::Stopped(done) if done.told == [r1.run().unwrap()]));
-        engine.ended(r1.run().unwrap()).await.unwrap();
+        engine.wait(r1.run().unwrap()).await.unwrap();
         engine.idle().await;
         assert_eq!(bots.started(), ["r1", "r2", "r3"]);
         assert_eq!(end_of(&engine, &r1).await, (RunState::Cancelled, Some(Reason::Stopped)));
@@ -360,7 +360,7 @@ async fn an_interrupt_starts_when_the_cancelled_run_is_gone() {
         let engine = bots.engine(&world, json!({"debounce": "0s", "mode": "interrupt"})).await;
         let r1 = say(&engine, "x", "r1").await;
         let r2 = say(&engine, "x", "r2").await;
-        engine.ended(r1.run().unwrap()).await.unwrap();
+        engine.wait(r1.run().unwrap()).await.unwrap();
         engine.idle().await;
         assert_eq!(end_of(&engine, &r1).await, (RunState::Cancelled, Some(Reason::Interrupted)));
         assert_eq!((bots.started(), bots.peak()), (vec!["r1".into(), "r2".into()], 1));
@@ -521,7 +521,7 @@ async fn an_engine_that_stops_takes_no_new_work() {
         let refused = engine.send("bot:x", "r2", SendOptions::default()).await;
         let Err(error) = refused else { panic!("taken") };
         assert_eq!(error.code(), "draining");
-        assert!(matches!(engine.run_now("bot/talk", Default::default()).await, Err(Error::Draining)));
+        assert!(matches!(engine.trigger("bot/talk", Default::default()).await, Err(Error::Draining)));
         bots.let_go("r1");
         stopped.await.unwrap().unwrap();
     })

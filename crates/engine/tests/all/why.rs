@@ -76,7 +76,7 @@ impl House {
     async fn run_in_order(&self, names: &[&str]) -> Vec<String> {
         let mut runs = Vec::new();
         for name in names {
-            let run = self.engine.run_now(name, RunRequest::default()).await.unwrap();
+            let run = self.engine.trigger(name, RunRequest::default()).await.unwrap().run;
             runs.push(run.to_string());
             if runs.len() == 1 {
                 self.pass_until(0, name, |record| record.running == 1).await;
@@ -87,11 +87,11 @@ impl House {
     }
 
     async fn why(&self, name: &str) -> Why {
-        belfry::why(self.engine.store(), name, self.engine.now()).await.unwrap()
+        belfry::testing::why(self.engine.store(), name, self.engine.now()).await.unwrap()
     }
 
     async fn why_at(&self, name: &str, instant: &str) -> Why {
-        belfry::why_at(self.engine.store(), name, at(instant), self.engine.now()).await.unwrap()
+        belfry::testing::why_at(self.engine.store(), name, at(instant), self.engine.now()).await.unwrap()
     }
 
     async fn end(self) {
@@ -111,6 +111,12 @@ fn slot(agent: &str, options: ScheduleOptions) -> AgentBuilder {
 
 fn reason(why: &Why) -> Option<&str> {
     why.reason.as_deref()
+}
+
+/// Makes a run of a schedule, and tells no engine.
+async fn enqueue(store: &belfry::AnyStore, now: Timestamp, name: &str) {
+    let (run, _) = belfry::testing::prepare(store, &Options::default(), now, name).await.unwrap();
+    store.enqueue(now, &belfry_store::Enqueue { run, key: None }).await.unwrap();
 }
 
 #[tokio::test]
@@ -213,7 +219,7 @@ async fn ticks_from_before_a_schedule_was_removed_keep_their_answers() {
     let instants = ["2026-03-02T12:01:00Z", "2026-03-02T12:03:00Z"];
     let before = [house.why_at("plain/s", instants[0]).await, house.why_at("plain/s", instants[1]).await];
     assert_eq!((before[0].decision, before[1].decision), (Decision::Fired, Decision::Skipped));
-    house.engine.remove_schedule(id, &Expect::Any).await.unwrap();
+    house.engine.remove_schedule("plain/s", &Expect::Any).await.unwrap();
     house.pass(600).await;
     put().await;
     for (instant, before) in instants.into_iter().zip(before) {
@@ -284,10 +290,10 @@ async fn a_run_that_waits_says_for_what() {
         .schedule("s", cron("0 0 * * *"))
         .define(|agent| agent.needs = vec!["gpu".into()]);
     let house = House::new(vec![limited, broken, labelled]).await;
-    house.engine.run_now("gated/s", RunRequest::default()).await.unwrap();
+    house.engine.trigger("gated/s", RunRequest::default()).await.unwrap();
     house.pass_until(0, "gated/s", |record| record.running == 1).await;
     for name in ["gated/t", "broken/s", "plain/s"] {
-        house.engine.run_now(name, RunRequest::default()).await.unwrap();
+        house.engine.trigger(name, RunRequest::default()).await.unwrap();
     }
     house.pass_until(0, "broken/s", |record| record.next_retry_at.is_some()).await;
     assert_eq!(house.why("gated/s").await.reason.as_deref(), Some("already_running"));
@@ -309,10 +315,11 @@ async fn a_run_that_should_have_started_says_so() {
     house.engine.quiet().await;
     // Nobody tells the node.
     let (store, now) = (house.engine.store(), house.engine.now());
-    belfry::request_run(store, &Options::default(), now, "plain/s", RunRequest::default()).await.unwrap();
+    enqueue(store, now, "plain/s").await;
     let soon = house.why("plain/s").await;
     assert!(soon.words.contains("waits for a free slot"), "{}", soon.words);
-    let late = belfry::why(store, "plain/s", now + belfry::SignedDuration::from_mins(2)).await.unwrap();
+    let late =
+        belfry::testing::why(store, "plain/s", now + belfry::SignedDuration::from_mins(2)).await.unwrap();
     assert!(late.words.contains("has been ready for 2m") && late.words.contains("doctor"), "{}", late.words);
     house.end().await;
 }
@@ -338,7 +345,7 @@ async fn old_ticks_are_judged_by_the_definition_of_their_time() {
 #[tokio::test]
 async fn a_schedule_that_is_not_there_is_not_found() {
     let house = House::new(vec![slot("plain", ScheduleOptions::default())]).await;
-    let error = belfry::why(house.engine.store(), "plain/x", house.engine.now()).await.unwrap_err();
+    let error = belfry::testing::why(house.engine.store(), "plain/x", house.engine.now()).await.unwrap_err();
     assert!(matches!(error, belfry::Error::NotFound { name } if name == "plain/x"));
     house.end().await;
 }
@@ -403,7 +410,7 @@ async fn runs_of_sessions_stand_in_no_schedules_way() {
     house.engine.send("gated/talk:ada", "hello", SendOptions::default()).await.unwrap();
     let of_others = |why: &Why| why.checks.iter().find(|check| check.check == "already_running").unwrap().ok;
     assert!(of_others(&house.why("gated/s").await));
-    house.engine.run_now("gated/s", RunRequest::default()).await.unwrap();
+    house.engine.trigger("gated/s", RunRequest::default()).await.unwrap();
     assert!(!of_others(&house.why("gated/s").await), "but a run by hand does");
     house.end().await;
 }
@@ -482,7 +489,7 @@ async fn a_retry_that_the_failure_budget_holds_says_until_when() {
         agent.budget = Some(Budget { max: 1, period_ms: 3_600_000 });
     });
     let house = House::new(vec![broken]).await;
-    house.engine.run_now("broken/s", RunRequest::default()).await.unwrap();
+    house.engine.trigger("broken/s", RunRequest::default()).await.unwrap();
     house.pass_until(0, "broken/s", |record| record.next_retry_at.is_some()).await;
     let why = house.why("broken/s").await;
     assert_eq!(reason(&why), Some("budget_exhausted"));
@@ -540,7 +547,8 @@ async fn a_one_shot_that_is_edited_after_the_clock_was_set_back_says_so() {
     let shown = Schedule::of(&record, &Default::default(), house.engine.now());
     assert!(shown.reason.as_deref().is_some_and(|reason| reason.contains(words)), "{:?}", shown.reason);
     let store = house.engine.store();
-    let resumed = belfry::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::FromNow).await;
+    let resumed =
+        belfry::testing::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::FromNow).await;
     assert_eq!(resumed.unwrap(), belfry::Resumed::Now { skipped: 0 });
     let record = house.engine.schedule_state("plain/s").await.unwrap();
     assert_eq!(record.token.map(|token| token.tick_at), Some(at("2026-03-02T12:03:00Z")));
@@ -558,8 +566,9 @@ async fn a_tick_that_was_overdue_at_a_pause_or_an_edit_says_so() {
     let why = house.why_at("plain/s", "2026-03-02T12:01:00Z").await;
     assert_eq!((why.decision, reason(&why)), (Decision::Skipped, Some("disabled")));
     assert!(why.words.contains("paused"), "{}", why.words);
-    let resumed =
-        belfry::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::Skip).await.unwrap();
+    let resumed = belfry::testing::resume(store.as_ref(), house.engine.now(), &record, belfry::Resume::Skip)
+        .await
+        .unwrap();
     assert_eq!(resumed, belfry::Resumed::Now { skipped: 5 });
     house.pass(1).await;
     let edited = AgentBuilder::new("plain").schedule("s", cron("0 * * * *")).build();
@@ -587,7 +596,8 @@ async fn a_schedule_that_waits_for_the_clock_says_until_when() {
     let record = house.engine.schedule_state("plain/s").await.unwrap();
     let shown = Schedule::of(&record, &Default::default(), house.engine.now());
     assert_eq!(shown.clock_back, Some(at("2026-03-02T12:06:00Z")));
-    let resume = |how| belfry::resume(house.engine.store().as_ref(), house.engine.now(), &record, how);
+    let resume =
+        |how| belfry::testing::resume(house.engine.store().as_ref(), house.engine.now(), &record, how);
     assert_eq!(resume(belfry::Resume::Skip).await.unwrap(), belfry::Resumed::NotPaused);
     let resumed = resume(belfry::Resume::FromNow).await.unwrap();
     assert_eq!(resumed, belfry::Resumed::Now { skipped: 0 });
@@ -626,9 +636,8 @@ async fn a_run_that_was_made_before_the_clock_was_set_back_says_so() {
     let store = belfry::AnyStore::Memory(belfry_store::memory::Memory::new());
     let agent = AgentBuilder::new("a").schedule("s", When::Cron("0 0 1 1 *".into())).build();
     store.apply(at(START), "files", "digest", &[agent]).await.unwrap();
-    let request = RunRequest::default();
-    belfry::request_run(&store, &Options::default(), at(START), "a/s", request).await.unwrap();
-    let why = belfry::why(&store, "a/s", at("2026-03-02T10:00:00Z")).await.unwrap();
+    enqueue(&store, at(START), "a/s").await;
+    let why = belfry::testing::why(&store, "a/s", at("2026-03-02T10:00:00Z")).await.unwrap();
     let words = serde_json::to_string(&why).unwrap();
     assert!(words.contains("the clock was set back after it was made"), "{words}");
 }

@@ -7,11 +7,8 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::Run;
-use belfry::event::Name;
-use belfry::{Backfill, Made, Resume, Resumed, RunRequest};
-use belfry_core::check::Status;
-use belfry_core::{RunId, Trigger};
-use belfry_store::{ScheduleRecord, Store};
+use belfry::{Backfill, Resume, Resumed, RunRequest};
+use belfry_core::RunId;
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,12 +28,10 @@ use crate::trace::Trace;
 
 /// Nobody waits longer for a run in one request.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// How often a run that is waited for is looked at.
+/// How often the token of a request that waits is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Runs of one backfill, so that its answer comes soon; `more` says what is left.
 const BACKFILL_MAX: u32 = 1000;
-/// Longer reasons are essays.
-const REASON_MAX: usize = 1000;
 
 pub fn router() -> Routes {
     Routes::new()
@@ -84,16 +79,11 @@ async fn run(
     let body: RunBody = body.read()?;
     let wait = wait_of(&shared, &actor, share, body.wait_ms)?;
     shared.refuse_draining()?;
-    let (name, now) = (named.full(), shared.now());
     let request = RunRequest { prompt: body.prompt, payload: body.payload, key, trace_id: Some(trace.id) };
-    let made = belfry::request_run(shared.store(), &shared.options, now, &name, request).await?;
+    let made = shared.done(&named, shared.engine.trigger(&named.full(), request)).await?;
     audit::made(made.is_new);
-    if !made.is_new {
-        return answer_run(&shared, StatusCode::OK, made.run, wait).await;
-    }
-    shared.engine.tell_created(&name, Made::by(Trigger::Manual, made.run, Some(trace.id)));
-    shared.engine.hint().await;
-    answer_run(&shared, StatusCode::CREATED, made.run, wait).await
+    let status = if made.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    answer_run(&shared, status, made.run, wait).await
 }
 
 /// How long to wait for a run, with a place among the readers where that is long.
@@ -133,13 +123,27 @@ pub async fn answer_run(
     wait: Wait,
 ) -> Result<Response, Problem> {
     wait.share.close();
-    let until = tokio::time::Instant::now() + wait.time;
-    let mut run = shared.run(id).await?;
-    while run.state.is_live() && tokio::time::Instant::now() < until {
-        tokio::time::sleep(LOOK_EVERY).await;
-        shared.refuse_if_ended(&wait.actor).await?;
-        run = shared.run(id).await?;
-    }
+    let token_ends = async {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if let Err(problem) = shared.refuse_if_ended(&wait.actor).await {
+                return problem;
+            }
+        }
+    };
+    let ended = async {
+        match wait.is_asked() {
+            true => tokio::time::timeout(wait.time, shared.engine.wait(id)).await.ok(),
+            false => None,
+        }
+    };
+    let run = tokio::select! {
+        ended = ended => match ended {
+            Some(run) => run?,
+            None => shared.run(id).await?,
+        },
+        problem = token_ends => return Err(problem),
+    };
     let mut response = json(status, &shared.runs_of(&[run]).await?.first());
     if let Ok(place) = HeaderValue::from_str(&format!("/api/v1/runs/{id}")) {
         response.headers_mut().insert(header::LOCATION, place);
@@ -183,46 +187,13 @@ async fn pause(
     body: MaybeObject,
 ) -> Result<Response, Problem> {
     let body: PauseBody = body.read()?;
-    if body.reason.as_ref().is_some_and(|reason| reason.len() > REASON_MAX) {
-        return Err(
-            Problem::bad("bad_field", format!("a reason is at most {REASON_MAX} bytes")).field("reason")
-        );
-    }
-    let now = shared.now();
-    let until = body.until.map(|until| Timestamp::from_microsecond(until.as_microsecond()).unwrap_or(until));
-    if until.is_some_and(|until| until <= now) {
-        let detail = format!("a pause must end in the future, and it is {now}");
-        return Err(Problem::meaningless("past", detail).field("until"));
-    }
-    let record = shared.schedule(&named.full()).await?;
-    belfry::refuse_unreadable(&record)?;
-    let changed = shared.store().pause(now, record.id, body.reason.as_deref(), until).await?;
+    let changed =
+        shared.done(&named, shared.engine.pause(&named.full(), body.reason.as_deref(), body.until)).await?;
     audit::made(changed);
-    if changed {
-        shared.tell(Name::SchedulePaused, &named);
-        shared.engine.hint().await;
-    }
     let record = shared.schedule(&named.full()).await?;
-    match why_not_paused(&record) {
-        None => {
-            let agent = shared.agent_of(&record).await?;
-            let paused = Paused { detail: ScheduleDetail::of(&record, &agent, now), changed };
-            Ok(tagged(StatusCode::OK, &record, &paused))
-        }
-        Some(why) => {
-            Err(Problem::conflict("cannot_pause", format!("{} cannot be paused: {why}", record.name)))
-        }
-    }
-}
-
-fn why_not_paused(record: &ScheduleRecord) -> Option<&'static str> {
-    match record.status {
-        Status::Paused { .. } => None,
-        Status::Active => Some("it has changed meanwhile"),
-        Status::Disabled => Some("it is disabled, `enabled: false`"),
-        Status::Invalid { .. } => Some("it is invalid and does not tick"),
-        Status::Exhausted => Some("it has no tick to come"),
-    }
+    let agent = shared.agent_of(&record).await?;
+    let paused = Paused { detail: ScheduleDetail::of(&record, &agent, shared.now()), changed };
+    Ok(tagged(StatusCode::OK, &record, &paused))
 }
 
 /// The end of a pause.
@@ -274,18 +245,13 @@ async fn resume(
         (false, true) => Resume::FromNow,
         (false, false) => Resume::Skip,
     };
-    let record = shared.schedule(&named.full()).await?;
-    let came = belfry::resume(shared.store(), shared.now(), &record, how).await?;
+    let came = shared.done(&named, shared.engine.resume(&named.full(), how)).await?;
     if let Resumed::Lives(run) = came {
-        let detail = format!("{} has a live run of a later tick, {run}", record.name);
+        let detail = format!("{} has a live run of a later tick, {run}", named.full());
         let way_out = "wait for its end, or cancel it";
         return Err(Problem::conflict("run_lives", detail).way_out(way_out));
     }
     audit::made(matches!(came, Resumed::Now { .. }));
-    if let Resumed::Now { .. } = came {
-        shared.tell(Name::ScheduleResumed, &named);
-        shared.engine.hint().await;
-    }
     let record = shared.schedule(&named.full()).await?;
     let agent = shared.agent_of(&record).await?;
     let (resumed, skipped, ended_at) = match came {
@@ -362,7 +328,6 @@ async fn backfill(
     if !body.dry_run {
         shared.refuse_draining()?;
     }
-    let record = shared.schedule(&named.full()).await?;
     let request = Backfill {
         from: body.from,
         to: body.to,
@@ -371,20 +336,8 @@ async fn backfill(
         limit: limit as usize,
         key,
     };
-    let done = belfry::backfill(shared.store(), &shared.options, shared.now(), &record, &request).await;
-    // Where the schedule went meanwhile, some may have been made before.
-    if let Err(belfry::Error::NotFound { .. }) = done {
-        audit::made(true);
-    }
-    let done = done?;
+    let done = shared.done(&named, shared.engine.backfill(&named.full(), &request)).await?;
     audit::made(!done.made.is_empty());
-    for (tick_at, run) in done.runs.iter().filter_map(|(tick, run)| Some((*tick, (*run)?))) {
-        if done.made.contains(&run) {
-            let made = Made::by(Trigger::Backfill, run, None);
-            shared.engine.tell_created(&record.name, Made { tick_at: Some(tick_at), ..made });
-        }
-    }
-    shared.engine.hint().await;
     let runs = done.runs.into_iter().map(|(tick_at, run_id)| BackfilledRun { tick_at, run_id }).collect();
     let answer = BackfillAnswer {
         dry_run: body.dry_run,

@@ -7,7 +7,6 @@ use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{Agent, List};
-use belfry::event::{Event, Level, Name};
 use belfry_config::{About, env_is_written_out, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
@@ -230,10 +229,7 @@ async fn remove(
     let record = shared.agent(&name).await?;
     preconditions(&headers, Some(tag_of(&record)), "agent")?;
     match shared.engine.remove_agent(&name, &expected(&headers, Some(&record))).await? {
-        Removed::Gone { ended } => {
-            tell(&shared, Name::AgentDeleted, &name);
-            Ok(json(StatusCode::OK, &RemovedAgent { cancelled: ended.len() as u32 }))
-        }
+        Removed::Gone { ended } => Ok(json(StatusCode::OK, &RemovedAgent { cancelled: ended.len() as u32 })),
         Removed::OwnedBy(source) => Err(owned(&shared, &name, &source)),
         Removed::Differs => Err(changed(&headers, "agent")),
         Removed::NotFound => Err(Problem::not_found(format!("agent {name} is gone already"))),
@@ -349,15 +345,8 @@ async fn put(
     audit::made(matches!(put, PutAgent::Added | PutAgent::Changed { .. }));
     let status = match put {
         PutAgent::Differs => return Ok(None),
-        PutAgent::Added => {
-            tell(shared, Name::AgentCreated, name);
-            StatusCode::CREATED
-        }
-        PutAgent::Changed { .. } => {
-            tell(shared, Name::AgentUpdated, name);
-            StatusCode::OK
-        }
-        PutAgent::Unchanged => StatusCode::OK,
+        PutAgent::Added => StatusCode::CREATED,
+        PutAgent::Changed { .. } | PutAgent::Unchanged => StatusCode::OK,
         PutAgent::OwnedBy(source) => return Err(owned(shared, name, &source)),
     };
     let mut response = answer(shared, status, &shared.agent(name).await?);
@@ -367,11 +356,6 @@ async fn put(
         response.headers_mut().insert(header::LOCATION, place);
     }
     Ok(Some(response))
-}
-
-fn tell(shared: &Shared, name: Name, agent: &str) {
-    let event = Event::new(shared.now(), Level::Info, name);
-    shared.engine.tell(Event { agent: Some(agent.to_owned()), ..event });
 }
 
 /// Why an agent of somebody else is not touched.

@@ -8,7 +8,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::AgentDefinition;
 use belfry::api::{Breaker, List};
-use belfry::event::Event;
 use belfry_store::Store;
 use utoipa_axum::routes;
 
@@ -48,22 +47,9 @@ async fn shown(shared: &Shared) -> Result<Vec<Breaker>, Problem> {
     responses((status = 200, description = "It is closed", body = Breaker)))]
 async fn reset(State(shared): State<Arc<Shared>>, named: Named) -> Result<Response, Problem> {
     let (agent, command) = (named.agent, named.schedule);
-    let entries = shared.store().breakers().await?;
-    let entry = entries.iter().find(|entry| entry.agent_name == agent && entry.command == command);
-    let entry = entry.ok_or_else(|| {
-        Problem::not_found(format!("no breaker of {agent}/{command} has counted a failure"))
-            .way_out("GET /api/v1/breakers lists those that have")
-    })?;
-    let is_news = shared.store().reset_breaker(shared.now(), entry.agent, &entry.command).await?;
+    let (entry, is_news) = shared.engine.reset_breaker(&agent, &command).await?;
     audit::made(is_news);
-    if is_news {
-        shared.engine.hint().await;
-    }
-    // One that has nothing to tell any more is not listed.
     let record = shared.store().breaker(entry.agent, &entry.command).await?;
-    if let Some(change) = record.history.last().filter(|_| is_news) {
-        shared.engine.tell(Event::breaker(&agent, &entry.command, change));
-    }
     let definition = shared.agent(&agent).await?.definition;
-    Ok(json(StatusCode::OK, &Breaker::of(entry, &record, Some(&definition))))
+    Ok(json(StatusCode::OK, &Breaker::of(&entry, &record, Some(&definition))))
 }

@@ -6,8 +6,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::api::Agent;
-use belfry::event::{Event, Level, Name};
-use belfry_store::Store;
 use utoipa_axum::routes;
 
 use super::{Routes, json};
@@ -27,14 +25,7 @@ pub fn router() -> Routes {
     params(("agent" = String, Path, description = "Agent name")),
     responses((status = 200, description = "It is cleared", body = Agent)))]
 async fn reset(State(shared): State<Arc<Shared>>, name: Segment) -> Result<Response, Problem> {
-    let found = shared.agent(&name.0).await?;
-    let is_news = shared.store().reset_budget(shared.now(), found.id).await?;
-    audit::made(is_news);
-    if is_news {
-        let event = Event::new(shared.now(), Level::Info, Name::BudgetChanged);
-        let reason = Some("manual_reset".to_owned());
-        shared.engine.tell(Event { agent: Some(name.0.clone()), state: Some("cleared"), reason, ..event });
-        shared.engine.hint().await;
-    }
+    shared.agent(&name.0).await?;
+    audit::made(shared.engine.reset_budget(&name.0).await?);
     Ok(json(StatusCode::OK, &Agent::of(&shared.agent(&name.0).await?, shared.now())))
 }

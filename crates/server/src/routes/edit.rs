@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use belfry::event::{Event, Level, Name};
 use belfry_config::{About, Errors, Inherited, Input, Parsed, is_written_out, parse_schedule};
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
@@ -287,9 +286,8 @@ async fn remove(
     let record = shared.schedule(&named.full()).await?;
     preconditions(&headers, Some(tag_of(&record)), "schedule")?;
     let expect = if is_conditional(&headers) { Expect::same(&record) } else { Expect::Any };
-    match shared.engine.remove_schedule(record.id, &expect).await? {
+    match shared.engine.remove_schedule(&record.name, &expect).await? {
         Removed::Gone { ended } => {
-            shared.tell(Name::ScheduleDeleted, &named);
             Ok(json(StatusCode::OK, &RemovedSchedule { cancelled: ended.len() as u32 }))
         }
         Removed::OwnedBy(source) => Err(shared.owned(&record.name, &source)),
@@ -463,24 +461,13 @@ pub async fn store(
     definition: &ScheduleDefinition,
     expect: &Expect,
 ) -> Result<Option<PutResult>, Problem> {
-    let now = shared.now();
-    let put = shared.store().put_schedule(now, &named.agent, &named.schedule, definition, expect).await?;
+    let put = shared.engine.put_schedule(&named.full(), definition, expect).await?;
+    audit::made(matches!(put, Put::Added(_) | Put::Changed(_)));
     match put {
         Put::Differs => Ok(None),
-        Put::Added(_) => {
-            audit::made(true);
-            shared.tell(Name::ScheduleCreated, named);
-            Ok(Some(PutResult::Added))
-        }
-        Put::Changed(_) => {
-            audit::made(true);
-            shared.tell(Name::ScheduleUpdated, named);
-            Ok(Some(PutResult::Changed))
-        }
-        Put::Unchanged(_) | Put::Spent => {
-            audit::made(false);
-            Ok(Some(PutResult::Unchanged))
-        }
+        Put::Added(_) => Ok(Some(PutResult::Added)),
+        Put::Changed(_) => Ok(Some(PutResult::Changed)),
+        Put::Unchanged(_) | Put::Spent => Ok(Some(PutResult::Unchanged)),
         Put::NoAgent => Err(Problem::not_found(format!("agent {} is gone", named.agent)).field("agent")),
         Put::OwnedBy(source) => Err(shared.owned(&named.full(), &source)),
     }
@@ -542,16 +529,6 @@ pub fn preconditions(headers: &HeaderMap, tag: Option<String>, what: &str) -> Re
 }
 
 impl Shared {
-    /// Tells listeners what was done to a schedule.
-    pub fn tell(&self, name: Name, named: &Named) {
-        let event = Event::new(self.now(), Level::Info, name);
-        self.engine.tell(Event {
-            agent: Some(named.agent.clone()),
-            schedule: Some(named.schedule.clone()),
-            ..event
-        });
-    }
-
     /// Why a schedule of somebody else is not touched.
     pub fn owned(&self, name: &str, source: &str) -> Problem {
         match source {

@@ -8,11 +8,11 @@ use axum::extract::{Extension, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::Response;
-use belfry::{Event, Made};
+use belfry::Webhook;
+use belfry_core::RunId;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_core::{RunId, SkipReason, Trigger};
-use belfry_store::{Given, Hooks, Key, Knock, Knocked, NewRun, ScheduleRecord, Scope, Store};
+use belfry_store::{ScheduleRecord, Scope, Store};
 use belfry_time::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -83,17 +83,16 @@ async fn hook(
     let Proven { record, body, content, id, actor } = proven?;
     extract::make_room(&shared, &parts, &body).await?;
     let payload = payload(&body)?;
-    let knock = knock(&shared, &record, payload, now, trace).await?;
     // A blank keeps these apart from the keys of other requests, which have none.
     let keys =
         key.map(|key| format!("hook {key}")).into_iter().chain(id.map(|id| format!("webhook-id {id}")));
-    let knock = Knock {
-        signed: content.map(|content| Key::new(format!("signed {content}"), Vec::new(), now)),
-        keys: keys.map(|key| Key::new(key, Sha256::digest(&body).to_vec(), now)).collect(),
-        ..knock
-    };
+    let keys = keys.map(|key| (key, Sha256::digest(&body).to_vec())).collect();
     audit::begin(actor.as_deref()).await?;
-    answer(&shared, &named, &record.name, knock, now, trace).await
+    let webhook = Webhook { payload, signed: content, keys, trace_id: Some(trace.id) };
+    let made = shared.engine.webhook(&record.name, webhook).await?;
+    audit::made(made.is_new);
+    let status = if made.is_new { StatusCode::ACCEPTED } else { StatusCode::OK };
+    Ok(json(status, &Accepted { run_id: made.run }))
 }
 
 /// A request that was sent by somebody who may.
@@ -235,63 +234,6 @@ fn payload(body: &[u8]) -> Result<Map<String, Value>, Problem> {
         Value::Object(map) => map,
         other => Map::from_iter([("body".to_owned(), other)]),
     })
-}
-
-/// The run that a request asks for.
-async fn knock(
-    shared: &Shared,
-    record: &ScheduleRecord,
-    payload: Map<String, Value>,
-    now: Timestamp,
-    trace: Trace,
-) -> Result<Knock, Problem> {
-    let (run, _) = belfry::prepare(shared.store(), &shared.options, now, &record.name).await?;
-    let run = run.as_webhook().given(Given { prompt: None, payload, trace_id: Some(trace.id) });
-    Ok(Knock { run, signed: None, keys: Vec::new(), options: record.definition.options.clone() })
-}
-
-/// Asks the store for the run, and answers.
-async fn answer(
-    shared: &Shared,
-    named: &Named,
-    name: &str,
-    knock: Knock,
-    now: Timestamp,
-    trace: Trace,
-) -> Result<Response, Problem> {
-    let knocked = shared.store().knock(now, &knock).await?;
-    audit::made(matches!(knocked, Knocked::Made { .. }));
-    match knocked {
-        Knocked::Made { cancelled } => {
-            let run_id = knock.run.id;
-            shared.engine.tell_ends(&cancelled).await;
-            shared.engine.tell_created(name, Made::by(Trigger::Webhook, run_id, Some(trace.id)));
-            shared.tell_probe(named, &knock.run).await;
-            shared.engine.hint().await;
-            Ok(json(StatusCode::ACCEPTED, &Accepted { run_id }))
-        }
-        Knocked::Repeat(run_id) => Ok(json(StatusCode::OK, &Accepted { run_id })),
-        Knocked::KeyReused(run) => Err(belfry::Error::KeyReused { name: name.to_owned(), run }.into()),
-        Knocked::Refused(reason) => Err(Problem::conflict(reason.as_str(), refusal(name, reason))),
-        Knocked::NotFound => Err(Problem::not_found(format!("{name} is gone"))),
-    }
-}
-
-impl Shared {
-    /// Tells of a breaker that has become half-open, if the run is its probe.
-    async fn tell_probe(&self, named: &Named, run: &NewRun) {
-        // Where the store does not answer now, the end of the probe is told all the same.
-        let Ok(record) = self.store().breaker(run.agent, &run.command).await else { return };
-        for change in record.history.iter().filter(|change| change.run == Some(run.id)) {
-            let trace_id = Some(run.id.trace(run.trace_id).simple().to_string());
-            let event = Event::breaker(&named.agent, &run.command, change);
-            self.engine.tell(Event { trace_id, ..event });
-        }
-    }
-}
-
-fn refusal(name: &str, reason: SkipReason) -> String {
-    format!("{name} makes no run now: {}", belfry::skip_words(reason))
 }
 
 #[cfg(test)]

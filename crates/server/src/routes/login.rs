@@ -6,7 +6,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use belfry_config::Rate;
-use belfry_store::{Access, AddedToken, Scope, TOKENS_MAX, TokenRecord};
+use belfry_store::{AddedToken, Scope, TOKENS_MAX, TokenRecord};
 use belfry_time::{SignedDuration, Timestamp};
 use http_body_util::{BodyExt, Limited};
 use serde::{Deserialize, Serialize};
@@ -166,7 +166,7 @@ async fn login(
         expires_at: Some(expires_at),
         revoked_at: None,
     };
-    match shared.store().add_token(&record).await? {
+    match shared.engine.add_token(&record).await? {
         AddedToken::Added => shared.forget_tokens().await,
         AddedToken::Taken => return Err(Problem::conflict("exists", "the drawn id is taken; try again")),
         AddedToken::Full => {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use belfry::Made;
+use belfry::Cancelling;
 use belfry::api::{List, Run};
-use belfry_core::{Reason, RunId, RunState, Trigger};
-use belfry_store::{Cancelled, Enqueue, Enqueued, NewRun, RunFilter, Store};
+use belfry_core::{RunId, RunState};
+use belfry_store::{RunFilter, Store};
 use belfry_time::Timestamp;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -144,20 +144,8 @@ async fn cancel(
 ) -> Result<Response, Problem> {
     let body: CancelBody = body.read()?;
     let wait = wait_of(&shared, &actor, share, body.wait_ms)?;
-    let cancelled = shared.store().cancel(shared.now(), id, Reason::Requested).await?;
-    audit::made(matches!(cancelled, Cancelled::Ended | Cancelled::Told(_)));
-    match cancelled {
-        Cancelled::NotFound => {
-            return Err(Problem::not_found(format!("there is no run {id}, or it is no longer kept")));
-        }
-        Cancelled::Before(state) if state != RunState::Cancelled => {
-            return Err(Problem::conflict("ended", format!("run {id} has ended already: it is {state}")));
-        }
-        // The node that runs it tells of the others.
-        Cancelled::Ended => shared.engine.tell_ends(&[id]).await,
-        Cancelled::Told(_) | Cancelled::Before(_) => {}
-    }
-    shared.engine.hint().await;
+    let done = shared.engine.cancel(id).await?;
+    audit::made(done != Cancelling::Before);
     answer_run(&shared, StatusCode::OK, id, wait).await
 }
 
@@ -178,39 +166,10 @@ async fn retry(
     Key(key): Key,
 ) -> Result<Response, Problem> {
     shared.refuse_draining()?;
-    let old = shared.run(id).await?;
-    if old.state.is_live() {
-        let detail = format!("run {id} is {} and has not ended", old.state);
-        return Err(Problem::conflict("not_ended", detail).way_out("wait for it, or cancel it"));
-    }
-    let now = shared.now();
-    let (new, _) = belfry::prepare(shared.store(), &shared.options, now, &old.name).await?;
     // How much memory its payload takes is not known before it is read.
     shared.bodies.open(&share, COPIED_BYTES).await?;
-    let given = shared.store().run(id).await?;
-    let given = given.ok_or_else(|| Problem::not_found(format!("run {id} is no longer kept")))?;
-    if given.payload.is_null() {
-        let detail = format!("the payload of run {id} cannot be read: nobody knows what to run again");
-        return Err(Problem::conflict("unreadable", detail).way_out("make a new run with its payload"));
-    }
-    let run = new.again(old.command, given.prompt, given.payload);
-    let run = NewRun { trace_id: Some(trace.id), ..run };
-    let made = run.id;
-    let key = key.map(|key| belfry_store::Key::new(key, id.0.as_bytes().to_vec(), now));
-    match shared.store().enqueue(now, &Enqueue { run, key }).await? {
-        Enqueued::Made => {
-            audit::made(true);
-            shared.engine.tell_created(&old.name, Made::by(Trigger::Manual, made, Some(trace.id)));
-            shared.engine.hint().await;
-            answer_run(&shared, StatusCode::CREATED, made, Wait::default()).await
-        }
-        Enqueued::Repeat(first) => {
-            audit::made(false);
-            answer_run(&shared, StatusCode::OK, first, Wait::default()).await
-        }
-        Enqueued::KeyReused(run) => Err(belfry::Error::KeyReused { name: old.name, run }.into()),
-        Enqueued::NotFound => {
-            Err(Problem::not_found(format!("{} is gone: its runs cannot be repeated", old.name)))
-        }
-    }
+    let made = shared.engine.retry(id, key, Some(trace.id)).await?;
+    audit::made(made.is_new);
+    let status = if made.is_new { StatusCode::CREATED } else { StatusCode::OK };
+    answer_run(&shared, status, made.run, Wait::default()).await
 }

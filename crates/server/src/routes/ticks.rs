@@ -172,12 +172,7 @@ async fn why(
     named: Named,
     Params(params): Params<WhyParams>,
 ) -> Result<Response, Problem> {
-    let (name, now) = (named.full(), shared.now());
-    shared.schedule(&name).await?;
-    let mut answer = match params.at {
-        Some(at) => belfry::why_at(shared.store(), &name, at, now).await?,
-        None => belfry::why(shared.store(), &name, now).await?,
-    };
+    let mut answer = shared.done(&named, shared.engine.why(&named.full(), params.at)).await?;
     // The store does not know that: it may be what is short of room.
     if let Some(delay) = answer.run_id.and_then(|run| shared.engine.delayed(run)) {
         answer.words.push_str(&format!(" Its program has not started yet, and is tried again: {delay}."));

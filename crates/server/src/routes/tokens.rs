@@ -171,7 +171,7 @@ async fn create(
         expires_at: ttl.and_then(|ttl| now.checked_add(ttl).ok()),
         revoked_at: None,
     };
-    match shared.store().add_token(&record).await? {
+    match shared.engine.add_token(&record).await? {
         AddedToken::Added => {
             shared.forget_tokens().await;
             Ok(json(StatusCode::CREATED, &MadeToken { known: Token::of(&record), token }))
@@ -193,7 +193,7 @@ async fn create(
     params(("id" = String, Path, description = "Which")),
     responses((status = 204, description = "It is good no longer")))]
 async fn revoke(State(shared): State<Arc<Shared>>, Segment(id): Segment) -> Result<StatusCode, Problem> {
-    if !shared.store().revoke_token(shared.now(), &id).await? {
+    if !shared.engine.revoke_token(&id).await? {
         return Err(Problem::not_found(format!("there is no token {id} that is good")));
     }
     shared.forget_tokens().await;

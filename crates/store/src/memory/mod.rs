@@ -22,6 +22,7 @@ mod why;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use belfry_core::breaker::Admits;
 use belfry_core::budget::Budget;
 use belfry_core::check::Status;
 use belfry_core::edit::Resume;
@@ -258,6 +259,13 @@ impl Store for Memory {
         self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent, expect))), |_| true)
     }
 
+    async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
+        let state = self.state.lock();
+        let is_it = |row: &ScheduleRow, name: &str| row.retired_at.is_none() && row.record.name == name;
+        let find = |name: &&str| state.schedules.iter().find(|(_, row)| is_it(row, name)).map(|(id, _)| *id);
+        Ok(names.iter().map(find).collect())
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let state = self.state.lock();
         Ok(schedules.iter().map(|schedule| state.definitions(*schedule)).collect())
@@ -308,10 +316,11 @@ impl Store for Memory {
         self.hint.after(Ok(committed), |committed| hint::made_runs(commits, committed))
     }
 
-    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
+    async fn enqueue_many(&self, now: Timestamp, requests: &[Enqueue]) -> Answer<Vec<Enqueued>> {
         let mut state = self.state.lock();
         state.last_claim.shown(now);
-        self.hint.after(Ok(state.enqueue(now, &storable(request))), hint::made)
+        let answers = requests.iter().map(|request| state.enqueue(now, &storable(request))).collect();
+        self.hint.after(Ok(answers), |answers| hint::made(answers))
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
@@ -427,6 +436,12 @@ impl Store for Memory {
         Ok(self.state.lock().marks(node))
     }
 
+    async fn running_lanes(&self, node: NodeId) -> Answer<Vec<(RunId, String)>> {
+        let state = self.state.lock();
+        let own = state.live.iter().filter(|(_, live)| live.running == Some(node));
+        Ok(own.map(|(run, live)| (*run, live.new.lane.clone())).collect())
+    }
+
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         self.hint.after(Ok(self.change(|state| state.drain(now, node, draining))), hint::marked)
     }
@@ -437,6 +452,24 @@ impl Store for Memory {
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
         self.hint.after(Ok(self.change(|state| state.fence(now, node, lease_seen))), Option::is_some)
+    }
+
+    async fn pass_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        run: RunId,
+    ) -> Answer<Admits> {
+        let mut state = self.state.lock();
+        let policy = state.agents.get(&agent).and_then(|agent| agent.definition.breaker);
+        let Some(policy) = policy else { return Ok(Admits::Yes) };
+        let breaker = state.breaker_of(agent, command).breaker;
+        let admits = breaker.admits_waiting(&policy, run, now);
+        if admits == Admits::Probe {
+            state.put_breaker(agent, command, breaker.probing(run, now));
+        }
+        Ok(admits)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {

@@ -219,6 +219,26 @@ fn moved(live: &Live, then: Then, waiting: Waiting, now: Timestamp) -> Then {
     Then::Back { at, counted }
 }
 
+/// See [`crate::Store::pass_breaker`].
+pub(super) async fn pass_breaker(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    (agent, command): (AgentId, &str),
+    run: RunId,
+) -> Result<Admits, Fault> {
+    let mut books = Books::of_agents(tx, &[agent]).await?;
+    let policy = books.agents.get(&agent).and_then(|definition| definition.breaker);
+    let Some(policy) = policy else { return Ok(Admits::Yes) };
+    let place = (agent, command.to_owned());
+    let before = books.breakers.get(&place).copied().unwrap_or_default();
+    let admits = before.admits_waiting(&policy, run, now);
+    if admits == Admits::Probe {
+        books.turn(place, before.probing(run, now), before);
+        books.close(tx).await?;
+    }
+    Ok(admits)
+}
+
 pub(super) async fn reset_breaker(
     tx: &mut Tx<'_>,
     now: Timestamp,

@@ -360,8 +360,8 @@ impl Postgres {
             &window,
             &slots,
             &held,
-            &lane.rescues.allow(false),
-            &lane.rescues.allow(true),
+            &lane.rescues.reserve(false),
+            &lane.rescues.reserve(true),
             &self.unread.ids(),
         ];
         let found = tx.query(CANDIDATES, params).await?;
@@ -466,8 +466,8 @@ async fn claim_free(
                 &lanes,
                 &slots,
                 &claim.labels,
-                &claim.rescues.allow(false),
-                &claim.rescues.allow(true),
+                &claim.rescues.reserve(false),
+                &claim.rescues.reserve(true),
             ],
         )
         .await?;

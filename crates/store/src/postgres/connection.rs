@@ -27,6 +27,9 @@ const ALLOWED_WITHIN: Duration = Duration::from_secs(3);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 /// A transaction that lost against another is repeated so often.
 const TRIES_MAX: u32 = 10;
+/// Before the second of them it waits about so long, then twice as long each time, within a bound.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(1);
+const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_millis(400);
 /// A frozen node must not keep others waiting, so the server ends what takes too long. All that is asked often is a look-up
 /// by key of a batch of rows, or the head of an index: without statistics, as after a first start, a planner would read
 /// whole tables for that. With only that way left open a plan is the same whatever the tables hold, and is made once for
@@ -563,7 +566,12 @@ impl<'a> Tx<'a> {
         };
         *tries += 1;
         match is_worth_another_try(&fault) && *tries < TRIES_MAX {
-            true => Ok(None),
+            true => {
+                // Whoever stands in the way may take a moment. The connection is not held meanwhile.
+                tokio::time::sleep(TRY_AGAIN_AFTER.saturating_mul(1 << *tries).min(TRY_AGAIN_AFTER_MAX))
+                    .await;
+                Ok(None)
+            }
             false => Err(error_of(fault, &place)),
         }
     }

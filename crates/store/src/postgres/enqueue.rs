@@ -1,6 +1,6 @@
 //! New runs: the queues and gates they go to, and runs that are asked for from outside a plan.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use belfry_core::definition::Scope;
 use belfry_core::{AgentId, RunId, ScheduleId};
@@ -78,13 +78,13 @@ impl Postgres {
         &self,
         tx: &mut Tx<'_>,
         now: Timestamp,
-        request: &Enqueue,
-        place: (&Places, bool),
-    ) -> Result<Enqueued, Fault> {
+        requests: &[Enqueue],
+        places: (&Places, &HashSet<RunId>),
+    ) -> Result<Vec<Enqueued>, Fault> {
         tx.passes_locks();
-        let answer = enqueue(tx, now, request, place).await?;
+        let answers = enqueue(tx, now, requests, places).await?;
         self.move_edited(tx).await?;
-        Ok(answer)
+        Ok(answers)
     }
 
     pub(super) async fn gate(&self, tx: &mut Tx<'_>, gate: Gate) -> Result<i64, Fault> {
@@ -252,86 +252,172 @@ pub(super) async fn insert_runs(
     Ok(())
 }
 
+/// Schedules that are there, and stay until the transaction ends.
+const THERE: &str = "select schedule_id from schedule_state where schedule_id = any($1) and not retired \
+                     order by schedule_id for share";
+/// The same where no other transaction may ask for their ticks meanwhile.
+const THERE_ALONE: &str = "select schedule_id from schedule_state where schedule_id = any($1) and not retired \
+                           order by schedule_id for no key update";
+
+/// Makes runs, in order: those for ticks apart from others, which take their keys and locks in another order.
 pub(super) async fn enqueue(
     tx: &mut Tx<'_>,
     now: Timestamp,
-    request: &Enqueue,
-    (places, is_new_scope): (&Places, bool),
-) -> Result<Enqueued, Fault> {
-    let run = &request.run;
+    requests: &[Enqueue],
+    places: (&Places, &HashSet<RunId>),
+) -> Result<Vec<Enqueued>, Fault> {
+    let mut answers = Vec::with_capacity(requests.len());
+    for alike in requests.chunk_by(|one, next| one.run.tick_at.is_some() == next.run.tick_at.is_some()) {
+        answers.extend(enqueue_alike(tx, now, alike, places).await?);
+    }
+    Ok(answers)
+}
+
+/// Makes runs that are all for ticks, or none of them. What all of them need is locked before any is made: timers, then states of
+/// schedules, each sorted.
+async fn enqueue_alike(
+    tx: &mut Tx<'_>,
+    now: Timestamp,
+    requests: &[Enqueue],
+    (places, new_scopes): (&Places, &HashSet<RunId>),
+) -> Result<Vec<Enqueued>, Fault> {
+    let mut batch = Batch { requests, answers: vec![None; requests.len()] };
+    let is_for_ticks = requests.iter().any(|request| request.run.tick_at.is_some());
     // The live run of a tick goes before a key, which is then not taken.
-    let (key, late_key) = match run.tick_at {
-        None => (request.key.as_ref(), None),
-        Some(_) => (None, request.key.as_ref()),
-    };
-    if let Some(key) = key
-        && let Some(answer) = take_key(tx, now, run, key).await?
-    {
-        return Ok(answer);
+    if !is_for_ticks {
+        batch.take_keys(tx, now).await?;
     }
-    // A plan that did not know of this run is not committed. A tick may have a run already: then nothing changes, and the
+    let schedules = batch.schedules();
+    // A plan that did not know of these runs is not committed. A tick may have a run already: then nothing changes, and the
     // timer is only held.
-    let is_touched = match run.tick_at {
-        None => touch_token(tx, run.schedule).await?,
-        Some(_) => {
-            let sql = "select 1 from timers where schedule_id = $1 for no key update";
-            tx.query(sql, &[&run.schedule]).await?;
-            false
+    let touched = match is_for_ticks {
+        false => touch_tokens(tx, &schedules).await?,
+        true => {
+            let sql =
+                "select 1 from timers where schedule_id = any($1) order by schedule_id for no key update";
+            tx.query(sql, &[&schedules]).await?;
+            HashSet::new()
         }
     };
-    // Held, so that nobody retires the schedule before the run is there to be ended with it; where it is for a tick, so that
-    // nobody else asks for the same one.
-    let sql = match run.tick_at {
-        None => "select 1 from schedule_state where schedule_id = $1 and not retired for share",
-        Some(_) => "select 1 from schedule_state where schedule_id = $1 and not retired for no key update",
-    };
-    if tx.query(sql, &[&run.schedule]).await?.is_empty() {
-        // The key goes as well.
-        if key.is_some() {
-            let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
-            tx.execute(sql, &[&run.schedule, &run.id.0]).await?;
-        }
-        return Ok(Enqueued::NotFound);
+    // Held, so that nobody retires a schedule before its runs are there to be ended with it; where they are for ticks, so that
+    // nobody else asks for the same ones.
+    let there = tx.query(if is_for_ticks { THERE_ALONE } else { THERE }, &[&schedules]).await?;
+    let there: HashSet<ScheduleId> =
+        there.iter().map(|row| get(row, "schedule_id")).collect::<Result<_, Fault>>()?;
+    batch.leave_out(tx, &there).await?;
+    if is_for_ticks {
+        batch.find_ticks(tx, now).await?;
     }
-    if let Some(tick_at) = run.tick_at {
-        let sql = "select id from live where schedule_id = $1 and tick_at = $2";
-        if let Some(row) = tx.query(sql, &[&run.schedule, &tick_at]).await?.first() {
-            return Ok(Enqueued::Repeat(RunId(get(row, "id")?)));
-        }
-    }
-    if let Some(key) = late_key
-        && let Some(answer) = take_key(tx, now, run, key).await?
-    {
-        return Ok(answer);
-    }
+    let made: Vec<&NewRun> = batch.open().map(|(_, request)| &request.run).collect();
     // A timer that was set meanwhile is seen only now: a transaction that sets one holds the state.
-    if !is_touched {
-        touch_token(tx, run.schedule).await?;
+    let mut untouched = batch.schedules();
+    untouched.retain(|schedule| !touched.contains(schedule));
+    touch_tokens(tx, &untouched).await?;
+    let scoped: Vec<&&NewRun> = made.iter().filter(|run| new_scopes.contains(&run.id)).collect();
+    if !scoped.is_empty() {
+        // Before anything of it is read: two who have read it would wait for each other.
+        tx.execute("lock table scopes in access exclusive mode", &[]).await?;
     }
-    if !is_new_scope {
-        insert_runs(tx, now, &[run], places).await?;
-        return Ok(Enqueued::Made);
-    }
-    // Before anything of it is read: two who have read it would wait for each other.
-    tx.execute("lock table scopes in access exclusive mode", &[]).await?;
-    insert_runs(tx, now, &[run], places).await?;
-    tx.edits(run.agent);
-    Ok(Enqueued::Made)
+    insert_runs(tx, now, &made, places).await?;
+    scoped.iter().for_each(|run| tx.edits(run.agent));
+    Ok(batch.answers.into_iter().map(|answer| answer.unwrap_or(Enqueued::Made)).collect())
 }
 
-/// Whether a run wants its command for itself, and that is no scope any more: its schedule had the command before.
-pub(super) async fn is_new_scope(tx: &mut Tx<'_>, run: &NewRun) -> Result<bool, Fault> {
-    if !run.wants_command() {
-        return Ok(false);
-    }
-    let sql = "select 1 from scopes where agent_id = $1 and command = $2";
-    Ok(tx.query(sql, &[&run.agent, &run.command]).await?.is_empty())
+/// Requests, each with its answer as soon as that is known. One without makes its run.
+struct Batch<'a> {
+    requests: &'a [Enqueue],
+    answers: Vec<Option<Enqueued>>,
 }
 
-/// Gives the timer of a schedule another version; false where there is none.
-async fn touch_token(tx: &mut Tx<'_>, schedule: ScheduleId) -> Result<bool, Fault> {
-    let touched = tx.query("select touch_token($1) as is_touched", &[&schedule]).await?;
-    touched.first().map_or(Ok(false), |row| get(row, "is_touched"))
+impl<'a> Batch<'a> {
+    /// Requests without an answer, with their places.
+    fn open(&self) -> impl Iterator<Item = (usize, &'a Enqueue)> {
+        let requests = self.requests.iter().enumerate();
+        requests.filter(|(place, _)| self.answers[*place].is_none())
+    }
+
+    /// Takes their keys, or answers for the runs that have these.
+    async fn take_keys(&mut self, tx: &mut Tx<'_>, now: Timestamp) -> Result<(), Fault> {
+        let keyed =
+            self.open().filter_map(|(place, request)| Some((place, &request.run, request.key.as_ref()?)));
+        let mut keyed: Vec<(usize, &NewRun, &Key)> = keyed.collect();
+        // Of several with one key the first takes it.
+        keyed.sort_by_key(|(place, run, key)| (run.schedule, key.key.as_str(), *place));
+        for (place, run, key) in keyed {
+            self.answers[place] = take_key(tx, now, run, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Schedules of requests without an answer, sorted.
+    fn schedules(&self) -> Vec<ScheduleId> {
+        let schedules: BTreeSet<ScheduleId> = self.open().map(|(_, request)| request.run.schedule).collect();
+        schedules.into_iter().collect()
+    }
+
+    /// Answers for schedules that are gone. Keys that were taken for their runs go as well.
+    async fn leave_out(&mut self, tx: &mut Tx<'_>, there: &HashSet<ScheduleId>) -> Result<(), Fault> {
+        let gone = self.open().filter(|(_, request)| !there.contains(&request.run.schedule));
+        let gone: Vec<(usize, &Enqueue)> = gone.collect();
+        for (place, request) in gone {
+            if request.key.is_some() {
+                let sql = "delete from idempotency where schedule_id = $1 and run_id = $2";
+                tx.execute(sql, &[&request.run.schedule, &request.run.id.0]).await?;
+            }
+            self.answers[place] = Some(Enqueued::NotFound);
+        }
+        Ok(())
+    }
+
+    /// Answers for ticks whose runs live; takes the keys of others, or answers for the runs that have these.
+    async fn find_ticks(&mut self, tx: &mut Tx<'_>, now: Timestamp) -> Result<(), Fault> {
+        let schedules = self.schedules();
+        let ticks: Vec<Timestamp> = self.open().filter_map(|(_, request)| request.run.tick_at).collect();
+        let sql =
+            "select schedule_id, tick_at, id from live where schedule_id = any($1) and tick_at = any($2)";
+        let mut lives: HashMap<(ScheduleId, Timestamp), RunId> = HashMap::new();
+        for row in tx.query(sql, &[&schedules, &ticks]).await? {
+            lives.insert((get(&row, "schedule_id")?, get(&row, "tick_at")?), RunId(get(&row, "id")?));
+        }
+        let asked: Vec<(usize, &Enqueue)> = self.open().collect();
+        for (place, Enqueue { run, key }) in asked {
+            let Some(tick_at) = run.tick_at else { continue };
+            self.answers[place] = match (lives.get(&(run.schedule, tick_at)), key) {
+                (Some(first), _) => Some(Enqueued::Repeat(*first)),
+                (None, Some(key)) => take_key(tx, now, run, key).await?,
+                (None, None) => None,
+            };
+            if self.answers[place].is_none() {
+                lives.insert((run.schedule, tick_at), run.id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those runs that want their commands for themselves where these are no scopes any more: their schedules had the commands
+/// before.
+pub(super) async fn new_scopes(tx: &mut Tx<'_>, runs: &[&NewRun]) -> Result<HashSet<RunId>, Fault> {
+    let wanting: Vec<&&NewRun> = runs.iter().filter(|run| run.wants_command()).collect();
+    if wanting.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let agents: Vec<AgentId> = wanting.iter().map(|run| run.agent).collect();
+    let mut known: HashSet<(AgentId, String)> = HashSet::new();
+    for row in tx.query("select agent_id, command from scopes where agent_id = any($1)", &[&agents]).await? {
+        known.insert((get(&row, "agent_id")?, get(&row, "command")?));
+    }
+    let is_new = |run: &&&&NewRun| !known.contains(&(run.agent, run.command.clone()));
+    Ok(wanting.iter().filter(is_new).map(|run| run.id).collect())
+}
+
+/// Gives the timers of schedules another version; gives those that have one.
+async fn touch_tokens(tx: &mut Tx<'_>, schedules: &[ScheduleId]) -> Result<HashSet<ScheduleId>, Fault> {
+    if schedules.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let sql = "select w.id from (select unnest($1::bigint[]) as id order by 1) w where touch_token(w.id)";
+    tx.query(sql, &[&schedules]).await?.iter().map(|row| get(row, "id")).collect()
 }
 
 /// Takes an idempotency key, or answers for the run that has it.

@@ -439,6 +439,7 @@ impl<'a> Step<'a> {
             Verdict::End { state, reason } => (Some((state, reason)), now, true),
             Verdict::Retry { at } => (None, at, true),
             Verdict::Return => (None, now, false),
+            Verdict::Wait { at } => (None, at, false),
         };
         Step {
             run: finish.run,

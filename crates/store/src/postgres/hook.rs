@@ -1,6 +1,7 @@
 //! Requests from outside. The agent's row is locked first, so that those of one agent come one after the other; what lives is
 //! counted in the next statement, which sees what the one before has made.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use belfry_core::check::Admitted;
@@ -62,7 +63,8 @@ impl Postgres {
             books.reopen(tx).await?;
         }
         let request = Enqueue { run: NewRun { probe, ..run.clone() }, key: None };
-        match enqueue(tx, now, &request, (places, false)).await? {
+        let answers = enqueue(tx, now, std::slice::from_ref(&request), (places, &HashSet::new())).await?;
+        match answers.first().copied().unwrap_or(Enqueued::NotFound) {
             Enqueued::Made => {
                 for key in knock.signed.iter().chain(&knock.keys) {
                     take_key(tx, now, run.schedule, key, run.id).await?;

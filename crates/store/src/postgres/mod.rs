@@ -103,6 +103,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use belfry_core::breaker::Admits;
 use belfry_core::definition::{Scope, Unreadable};
 use belfry_core::edit::Resume;
 use belfry_core::text::clean;
@@ -381,6 +382,10 @@ impl Store for Postgres {
         self.tell(answer, |_| true).await
     }
 
+    async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
+        look!(self, |tx| list::schedule_ids(&mut tx, names).await)
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         if schedules.is_empty() {
             return Ok(Vec::new());
@@ -435,14 +440,18 @@ impl Store for Postgres {
         self.hint(answer, |committed| hint::made_runs(commits, committed))
     }
 
-    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        let request = &*storable(request);
-        let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
-        let is_new_scope = look!(self, |tx| enqueue::is_new_scope(&mut tx, &request.run).await)?;
-        let place = (&places, is_new_scope);
-        let answer = transact!(self, |tx| self.enqueue_in(&mut tx, now, request, place).await);
+    async fn enqueue_many(&self, now: Timestamp, requests: &[Enqueue]) -> Answer<Vec<Enqueued>> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let requests = &*all_storable(requests);
+        let runs: Vec<&NewRun> = requests.iter().map(|request| &request.run).collect();
+        let places = look!(self, |tx| self.places(&mut tx, &runs).await)?;
+        let new_scopes = look!(self, |tx| enqueue::new_scopes(&mut tx, &runs).await)?;
+        let answers =
+            transact!(self, |tx| self.enqueue_in(&mut tx, now, requests, (&places, &new_scopes)).await);
         self.last_claim.shown(now);
-        self.tell(answer, hint::made).await
+        self.tell(answers, |answers: &Vec<Enqueued>| hint::made(answers)).await
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
@@ -591,6 +600,10 @@ impl Store for Postgres {
         transact!(self, Lease, |tx| node::marks(&mut tx, node).await)
     }
 
+    async fn running_lanes(&self, node: NodeId) -> Answer<Vec<(RunId, String)>> {
+        look!(self, Work, |tx| node::running_lanes(&mut tx, node).await)
+    }
+
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         let answer = transact!(self, |tx| node::drain(&mut tx, now, node, draining).await);
         if matches!(answer, Ok(Drained::Marked { is_news: true })) {
@@ -610,7 +623,17 @@ impl Store for Postgres {
             let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
         }
         // A node that leaves fences itself, and its process ends then.
-        self.tell(answer, Option::is_some).await
+        self.tell_by(Part::Rescue, answer, Option::is_some).await
+    }
+
+    async fn pass_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        run: RunId,
+    ) -> Answer<Admits> {
+        transact!(self, Work, |tx| books::pass_breaker(&mut tx, now, (agent, command), run).await)
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {

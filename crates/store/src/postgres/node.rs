@@ -79,6 +79,13 @@ pub(super) async fn held(tx: &mut Tx<'_>, id: NodeId) -> Result<Renewed, Fault> 
     Ok(Renewed::Held { cancels, live: Some(live) })
 }
 
+pub(super) async fn running_lanes(tx: &mut Tx<'_>, id: NodeId) -> Result<Vec<(RunId, String)>, Fault> {
+    let sql = "select l.id, q.lane from live l join queues q on q.id = l.queue_id \
+               where l.node_id = $1 and l.state = 2 order by l.id";
+    let rows = tx.query(sql, &[&id.0]).await?;
+    rows.iter().map(|row| Ok((RunId(get(row, "id")?), get(row, "lane")?))).collect()
+}
+
 pub(super) async fn marks(tx: &mut Tx<'_>, id: NodeId) -> Result<Marks, Fault> {
     wait_briefly(tx).await?;
     let sql = "select id, epoch, cancel_reason from live \

@@ -18,7 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use uuid::Uuid;
 
 use super::Postgres;
-use super::connection::{Fault, Tx};
+use super::connection::{Fault, Part, Tx};
 use crate::Error;
 use crate::hint::Hint;
 use crate::store::Answer;
@@ -84,6 +84,16 @@ impl Postgres {
 
     /// The same, telling others before it returns, for whoever asked may be gone in a moment. Only the first of many does.
     pub(super) async fn tell<T>(&self, answer: Answer<T>, is_news: impl FnOnce(&T) -> bool) -> Answer<T> {
+        self.tell_by(Part::Requests, answer, is_news).await
+    }
+
+    /// The same on a connection of another part, so that it does not wait for those of requests.
+    pub(super) async fn tell_by<T>(
+        &self,
+        part: Part,
+        answer: Answer<T>,
+        is_news: impl FnOnce(&T) -> bool,
+    ) -> Answer<T> {
         if !answer.as_ref().is_ok_and(is_news) {
             return answer;
         }
@@ -101,7 +111,7 @@ impl Postgres {
         }
         inner.here.give();
         // It is only a hint: what it is about has been committed, and whoever misses it looks himself.
-        let _ = look!(self, |tx| notify(&mut tx, &inner.name.0).await);
+        let _ = verb!(self, part, part.deadline(), statements, |tx| notify(&mut tx, &inner.name.0).await);
         answer
     }
 

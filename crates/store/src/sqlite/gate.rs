@@ -114,6 +114,7 @@ impl Verb<'_> {
                    and length(id) = 16 and schedule_id not in (select value from json_each(?3))
                    and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= ?2
                                    and length(e.id) = 16 and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
+                   and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state = 2)
                  order by rank, due_at, id limit 1",
                 params![gate, micros(now), self.unread_ids()?],
                 place,

@@ -40,6 +40,7 @@ use std::sync::atomic::AtomicI64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use belfry_core::breaker::Admits;
 use belfry_core::definition::{FORMAT, read_stored};
 use belfry_core::edit::Resume;
 use belfry_core::ending::Waiting;
@@ -678,6 +679,13 @@ impl Store for Sqlite {
         self.shared.hint.after(answer, |_| true)
     }
 
+    async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let sql = "select id from schedules where name = ? and retired_at is null";
+        self.read(move |verb| names.iter().map(|name| verb.row(sql, [name], |row| row.get(0))).collect())
+            .await
+    }
+
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
         let schedules = schedules.to_vec();
         self.look(move |verb| schedules.iter().map(|schedule| verb.definitions(*schedule)).collect()).await
@@ -735,11 +743,14 @@ impl Store for Sqlite {
         self.shared.hint.after(committed, |committed: &Vec<Committed>| hint::made_runs(commits, committed))
     }
 
-    async fn enqueue(&self, now: Timestamp, request: &Enqueue) -> Answer<Enqueued> {
-        let request = storable(request).into_owned();
-        let answer = self.write(move |verb| verb.enqueue_in_scope(now, &request)).await;
+    async fn enqueue_many(&self, now: Timestamp, requests: &[Enqueue]) -> Answer<Vec<Enqueued>> {
+        let requests = all_storable(requests).into_owned();
+        let enqueue = move |verb: &Verb<'_>| {
+            requests.iter().map(|request| verb.enqueue_in_scope(now, request)).collect()
+        };
+        let answers = self.write(enqueue).await;
         self.shared.last_claim.shown(now);
-        self.shared.hint.after(answer, hint::made)
+        self.shared.hint.after(answers, |answers: &Vec<Enqueued>| hint::made(answers))
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
@@ -875,6 +886,13 @@ impl Store for Sqlite {
         self.look(move |verb| verb.marks(node)).await
     }
 
+    async fn running_lanes(&self, node: NodeId) -> Answer<Vec<(RunId, String)>> {
+        let sql = "select l.id, q.lane from live l join queues q on q.id = l.queue_id
+                   where l.state = 2 and l.node_id = ? order by l.id";
+        let lane = |row: &rusqlite::Row<'_>| Ok((run_id(row.get(0)?), text(row, 1)?));
+        self.look(move |verb| verb.rows(sql, [node_bytes(node)], lane)).await
+    }
+
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         let answer = self.write(move |verb| verb.drain(now, node, draining)).await;
         self.shared.hint.after(answer, hint::marked)
@@ -887,6 +905,28 @@ impl Store for Sqlite {
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
         let answer = self.write(move |verb| verb.fence(now, node, lease_seen)).await;
         self.shared.hint.after(answer, Option::is_some)
+    }
+
+    async fn pass_breaker(
+        &self,
+        now: Timestamp,
+        agent: AgentId,
+        command: &str,
+        run: RunId,
+    ) -> Answer<Admits> {
+        let command = command.to_owned();
+        self.write(move |verb| {
+            let policy = verb.agent_definition(agent)?.and_then(|definition| definition.breaker);
+            let Some(policy) = policy else { return Ok(Admits::Yes) };
+            let breaker = verb.breaker_of(agent, &command)?;
+            let admits = breaker.admits_waiting(&policy, run, now);
+            if admits == Admits::Probe {
+                let (next, transition) = breaker.probing(run, now);
+                verb.put_breaker(agent, &command, &next, transition)?;
+            }
+            Ok(admits)
+        })
+        .await
     }
 
     async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {

@@ -12,6 +12,7 @@ use super::world::*;
 /// All of them, each on a store of its own.
 pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_queues_waits_for_whatever_runs_in_its_scope(&fresh().await).await;
+    a_run_that_waits_for_its_own_turn_holds_nobody_in_its_scope(&fresh().await).await;
     a_run_that_cancels_starts_after_what_it_cancelled_whatever_made_that(&fresh().await).await;
     nobody_younger_starts_while_a_run_waits_to_be_alone(&fresh().await).await;
     a_run_waits_for_earlier_ones_of_its_schedule_and_not_for_others_that_only_wait(&fresh().await).await;
@@ -94,6 +95,27 @@ async fn a_run_that_queues_waits_for_whatever_runs_in_its_scope(store: &impl Sto
     assert_eq!(ids(&claimed), [any]);
     let other = world.next("a/skip_sync").await;
     assert_eq!(ids(&world.claim(node, 9).await), [other], "only starting alone was asked for");
+    world.assert_whole().await;
+}
+
+async fn a_run_that_waits_for_its_own_turn_holds_nobody_in_its_scope(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let schedules = [
+        ("sync", by_hand(IfRunning::Queue, Scope::Command, "sync")),
+        ("old", by_hand(IfRunning::Queue, Scope::Command, "old")),
+    ];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    world.next("a/sync").await;
+    let running = world.claim(node, 9).await;
+    // A run by hand of the command that the schedule had before.
+    let mut again = world.request_at("a/sync", world.now, None).await;
+    again.run.command = "old".into();
+    assert_eq!(store.enqueue(world.now, &again).await.unwrap(), Enqueued::Made);
+    let younger = world.next("a/old").await;
+    assert_eq!(ids(&world.claim(node, 9).await), [younger], "the older one waits for its turn anyway");
+    world.complete(&running[0]).await;
+    assert!(world.claim(node, 9).await.is_empty(), "now the younger one runs in its scope");
     world.assert_whole().await;
 }
 

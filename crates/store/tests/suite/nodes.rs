@@ -20,6 +20,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_node_reads_that_it_is_to_drain(&fresh().await).await;
     a_lease_that_is_renewed_by_a_clock_that_was_set_back_ends_by_that_clock(&fresh().await).await;
     Box::pin(rescued_runs_are_claimed_one_at_a_time(&fresh().await)).await;
+    Box::pin(a_slot_is_kept_for_a_rescued_run_that_may_start_in_a_moment(&fresh().await)).await;
     Box::pin(a_rescued_run_keeps_its_place_at_a_gate(&fresh().await)).await;
     Box::pin(a_run_that_kills_three_nodes_is_given_up_and_no_other(&fresh().await)).await;
     Box::pin(a_suspect_that_waits_holds_back_those_behind_it_at_its_gate_and_nobody_else(&fresh().await))
@@ -210,6 +211,17 @@ async fn rescued_runs_are_claimed_one_at_a_time(store: &impl Store) {
         [(made[0], false)],
         "not after an attempt"
     );
+}
+
+async fn a_slot_is_kept_for_a_rescued_run_that_may_start_in_a_moment(store: &impl Store) {
+    let (mut world, made) = after_a_death(store, 2).await;
+    let node = world.join(2).await;
+    let (fresh, _) = world.enqueue("b/s", None).await;
+    let ids = |claimed: &[Claimed]| claimed.iter().map(|run| run.run).collect::<Vec<_>>();
+    assert_eq!(ids(&world.claim_with(node, 1, Rescues::Soon).await), [], "the slot is for the older run");
+    assert_eq!(ids(&world.claim_with(node, 2, Rescues::Soon).await), [fresh]);
+    assert_eq!(ids(&world.claim_with(node, 1, Rescues::Unsuspected).await), [made[0]]);
+    world.assert_whole().await;
 }
 
 async fn a_rescued_run_keeps_its_place_at_a_gate(store: &impl Store) {

@@ -4,7 +4,7 @@ use belfry_core::check::Status;
 use belfry_core::definition::{AnchorName, Breaker, IfRunning, Options, Retry, Scope, When};
 use belfry_core::edit::Resume;
 use belfry_core::retry::Outcome;
-use belfry_core::{AgentDefinition, Reason, RunState, SkipRange, SkipReason, TokenKind, Trigger};
+use belfry_core::{AgentDefinition, Reason, RunId, RunState, SkipRange, SkipReason, TokenKind, Trigger};
 use belfry_store::*;
 use belfry_time::SignedDuration;
 
@@ -31,6 +31,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
 
 /// Those of this file.
 async fn own<S: Store>(fresh: impl AsyncFn() -> S) {
+    many_requests_are_made_in_one_commit_and_in_order(&fresh().await).await;
     a_tick_is_planned_once_by_any_number_of_planners(&fresh().await).await;
     a_completion_anchored_schedule_waits_for_its_run(&fresh().await).await;
     a_manual_run_makes_a_plan_that_did_not_know_of_it_fail(&fresh().await).await;
@@ -357,6 +358,63 @@ async fn a_key_makes_a_repeat_answer_with_the_first_run(store: &impl Store) {
     );
     world.advance(25 * 3_600_000);
     assert_eq!(world.enqueue("free/hook", Some(("k", 2))).await.1, Enqueued::Made, "a key is kept for a day");
+}
+
+async fn many_requests_are_made_in_one_commit_and_in_order(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let schedules = [("s", cron("*/5 * * * *")), ("t", cron("*/5 * * * *")), ("gone", cron("*/5 * * * *"))];
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    let past = world.now - SignedDuration::from_hours(1);
+    let live = world.past_request("a/s", past - SignedDuration::from_mins(5), None).await;
+    assert_eq!(store.enqueue(world.now, &live).await.unwrap(), Enqueued::Made);
+    let requests = [
+        world.request_at("a/s", world.now, None).await,
+        world.request_at("a/t", world.now, Some(("k", 1))).await,
+        world.request_at("a/t", world.now, Some(("k", 1))).await,
+        world.request_at("a/t", world.now, Some(("k", 2))).await,
+        world.request_at("a/gone", world.now, Some(("k", 1))).await,
+        world.past_request("a/s", past, Some(("past", 1))).await,
+        world.past_request("a/s", past, None).await,
+        world.past_request("a/s", past - SignedDuration::from_mins(5), Some(("late", 1))).await,
+        world.request_at("a/s", world.now, None).await,
+    ];
+    let ids: Vec<RunId> = requests.iter().map(|request| request.run.id).collect();
+    // A plan that does not know of them is not committed.
+    world.advance(300_000);
+    let due = store.due(world.now, None, 9).await.unwrap();
+    let plans: Vec<Commit> = due.iter().map(|due| world.decide(due)).collect();
+    world.apply(&[agent("a", unlimited(), &schedules[..2])]).await;
+    let answers = store.enqueue_many(world.now, &requests).await.unwrap();
+    let made = Enqueued::Made;
+    let expected = [
+        made,
+        made,
+        Enqueued::Repeat(ids[1]),
+        Enqueued::KeyReused(ids[1]),
+        Enqueued::NotFound,
+        made,
+        Enqueued::Repeat(ids[5]),
+        Enqueued::Repeat(live.run.id),
+        made,
+    ];
+    assert_eq!(answers, expected);
+    assert_eq!(store.enqueue_many(world.now, &[]).await.unwrap(), []);
+    assert!(store.commit(world.now, &plans).await.unwrap().iter().all(|one| *one == Committed::Lost));
+    let mut claimed: Vec<RunId> = world.claim(node, 9).await.iter().map(|claimed| claimed.run).collect();
+    claimed.sort_unstable();
+    let mut expected = vec![live.run.id, ids[0], ids[1], ids[5], ids[8]];
+    expected.sort_unstable();
+    assert_eq!(claimed, expected);
+    // The key of a tick whose run lived was not taken, nor that of a schedule that was gone.
+    let late = world.request_at("a/s", world.now, Some(("late", 2))).await;
+    assert_eq!(store.enqueue(world.now, &late).await.unwrap(), made);
+    world.apply(&[agent("a", unlimited(), &schedules)]).await;
+    assert_eq!(world.enqueue("a/gone", Some(("k", 2))).await.1, made);
+    let names = store.schedule_ids(&["a/none", "a/t", "a/s"]).await.unwrap();
+    assert_eq!(names[0], None);
+    assert_eq!(names[1..], [Some(world.schedule("a/t").await.id), Some(world.schedule("a/s").await.id)]);
+    world.assert_whole().await;
 }
 
 async fn a_tick_that_is_asked_for_twice_lives_once(store: &impl Store) {

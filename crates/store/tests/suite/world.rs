@@ -402,8 +402,18 @@ impl<'a, S: Store> World<'a, S> {
         not_before: Timestamp,
         key: Option<(&str, u8)>,
     ) -> (RunId, Enqueued) {
+        let request = self.request_at(name, not_before, key).await;
+        (request.run.id, self.store.enqueue(self.now, &request).await.unwrap())
+    }
+
+    /// A request for a run by hand that is to start at an instant.
+    pub async fn request_at(
+        &mut self,
+        name: &str,
+        not_before: Timestamp,
+        key: Option<(&str, u8)>,
+    ) -> Enqueue {
         let mut run = self.by_hand(name, not_before).await;
-        let id = run.id;
         if let Some(odd) = odd_text(self.ids as usize).filter(|_| self.odd) {
             run.payload = serde_json::json!({"odd": odd});
             run.prompt = Some(odd);
@@ -420,7 +430,7 @@ impl<'a, S: Store> World<'a, S> {
             body_hash: vec![body],
             expires_at: self.now + SignedDuration::from_hours(24),
         });
-        (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
+        Enqueue { run, key }
     }
 
     /// A run for a tick of the past.
@@ -430,6 +440,12 @@ impl<'a, S: Store> World<'a, S> {
         tick_at: Timestamp,
         key: Option<(&str, u8)>,
     ) -> (RunId, Enqueued) {
+        let request = self.past_request(name, tick_at, key).await;
+        (request.run.id, self.store.enqueue(self.now, &request).await.unwrap())
+    }
+
+    /// A request for a run for a tick of the past.
+    pub async fn past_request(&mut self, name: &str, tick_at: Timestamp, key: Option<(&str, u8)>) -> Enqueue {
         let record = self.schedule(name).await;
         let id = self.run_id();
         let definitions = self.store.definitions(&[record.id]).await.unwrap().remove(0).unwrap();
@@ -445,7 +461,7 @@ impl<'a, S: Store> World<'a, S> {
         };
         let expires_at = self.now + SignedDuration::from_mins(20);
         let key = key.map(|(key, body)| Key { key: key.into(), body_hash: vec![body], expires_at });
-        (id, self.store.enqueue(self.now, &Enqueue { run, key }).await.unwrap())
+        Enqueue { run, key }
     }
 
     /// A message for a session, as what is asked of it makes it.

@@ -133,6 +133,7 @@ begin
         where l.alone_gate = gate.id and l.state <> 2 and l.due_at <= asked_at and l.not_before <= asked_at
             and not l.schedule_id = any(unread) and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state <> 2 and e.due_at <= asked_at
                 and (e.rank, e.due_at, e.id) < (l.rank, l.due_at, l.id))
+            and not exists (select 1 from live e where e.turn_gate = l.turn_gate and e.state = 2)
         order by l.rank, l.due_at, l.id limit 1;
     end if;
 end $$;
