@@ -25,6 +25,13 @@ impl<K: Eq + Hash, V> Cached<K, V> {
         self.entries.get(key).map(|(value, _)| value)
     }
 
+    /// Reads it anew the next time.
+    pub fn forget(&mut self, key: &K) {
+        if let Some((_, bytes)) = self.entries.remove(key) {
+            self.bytes -= bytes;
+        }
+    }
+
     /// Keeps what was read from a text of so many bytes.
     pub fn insert(&mut self, key: K, value: V, bytes: usize) {
         if self.entries.len() >= ENTRIES_MAX || self.bytes + bytes > BYTES_MAX {

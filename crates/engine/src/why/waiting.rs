@@ -1,12 +1,13 @@
 //! What a run waits for, or would have to wait for: its instant, a node, its turn, its agent's limit.
 
+use belfry_core::breaker::Admits;
 use belfry_core::definition::{Options, When, handler_of};
 use belfry_core::edit::is_of_later_clock;
 use belfry_core::gate::{self, Gate, Pass, Place, Scopes};
 use belfry_core::text::count;
 use belfry_core::{RunState, SkipReason, Trigger, ending};
 use belfry_store::RunRecord;
-use belfry_time::{SignedDuration, Timestamp};
+use belfry_time::{Allowed, SignedDuration, Timestamp};
 
 use super::{CLOCK_BACK, Known, NO_NODE, length, line};
 
@@ -118,6 +119,17 @@ impl Known {
         if is_of_later_clock(run.created_at, self.now) {
             let words = format!("waits until {until}: the clock was set back after it was made");
             return (Some(CLOCK_BACK), words);
+        }
+        if run.trigger == Trigger::CatchUp && run.attempt == 0 {
+            if self.facts.breaker == Admits::No {
+                let words = format!("waits until {until}, to be looked at again: its breaker is open");
+                return (Some(SkipReason::CircuitOpen.as_str()), words);
+            }
+            let timing = self.schedule.as_ref().ok().and_then(|schedule| schedule.timing.as_ref());
+            if timing.is_some_and(|timing| timing.allows(self.now) != Allowed::Yes) {
+                let words = format!("waits until {until}: its window is closed");
+                return (Some(SkipReason::OutsideWindow.as_str()), words);
+            }
         }
         let held = self
             .budget_until

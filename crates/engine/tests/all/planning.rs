@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::support::{World, on_each, start, stop};
+use crate::support::{Does, World, on_each, start, stop};
 use belfry::testing::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, AgentSpec, NodeId, Options, ScheduleOptions, SignedDuration, cron};
 use belfry_core::Trigger;
-use belfry_core::definition::{CatchUp, Scope};
+use belfry_core::definition::{Breaker, CatchUp, Scope};
 use belfry_store::{ScheduleFilter, Store};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -59,6 +59,80 @@ async fn many_runs_that_are_caught_up_at_once_are_spread() {
         assert_eq!(world.seen.lock().len(), 8);
         world.pass(&engine, 29 * MINUTE, MINUTE).await;
         assert_eq!(world.seen.lock().len(), 16);
+        stop(&engine).await;
+    })
+    .await;
+}
+
+/// A batch of missed ticks that one at a time can be caught up of.
+fn batch(expr: &str, only_between: Option<&str>) -> AgentSpec {
+    let options = ScheduleOptions {
+        catch_up: Some(CatchUp::RunAll),
+        only_between: only_between.map(str::to_owned),
+        ..ScheduleOptions::default()
+    };
+    let builder = AgentBuilder::new("a").schedule_with("s0", cron(expr).unwrap(), options);
+    let breaker = Breaker { threshold: 2, reset_after_ms: 10 * 60_000 };
+    builder
+        .define(|agent| {
+            (agent.max_concurrent, agent.breaker) = (Some(1), Some(breaker));
+            agent.retry.max = 0;
+        })
+        .build()
+}
+
+#[tokio::test]
+async fn a_batch_that_is_caught_up_waits_for_its_breaker_and_sends_one_probe() {
+    on_each(async |world: World| {
+        let agents = [batch("0 * * * *", None)];
+        let engine = world.engine(&agents).await;
+        stop(&engine).await;
+        world.clock.advance(6 * 60 * MINUTE + 15 * MINUTE);
+        world.tell("a/s0", Does::Fail);
+        let engine = world.engine(&agents).await;
+        world.pass(&engine, MINUTE, Duration::from_secs(5)).await;
+        assert_eq!(world.starts("a/s0").len(), 2, "the second failure opens the breaker");
+        let why = engine.why("a/s0", None).await.unwrap();
+        assert_eq!(why.reason.as_deref(), Some("circuit_open"), "{}", why.words);
+        world.pass(&engine, 8 * MINUTE, Duration::from_secs(10)).await;
+        assert_eq!(world.starts("a/s0").len(), 2, "it is open");
+        world.pass(&engine, 5 * MINUTE, Duration::from_secs(10)).await;
+        assert_eq!(world.starts("a/s0").len(), 3, "one probe, which opens it again");
+        world.tell("a/s0", Does::Succeed);
+        world.pass(&engine, 12 * MINUTE, Duration::from_secs(10)).await;
+        assert_eq!(world.starts("a/s0").len(), 6, "a probe closes it, and the rest follows");
+        let runs = world.runs().await;
+        assert!(runs.iter().all(|run| run.attempt == 1), "waiting used up no attempt: {runs:#?}");
+        let ticks: Vec<_> = world.starts("a/s0").iter().map(|seen| seen.tick_at).collect();
+        assert!(ticks.is_sorted(), "{ticks:?}");
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_batch_that_is_caught_up_waits_while_its_window_is_closed() {
+    on_each(async |world: World| {
+        let agents = [batch("0,30 * * * *", Some("11:00-15:00"))];
+        let engine = world.engine(&agents).await;
+        stop(&engine).await;
+        world.clock.advance(2 * 60 * MINUTE + 45 * MINUTE);
+        world.tell("a/s0", Does::Wait);
+        let engine = world.engine(&agents).await;
+        world.pass(&engine, MINUTE, Duration::from_secs(5)).await;
+        assert_eq!(world.starts("a/s0").len(), 1, "it is 14:46");
+        world.pass(&engine, 20 * MINUTE, MINUTE).await;
+        world.does.lock().clear();
+        world.let_go.notify_waiters();
+        world.pass(&engine, 60 * MINUTE, MINUTE).await;
+        assert_eq!(world.starts("a/s0").len(), 1, "the window has closed");
+        let why = engine.why("a/s0", None).await.unwrap();
+        assert_eq!(why.reason.as_deref(), Some("outside_window"), "{}", why.words);
+        world.pass(&engine, 18 * 60 * MINUTE, 30 * MINUTE).await;
+        world.pass(&engine, 2 * 60 * MINUTE, MINUTE).await;
+        assert!(world.starts("a/s0").len() >= 5, "{:?}", world.starts("a/s0"));
+        let opens = crate::support::at("2026-03-03T11:00:00Z");
+        assert!(world.starts("a/s0")[1..].iter().all(|seen| seen.at >= opens), "{:?}", world.starts("a/s0"));
         stop(&engine).await;
     })
     .await;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use belfry_core::definition::{Unreadable, read_stored};
+use belfry_core::definition::{FORMAT, Unreadable, read_stored};
 use belfry_core::{AgentDefinition, AgentId, RunId, ScheduleId};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
@@ -158,6 +158,30 @@ impl Postgres {
     }
 
     /// One statement, and one more for what is not in the cache.
+    /// Ids of schedules by their names. Somebody asks for them: what is kept of definitions that this version cannot read, as an
+    /// edit by hand leaves them, is read anew.
+    pub(super) async fn ids_of(
+        &self,
+        tx: &mut Tx<'_>,
+        names: &[&str],
+    ) -> Result<Vec<Option<ScheduleId>>, Fault> {
+        let sql = "select c.name, c.id, s.edition, a.id as agent_id, a.edition as agent_edition, \
+                   greatest(c.format, a.format) as format from schedules c join schedule_state s on s.schedule_id = c.id \
+                   join agents a on a.id = c.agent_id where c.name = any($1) and c.retired_at is null";
+        let rows = tx.query(sql, &[&names]).await?;
+        let mut known: HashMap<&str, ScheduleId> = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            let schedule: ScheduleId = get(row, "id")?;
+            if get::<i32>(row, "format")? > FORMAT {
+                let mut cache = self.cache.lock();
+                cache.schedules.forget(&(schedule, get(row, "edition")?));
+                cache.agents.forget(&(get(row, "agent_id")?, get(row, "agent_edition")?));
+            }
+            known.insert(get(row, "name")?, schedule);
+        }
+        Ok(names.iter().map(|name| known.get(name).copied()).collect())
+    }
+
     pub(super) async fn definitions_in(
         &self,
         tx: &mut Tx<'_>,

@@ -1,11 +1,11 @@
 //! Lists, and records as they are listed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use belfry_core::breaker::Breaker;
 use belfry_core::budget::Budget;
 use belfry_core::definition::{When, read_stored};
-use belfry_core::{AgentDefinition, RunId, RunState, ScheduleDefinition, ScheduleId};
+use belfry_core::{AgentDefinition, RunId, RunState, ScheduleDefinition};
 use belfry_time::Timestamp;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -181,14 +181,6 @@ fn budget(row: &Row) -> Result<Option<Budget>, Fault> {
         Some(_) => books::budget(row),
         None => Ok(None),
     }
-}
-
-pub(super) async fn schedule_ids(tx: &mut Tx<'_>, names: &[&str]) -> Result<Vec<Option<ScheduleId>>, Fault> {
-    let sql = "select name, id from schedules where name = any($1) and retired_at is null";
-    let rows = tx.query(sql, &[&names]).await?;
-    let known = rows.iter().map(|row| Ok((get(row, "name")?, get(row, "id")?)));
-    let known: HashMap<&str, ScheduleId> = known.collect::<Result<_, Fault>>()?;
-    Ok(names.iter().map(|name| known.get(name).copied()).collect())
 }
 
 pub(super) async fn schedule(tx: &mut Tx<'_>, name: &str) -> Result<Option<ScheduleRecord>, Fault> {

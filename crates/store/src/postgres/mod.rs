@@ -383,7 +383,7 @@ impl Store for Postgres {
     }
 
     async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
-        look!(self, |tx| list::schedule_ids(&mut tx, names).await)
+        look!(self, |tx| self.ids_of(&mut tx, names).await)
     }
 
     async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {

@@ -1,6 +1,6 @@
 //! Sentences about what the end of an attempt does beyond its run: the failure budget and the breaker of its agent.
 
-use belfry_core::breaker::{State, TransitionReason};
+use belfry_core::breaker::{Admits, State, TransitionReason};
 use belfry_core::definition::{AnchorName, Breaker, Budget, IfRunning, Options, Retry, When};
 use belfry_core::retry::Outcome;
 use belfry_core::session::RunUsage;
@@ -20,6 +20,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_run_that_comes_back_is_held_like_a_retry(&fresh().await).await;
     a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(&fresh().await).await;
     removing_the_policy_clears_the_breaker(&fresh().await).await;
+    a_run_that_waited_passes_its_breaker_alone_and_as_its_probe(&fresh().await).await;
     a_breaker_remembers_its_last_changes(&fresh().await).await;
     what_attempts_say_that_they_used_stays_with_their_runs(&fresh().await).await;
 }
@@ -194,6 +195,32 @@ async fn a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(store:
     world.fail(&claimed).await;
     assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Lost]);
     assert_eq!(world.plan_all().await, 0);
+    world.assert_whole().await;
+}
+
+async fn a_run_that_waited_passes_its_breaker_alone_and_as_its_probe(store: &impl Store) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let breaker = Some(Breaker { threshold: 1, reset_after_ms: 60_000 });
+    let definition = AgentDefinition { breaker, retry: Retry { max: 0, ..Retry::default() }, ..unlimited() };
+    world.apply(&[agent("a", definition, &[("s", minutely())]), agent("b", unlimited(), &[])]).await;
+    let id = world.schedule("a/s").await.agent;
+    let (first, _) = world.enqueue("a/s", None).await;
+    let runs = [world.enqueue("a/s", None).await.0, world.enqueue("a/s", None).await.0];
+    let asks = async |now, run| store.pass_breaker(now, id, "poll", run).await.unwrap();
+    assert_eq!(asks(world.now, runs[0]).await, Admits::Yes, "it is closed");
+    let claimed = world.claim_only(node, first).await.remove(0);
+    world.fail(&claimed).await;
+    assert_eq!(asks(world.now, runs[0]).await, Admits::No);
+    world.advance(60_000);
+    assert_eq!(asks(world.now, runs[0]).await, Admits::Probe);
+    assert_eq!(asks(world.now, runs[1]).await, Admits::No, "one probe");
+    assert_eq!(asks(world.now, runs[0]).await, Admits::Yes, "it is the probe");
+    let record = store.breaker(id, "poll").await.unwrap();
+    assert_eq!((record.breaker.state, record.breaker.probe), (State::HalfOpen, Some(runs[0])));
+    let probe = world.claim_only(node, runs[0]).await.remove(0);
+    world.complete(&probe).await;
+    assert_eq!(asks(world.now, runs[1]).await, Admits::Yes);
     world.assert_whole().await;
 }
 
