@@ -143,12 +143,6 @@ pub enum Error {
         /// Of which command.
         command: String,
     },
-    /// There is no such lane.
-    #[error("there is no lane {name}")]
-    NoLane {
-        /// What was asked for.
-        name: String,
-    },
     /// The run cannot be repeated: it has not ended.
     #[error("run {run} is {state} and has not ended")]
     NotEnded {
@@ -265,7 +259,6 @@ impl Error {
             | Error::NoRun { .. }
             | Error::NoAgent { .. }
             | Error::NoBreaker { .. }
-            | Error::NoLane { .. }
             | Error::NoNode { .. }
             | Error::NoSession { .. } => "not_found",
             Error::Unreadable { .. } | Error::NoPayload { .. } => "unreadable",

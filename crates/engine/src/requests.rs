@@ -19,7 +19,7 @@ use crate::session::{Made, refuse_message_keys};
 /// Requests that go into one commit: more would make the first wait too long.
 const BATCH_MAX: usize = 1000;
 
-/// Requests that wait for the commit before theirs.
+/// Requests that wait for the commit before theirs: as many as there are callers that wait for an answer.
 #[derive(Default)]
 pub(crate) struct Requests(Mutex<Waiting>);
 
@@ -34,6 +34,44 @@ struct Request {
     name: String,
     request: RunRequest,
     tell: oneshot::Sender<Result<Requested, Error>>,
+}
+
+/// The task that makes the requests of an engine.
+struct Serving {
+    engine: Engine,
+    is_over: bool,
+}
+
+impl Serving {
+    async fn run(mut self) {
+        loop {
+            let batch = {
+                let mut waiting = self.engine.requests().0.lock();
+                let count = waiting.requests.len().min(BATCH_MAX);
+                self.is_over = count == 0;
+                waiting.is_served = !self.is_over;
+                waiting.requests.drain(..count).collect::<Vec<_>>()
+            };
+            if self.is_over {
+                return;
+            }
+            let (asked, tells): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|request| ((request.name, request.request), request.tell)).unzip();
+            for (tell, answer) in tells.into_iter().zip(self.engine.make(asked).await) {
+                // Nobody may wait for it any more: the run is made all the same.
+                let _ = tell.send(answer);
+            }
+        }
+    }
+}
+
+/// A task that goes with its runtime leaves its requests without an answer, and the next request to another task.
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if !self.is_over {
+            *self.engine.requests().0.lock() = Waiting::default();
+        }
+    }
 }
 
 /// A run of a schedule that is to be made, or why it cannot be.
@@ -52,29 +90,10 @@ impl Engine {
         };
         if is_first {
             // Apart from the caller, who may go away while others wait.
-            tokio::spawn(self.clone().serve_requests());
+            let serving = Serving { engine: self.clone(), is_over: false };
+            tokio::spawn(serving.run());
         }
         told.await.map_err(|_| Error::Status { status: "ending" })?
-    }
-
-    async fn serve_requests(self) {
-        loop {
-            let batch = {
-                let mut waiting = self.requests().0.lock();
-                let count = waiting.requests.len().min(BATCH_MAX);
-                waiting.is_served = count > 0;
-                waiting.requests.drain(..count).collect::<Vec<_>>()
-            };
-            if batch.is_empty() {
-                return;
-            }
-            let (asked, tells): (Vec<_>, Vec<_>) =
-                batch.into_iter().map(|request| ((request.name, request.request), request.tell)).unzip();
-            for (tell, answer) in tells.into_iter().zip(self.make(asked).await) {
-                // Nobody may wait for it any more: the run is made all the same.
-                let _ = tell.send(answer);
-            }
-        }
     }
 
     /// Makes many runs of a schedule, in order, a thousand in a commit. After an error none of its thousand is made; those before

@@ -193,9 +193,6 @@ impl From<belfry::Error> for Problem {
             E::NotFound { .. } | E::NoChat { .. } | E::NoRun { .. } | E::NoAgent { .. } => {
                 Problem::new(StatusCode::NOT_FOUND, code, detail)
             }
-            E::NoLane { .. } => {
-                Problem::new(StatusCode::NOT_FOUND, code, detail).way_out("GET /api/v1/lanes lists them")
-            }
             E::NoBreaker { .. } => Problem::new(StatusCode::NOT_FOUND, code, detail)
                 .way_out("GET /api/v1/breakers lists those that have"),
             E::NoNode { .. } => {
