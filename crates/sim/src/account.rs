@@ -195,6 +195,15 @@ impl Ledger {
             .any(|schedule| schedule.timing.is_none_or(|timing| timing.allows(at) == Allowed::Yes))
     }
 
+    /// Whether a schedule has ever had a window.
+    pub(crate) fn has_window(&self, name: &str) -> bool {
+        let mut spans = self.spans.get(name).into_iter().flatten();
+        spans.any(|span| {
+            let options = &span.definition.options;
+            options.only_between.is_some() || !options.not_on.is_empty()
+        })
+    }
+
     fn opened(&self) -> Vec<String> {
         let open = |spans: &[Span]| spans.last().is_some_and(|span| span.until.is_none());
         let foreign = self.foreign_names();

@@ -96,10 +96,14 @@ impl Sim {
                 })
             })
         };
+        // One that waits for its window was put off until that opens, by whatever clock.
+        let has_window = |run: &RunRecord| {
+            run.trigger == Trigger::CatchUp && run.attempt == 0 && self.ledger.has_window(&run.name)
+        };
         let live = self.now(self.store.memory.live_runs());
         let is_late =
             |run: &&RunRecord| waits(run) && latest(run).is_some_and(|latest| run.not_before > latest);
-        if let Some(run) = live.iter().filter(is_late).find(|run| !is_held(run)) {
+        if let Some(run) = live.iter().filter(is_late).find(|run| !is_held(run) && !has_window(run)) {
             let words = format!("{} {} waits until {} by a later clock", run.name, run.id, run.not_before);
             self.breaks(words);
         }
@@ -214,8 +218,9 @@ impl Sim {
                 && run.state == RunState::Pending
                 && run.trigger != Trigger::Message
                 && self.ledger.has_priority(run.id)
-                // One that was made after the claim, whose answer took its time, is not before it.
-                && Some(run.created_at) < own.started_at
+                // One that was made after the claim, whose answer took its time, is not before it. Nor is one of another plan that
+                // was still on its way to the store: a run is as old as what its plan was made by.
+                && (run.created_at == own.created_at || Some(run.created_at + signed(ON_ITS_WAY)) < own.started_at)
                 && match (tick_of(run), tick_of(own)) {
                     (Some(one), Some(other)) => one < other,
                     _ => (run.due_at, run.id) < (own.due_at, own.id),
