@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use belfry::{AgentBuilder, AnyStore, Engine, Resume, RunId, RunRequest, When};
+use belfry_store::postgres::Postgres;
 use belfry_store::{RunFilter, Store};
 
 #[path = "../../store/tests/support/pg.rs"]
@@ -36,7 +37,8 @@ fn main() {
             pg::durable(true);
             let (Some(bare), Some(url)) = (pg::fresh_database(), pg::fresh_database()) else { return };
             let (single, bulk) = bare_postgres(&bare).await;
-            measure("postgres", AnyStore::open(&url, true).await.unwrap(), Some(single), bulk).await;
+            let store = AnyStore::Postgres(Postgres::open(&url).await.unwrap());
+            measure("postgres", store, Some(single), bulk).await;
         }
     });
 }
