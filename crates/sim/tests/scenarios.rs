@@ -20,7 +20,8 @@
 //!
 //! These were faults of a check, which is mended: the lane of a run that was claimed before an edit moved its agent to another
 //! lane; calls by which a store notices a clock that was set back, and which the other store was not asked; a wait for the end
-//! of a failure budget that looked like a wait for a later clock; a pause of a schedule that people leave alone, whose ticks
+//! of a failure budget, and one for a window (44, 371), that looked like waits for a later clock; a run whose plan was still on
+//! its way to the store (245); a pause of a schedule that people leave alone, whose ticks
 //! were missed then.
 
 #![allow(clippy::unwrap_used)]
