@@ -218,9 +218,10 @@ impl Sim {
                 && run.state == RunState::Pending
                 && run.trigger != Trigger::Message
                 && self.ledger.has_priority(run.id)
-                // One that was made after the claim, whose answer took its time, is not before it. Nor is one of another plan that
-                // was still on its way to the store: a run is as old as what its plan was made by.
-                && (run.created_at == own.created_at || Some(run.created_at + signed(ON_ITS_WAY)) < own.started_at)
+                // One that reached the store after the claim, whose answer took its time, is not before it. A run is as old as
+                // what its plan was made by, which may have been on its way for long.
+                && Some(run.created_at) < own.started_at
+                && self.world.planned_at(run.id).is_none_or(|at| at < process.claimed_at)
                 && match (tick_of(run), tick_of(own)) {
                     (Some(one), Some(other)) => one < other,
                     _ => (run.due_at, run.id) < (own.due_at, own.id),

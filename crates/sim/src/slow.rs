@@ -152,6 +152,17 @@ impl Store for Slow {
         self.call(Kind::Write, write).await
     }
 
+    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Result<Vec<Committed>, Error> {
+        let write = async {
+            let committed = self.store.commit(now, commits).await;
+            for (commit, _) in commits.iter().zip(committed.iter().flatten()) {
+                self.world.planned(commit.runs.iter().map(|run| run.id));
+            }
+            committed
+        };
+        self.call(Kind::Write, write).await
+    }
+
     async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Result<Vec<Finished>, Error> {
         let write = async {
             let finished = self.store.finish(now, finishes).await;
@@ -168,7 +179,6 @@ impl Store for Slow {
     }
 
     forward! {
-        Write commit(now: Timestamp, commits: &[Commit]) -> Vec<Committed>;
         Write apply(now: Timestamp, source: &str, digest: &str, agents: &[AgentSpec]) -> Applied;
         Read source_digest(source: &str) -> Option<String>;
         Read spent(source: &str) -> BTreeMap<String, ScheduleDefinition>;

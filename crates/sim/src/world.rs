@@ -79,6 +79,8 @@ struct Inner {
     lease: Micros,
     /// When runs were claimed that have not started yet.
     claims: BTreeMap<(RunId, Epoch), Micros>,
+    /// When runs of plans have reached the store.
+    planned: BTreeMap<RunId, Micros>,
     /// What a call did that it must not do.
     breach: Option<String>,
 }
@@ -99,6 +101,7 @@ impl World {
             wakes: Vec::new(),
             lease,
             claims: BTreeMap::new(),
+            planned: BTreeMap::new(),
             breach: None,
         };
         World { inner: Mutex::new(inner) }
@@ -114,6 +117,18 @@ impl World {
         let mut inner = self.inner.lock();
         debug_assert!(now >= inner.now, "time goes forward");
         inner.now = now;
+    }
+
+    /// Runs of a plan have reached the store.
+    pub fn planned(&self, runs: impl Iterator<Item = RunId>) {
+        let mut inner = self.inner.lock();
+        let now = inner.now;
+        inner.planned.extend(runs.map(|run| (run, now)));
+    }
+
+    /// When a run of a plan has reached the store; none of other runs, which are there at once.
+    pub fn planned_at(&self, run: RunId) -> Option<Micros> {
+        self.inner.lock().planned.get(&run).copied()
     }
 
     /// What the store's clock shows.
