@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use belfry_core::NodeId;
 use belfry_core::edit::CLOCK_BACK_MIN;
-use belfry_time::Timestamp;
+use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 
 /// Clocks are read in steps and adjusted by less than this.
@@ -58,7 +58,7 @@ impl Clock {
 /// What a clock that was set back does to live runs, and to ticks that a full lane defers: what was due by the later clock is
 /// due now, also for a tick that lies ahead. Runs that were made, or put off, by the later clock wait no longer than they were
 /// to wait: also for a retry or for the end of a failure budget. All keep their order, also those that
-/// are running: among those that are due now the first made is the first.
+/// are running: among those that are due now the first made is the first, and they come before the ticks that were deferred.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shift {
     /// The clock.
@@ -77,12 +77,18 @@ impl Shift {
     /// An instant of a run that was made or put off by the later clock.
     pub(crate) fn of_later_clock(self, at: Timestamp) -> Timestamp {
         let earlier = at.saturating_sub(self.latest.duration_since(self.now)).unwrap_or(at);
-        if at > self.now { earlier.max(self.now) } else { at }
+        if at > self.now { earlier.max(self.due()) } else { at }
     }
 
     /// The place in the order of a run that was made by this clock.
     pub(crate) fn of_this_clock(self, due_at: Timestamp) -> Timestamp {
-        if due_at <= self.latest { due_at.min(self.now) } else { due_at }
+        if due_at > self.now && due_at <= self.latest { self.due() } else { due_at }
+    }
+
+    /// Since when runs are due that are due now: a moment ago, before ticks that were deferred. The ids of the runs of these may be
+    /// smaller.
+    pub(crate) fn due(self) -> Timestamp {
+        self.now.saturating_sub(SignedDuration::from_micros(1)).unwrap_or(self.now)
     }
 }
 

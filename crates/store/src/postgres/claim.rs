@@ -157,18 +157,19 @@ async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool
     let sql = "select greatest((select max(greatest(created_at, started_at, put_off_at)) from live), (select max(since) from deferred)) as at";
     let rows = tx.query(sql, &[]).await?;
     let last_told = rows.first().map_or(Ok(None), |row| get(row, "at"))?;
-    let Some(Shift { now, latest }) = Shift::of(now, later, last_told) else { return Ok(false) };
+    let Some(shift) = Shift::of(now, later, last_told) else { return Ok(false) };
+    let Shift { now, latest } = shift;
     look_again(tx).await?;
     let sql = "update timers set due_at = $1, version = nextval('numbers') \
                where due_at > $1 and schedule_id in (select schedule_id from deferred where armed)";
     let armed = tx.execute(sql, &[&now]).await?;
     tx.execute("update deferred set since = $1 where since > $1", &[&now]).await?;
-    let sql = "update live set due_at = case when created_at > $1 then greatest($1, due_at - ($2 - $1)) else $1 end \
+    let sql = "update live set due_at = case when created_at > $1 then greatest($3, due_at - ($2 - $1)) else $3 end \
                where due_at > $1 and (created_at > $1 or due_at <= $2)";
-    tx.execute(sql, &[&now, &latest]).await?;
-    let sql = "update live set not_before = greatest($1, not_before - ($2 - $1)), put_off_at = $1 where state + 0 <> 2 \
+    tx.execute(sql, &[&now, &latest, &shift.due()]).await?;
+    let sql = "update live set not_before = greatest($3, not_before - ($2 - $1)), put_off_at = $1 where state + 0 <> 2 \
                and coalesce(put_off_at, created_at) > $1 and not_before > $1";
-    tx.execute(sql, &[&now, &latest]).await?;
+    tx.execute(sql, &[&now, &latest, &shift.due()]).await?;
     Ok(armed > 0)
 }
 

@@ -112,17 +112,19 @@ impl Verb<'_> {
                 [],
                 |row| maybe_instant(row, "at"),
             )?;
-            if let Some(Shift { now, latest }) = Shift::of(now, later, last_told.flatten()) {
+            if let Some(shift) = Shift::of(now, later, last_told.flatten()) {
+                let Shift { now, latest } = shift;
+                let asked = [micros(now), micros(latest), micros(shift.due())];
                 self.made_room.set(true);
                 self.execute(
-                    "update live set due_at = case when created_at > ?1 then max(?1, due_at - (?2 - ?1)) else ?1 end
+                    "update live set due_at = case when created_at > ?1 then max(?3, due_at - (?2 - ?1)) else ?3 end
                      where due_at > ?1 and (created_at > ?1 or due_at <= ?2)",
-                    [micros(now), micros(latest)],
+                    asked,
                 )?;
                 self.execute(
-                    "update live set not_before = max(?1, not_before - (?2 - ?1)), put_off_at = ?1 where state <> 2
+                    "update live set not_before = max(?3, not_before - (?2 - ?1)), put_off_at = ?1 where state <> 2
                        and coalesce(put_off_at, created_at) > ?1 and not_before > ?1",
-                    [micros(now), micros(latest)],
+                    asked,
                 )?;
                 let armed = self.execute(
                     "update timers set due_at = ?1, version = random()

@@ -16,6 +16,7 @@ pub async fn all<S: Store>(fresh: &impl AsyncFn() -> S) {
     a_tick_that_was_deferred_does_not_wait_for_a_clock_that_was_set_back(&fresh().await).await;
     a_deferred_tick_that_lies_ahead_of_the_clock_starts(&fresh().await).await;
     plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for_it(&fresh().await).await;
+    after_the_clock_was_set_back_a_tick_that_was_deferred_comes_after_earlier_ones(&fresh().await).await;
     who_was_deferred_is_not_overtaken(&fresh().await).await;
     a_tick_whose_run_lives_already_is_deferred_like_any_other(&fresh().await).await;
     a_batch_that_has_room_is_made_whole(&fresh().await).await;
@@ -211,6 +212,41 @@ async fn plans_that_reach_the_store_after_the_clock_was_set_back_do_not_wait_for
     assert_eq!(deferred(&world).await, [armed("a/s1")]);
     assert_eq!(world.plan_all().await, 1, "it does not wait for the later clock");
     assert_eq!(world.claim(node, 1).await.len(), 1);
+    world.assert_whole().await;
+}
+
+/// The run of a deferred tick gets its id by the clock that was set back: the smaller one.
+async fn after_the_clock_was_set_back_a_tick_that_was_deferred_comes_after_earlier_ones(store: &impl Store) {
+    let mut world = World::new(store);
+    world.advance(30_000);
+    let options = Options {
+        anchor: AnchorName::Slot,
+        if_running: IfRunning::Queue,
+        max_pending: 5,
+        catch_up: Some(CatchUp::Skip),
+        ..Options::default()
+    };
+    world.apply(&[agent("a", unlimited(), &[("s", schedule(When::Every("1m".into()), options))])]).await;
+    store.set_lane(world.now, "cron", lane(Some(1))).await.unwrap();
+    let node = world.join(1).await;
+    for minutes in 61..63 {
+        world.now = minute(minutes) + SignedDuration::from_secs(5);
+        world.plan_all().await;
+    }
+    assert_eq!(deferred(&world).await, [waits("a/s")]);
+    world.now = minute(2);
+    assert!(world.claim(node, 0).await.is_empty(), "the store has noticed it");
+    store.set_lane(world.now, "cron", lane(None)).await.unwrap();
+    let mut due = store.due(world.now, None, 1).await.unwrap();
+    let mut commit = world.decide(&due.pop().unwrap());
+    commit.runs[0].id = belfry_core::RunId(uuid::Uuid::from_u128(1));
+    assert_eq!(store.commit(world.now, &[commit]).await.unwrap(), [Committed::Held]);
+    for minutes in 61..63 {
+        let claimed = world.claim(node, 1).await;
+        let run = store.run(claimed[0].run).await.unwrap().unwrap();
+        assert_eq!(run.tick_at, Some(minute(minutes)));
+        world.complete(&claimed[0]).await;
+    }
     world.assert_whole().await;
 }
 
