@@ -189,10 +189,13 @@ impl Ledger {
 
     /// Whether the window of a schedule has ever allowed an instant.
     pub(crate) fn allows(&self, name: &str, at: Timestamp) -> bool {
-        let spans = self.spans.get(name).into_iter().flatten();
-        spans
-            .filter_map(|span| span.definition.compile(name).ok())
-            .any(|schedule| schedule.timing.is_none_or(|timing| timing.allows(at) == Allowed::Yes))
+        // One that is invalid does not tick, and its window holds nobody.
+        let mut schedules =
+            self.spans.get(name).into_iter().flatten().map(|span| span.definition.compile(name));
+        schedules.any(|schedule| {
+            let timing = schedule.ok().and_then(|schedule| schedule.timing);
+            timing.is_none_or(|timing| timing.allows(at) == Allowed::Yes)
+        })
     }
 
     /// Whether a schedule has ever had a window.

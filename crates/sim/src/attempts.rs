@@ -49,13 +49,22 @@ impl Sim {
     /// while its claim was on its way.
     fn check_catch_up(&mut self, process: &Process, record: &ScheduleRecord) {
         let run = self.now(self.store.memory.run(process.run));
-        if run.is_none_or(|run| run.trigger != Trigger::CatchUp || run.attempt != 1) {
-            return;
-        }
+        let Some(run) = run.filter(|run| run.trigger == Trigger::CatchUp && run.attempt == 1) else { return };
         let (now, before) = (self.world.wall(), self.world.wall() - signed(ON_ITS_WAY));
-        if !self.ledger.allows(&process.name, now) && !self.ledger.allows(&process.name, before) {
-            return self
-                .breaks(format!("{} {} starts while its window is closed", process.name, process.run));
+        // Its node may not have noticed yet that the clock was set back: it claimed by the later one.
+        let instants = [Some(now), Some(before), run.started_at];
+        if !instants.into_iter().flatten().any(|at| self.ledger.allows(&process.name, at)) {
+            let options = &record.definition.options;
+            let words = format!(
+                "{} {} starts while its window is closed: {:?} {:?} not on {:?}, {:?}",
+                process.name,
+                process.run,
+                record.definition.when,
+                options.only_between,
+                options.not_on,
+                options.timezone
+            );
+            return self.breaks(words);
         }
         let agents = self.now(self.store.memory.agents());
         let agent = agents.iter().find(|agent| agent.id == record.agent);
