@@ -2,7 +2,7 @@
 
 use belfry::Engine;
 use belfry_config::Errors;
-use belfry_store::{Applied, Store};
+use belfry_store::Applied;
 use clap::Args;
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ pub async fn apply(reach: &Reach, output: &Output) -> Result<(), Failure> {
         crate::reading::show_problem(warning);
     }
     let engine = Engine::builder().store(reach.store.clone()).build();
-    let same = reach.store.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
+    let same = reach.reads.source_digest(SOURCE).await?.as_deref() == Some(&loaded.digest);
     let applied =
         if same { Applied::default() } else { noted(&engine, crate::up::take_over(&engine, loaded)).await? };
     let applied_words = applied.words();

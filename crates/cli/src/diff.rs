@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use belfry::{AgentSpec, ScheduleDefinition};
-use belfry_store::{API, Store};
+use belfry_store::API;
 use clap::Args;
 use comfy_table::Color;
 use serde::Serialize;

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use belfry::AnyStore;
 use belfry::api::{Node, NodeStatus};
+use belfry::{AnyStore, Reader};
 use belfry_config::{Loaded, StoreUrl};
 use belfry_core::check::Status;
 use belfry_runner::{KeeperHandle, KeeperOptions};
+use belfry_store::Stats;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Stats, Store};
 use belfry_time::Timestamp;
 use clap::{Args, Subcommand};
 use comfy_table::Color;
@@ -197,8 +197,8 @@ fn config(place: &Place, findings: &mut Findings) -> Option<Loaded> {
 }
 
 async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings) -> Result<(), Failure> {
-    clocks(&store, findings).await?;
     let reading = Reading::of(store).await?;
+    clocks(&reading.store, findings).await?;
     let stats = reading.store.stats().await?;
     if let Some(version) = stats.schema_version {
         findings.add("schema", Grade::Ok, format!("version {version}"));
@@ -227,7 +227,7 @@ async fn look(store: AnyStore, loaded: Option<&Loaded>, findings: &mut Findings)
 }
 
 /// The store's clock against the host's.
-async fn clocks(store: &AnyStore, findings: &mut Findings) -> Result<(), Failure> {
+async fn clocks(store: &Reader, findings: &mut Findings) -> Result<(), Failure> {
     let before = Timestamp::now();
     let Some(there) = store.clock().await? else {
         findings.add("clock", Grade::Ok, "the store goes by the host's clock");
@@ -254,7 +254,7 @@ fn size(stats: &Stats, findings: &mut Findings) {
 }
 
 async fn nodes(reading: &Reading, loaded: Option<&Loaded>, findings: &mut Findings) -> Result<(), Failure> {
-    let options = loaded.map(|loaded| crate::up::options(&loaded.settings, &reading.store));
+    let options = loaded.map(|loaded| crate::up::options(&loaded.settings, reading.store.is_shared()));
     let silence_max = options.unwrap_or_default().silence_max();
     let live = reading.store.live_runs().await?;
     let nodes = reading.store.nodes().await?;

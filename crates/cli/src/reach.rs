@@ -4,10 +4,10 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use belfry::{AnyStore, Engine, GUEST, RunId, Timestamp};
+use belfry::{AnyStore, Engine, GUEST, Reader, RunId, Timestamp};
 use belfry_config::Loaded;
 use belfry_store::sqlite::Sqlite;
-use belfry_store::{Holder, Node, Store};
+use belfry_store::{Holder, Node};
 use serde::Serialize;
 
 use crate::content::Content;
@@ -18,7 +18,9 @@ use crate::words;
 
 /// A store, and who serves it.
 pub struct Reach {
+    /// For an engine.
     pub store: Arc<AnyStore>,
+    pub reads: Reader,
     /// Where it is, as it is written for connecting: it may hold a password.
     pub address: String,
     /// What the files say, where there are any and somebody asked for it.
@@ -37,18 +39,20 @@ pub enum Server {
 
 impl Reach {
     pub async fn of(store: AnyStore, address: String, loaded: Option<Loaded>) -> Result<Reach, Failure> {
-        let now = now(&store).await?;
-        let server = match (&store, address.strip_prefix("sqlite:")) {
+        let store = Arc::new(store);
+        let reads = Reader::of(&store);
+        let now = now(&reads).await?;
+        let server = match (&*store, address.strip_prefix("sqlite:")) {
             (AnyStore::Sqlite(_), Some(path)) => Sqlite::server(Path::new(path)).map(Server::Process),
-            _ => Some(serving(&store.nodes().await?, now)).filter(|nodes| *nodes > 0).map(Server::Nodes),
+            _ => Some(serving(&reads.nodes().await?, now)).filter(|nodes| *nodes > 0).map(Server::Nodes),
         };
-        Ok(Reach { store: Arc::new(store), address, loaded, server })
+        Ok(Reach { store, reads, address, loaded, server })
     }
 
     /// How runs are made here: which lanes there are.
     pub fn options(&self) -> belfry::Options {
         match &self.loaded {
-            Some(loaded) => crate::up::options(&loaded.settings, &self.store),
+            Some(loaded) => crate::up::options(&loaded.settings, self.store.is_shared()),
             None => belfry::Options::default(),
         }
     }
@@ -80,7 +84,7 @@ fn serving(nodes: &[Node], now: Timestamp) -> usize {
 }
 
 /// What time it is for a store.
-pub async fn now(store: &AnyStore) -> Result<Timestamp, Failure> {
+pub async fn now(store: &Reader) -> Result<Timestamp, Failure> {
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
     // Stores keep microseconds.
     Ok(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now))

@@ -3,9 +3,9 @@
 use std::future::Future;
 use std::io::Write;
 
-use belfry::AnyStore;
+use belfry::{AnyStore, Reader};
 use belfry_core::suggest::nearest;
-use belfry_store::{ScheduleFilter, ScheduleRecord, Store};
+use belfry_store::{ScheduleFilter, ScheduleRecord};
 use belfry_time::{Timestamp, Zone};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ use crate::words;
 
 /// A store that is read, and what time it is there.
 pub struct Reading {
-    pub store: AnyStore,
+    pub store: Reader,
     pub now: Timestamp,
 }
 
@@ -34,6 +34,7 @@ impl Reading {
 
     /// With the store's own clock, where it has one.
     pub async fn of(store: AnyStore) -> Result<Reading, Failure> {
+        let store = Reader::from(store);
         let now = store.clock().await?.unwrap_or_else(Timestamp::now);
         Ok(Reading { store, now })
     }

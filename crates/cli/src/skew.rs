@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use belfry::event::{Level, Name};
 use belfry::{Engine, Event};
-use belfry_store::Store;
 
 use crate::content::LastLoaded;
 use crate::place::SOURCE;
@@ -44,7 +43,7 @@ impl Skew {
         loop {
             look.tick().await;
             // A store that does not answer is told of elsewhere.
-            let Ok(stored) = self.engine.store().source_digest(SOURCE).await else { continue };
+            let Ok(stored) = self.engine.reads().source_digest(SOURCE).await else { continue };
             let differs = stored != last.read();
             match (before && differs, self.is_told.load(Ordering::Relaxed)) {
                 (true, false) => self.tell(),

@@ -13,11 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use belfry::AnyStore;
 use belfry::api::{Run, Schedule};
+use belfry::{AnyStore, Reader};
 use belfry_config::StoreUrl;
 use belfry_core::{RunState, Trigger};
-use belfry_store::Store;
 use belfry_time::{SignedDuration, Timestamp};
 use fastrand::Rng;
 use nix::fcntl::{Flock, FlockArg};
@@ -198,7 +197,7 @@ impl House {
         {
             return Ok(());
         }
-        let store = AnyStore::open(&self.address, false).await?;
+        let store = Reader::from(AnyStore::open(&self.address, false).await?);
         let counts = store.counts().await?;
         let is_empty = store.agents().await?.is_empty()
             && store.nodes().await?.is_empty()

@@ -12,7 +12,7 @@ use belfry_config::{Lane, Loaded, LogFormat, Settings};
 use belfry_core::plan::Spread;
 use belfry_runner::{KeeperHandle, KeeperOptions, Room};
 use belfry_server::Reloaded;
-use belfry_store::{Applied, Store};
+use belfry_store::Applied;
 use belfry_time::{SignedDuration, Timestamp, Zone};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -108,7 +108,7 @@ impl Up {
             .await
             .map_err(|error| Failure::Usage(format!("cannot start the keeper: {error}")))?;
         let mut asked = signals()?;
-        let options = within(room, options(&loaded.settings, &store));
+        let options = within(room, options(&loaded.settings, store.is_shared()));
         let mut builder = Engine::builder()
             .store(store.clone())
             .options(options.clone())
@@ -213,13 +213,12 @@ pub async fn apply(
     loaded: &Loaded,
     last: Option<&LastLoaded>,
 ) -> Result<(Content, Applied), belfry::Error> {
-    let store = engine.store();
+    let store = engine.reads();
     let (stored, last) = (store.source_digest(SOURCE).await?, last.and_then(LastLoaded::read));
     let now = store.clock().await?.unwrap_or_else(Timestamp::now);
     let nodes = store.nodes().await?;
     // A file has one server.
-    let has_others = matches!(**store, AnyStore::Postgres(_))
-        && reach::living(&nodes, now).any(|node| node.id != engine.node());
+    let has_others = store.is_shared() && reach::living(&nodes, now).any(|node| node.id != engine.node());
     let content = Content::of(Known {
         own: &loaded.digest,
         stored: stored.as_deref(),
@@ -431,7 +430,7 @@ fn within(room: Room, options: Options) -> Options {
 
 /// How the engine works, from the settings. Every field is named, so that the compiler points at one that nothing
 /// reads.
-pub fn options(settings: &Settings, store: &AnyStore) -> Options {
+pub fn options(settings: &Settings, is_shared: bool) -> Options {
     let ms = Duration::from_millis;
     let belfry_config::Engine {
         check_interval_ms,
@@ -461,10 +460,7 @@ pub fn options(settings: &Settings, store: &AnyStore) -> Options {
         // The server prunes its audit.
         audit_ms: _,
     } = &settings.retention;
-    let poll = match store {
-        AnyStore::Postgres(_) => poll_interval_ms,
-        AnyStore::Memory(_) | AnyStore::Sqlite(_) => check_interval_ms,
-    };
+    let poll = if is_shared { poll_interval_ms } else { check_interval_ms };
     let file_lanes = settings.lanes.iter().map(|(name, lane)| (name.clone(), lane.slots)).collect();
     let own = settings.lanes.iter().filter_map(|(name, lane)| Some((name.clone(), lane.own_slots?)));
     Options {

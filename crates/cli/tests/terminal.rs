@@ -97,7 +97,7 @@ fn text_from_outside_does_nothing_to_a_terminal_in_any_command() {
             max_concurrent: None,
             process: Default::default(),
         };
-        store.join(&node).await.unwrap();
+        store.join(&node, None).await.unwrap();
         let (_, run) = claimed(&store).await;
         let piece = |seq, stream, text: &str| OutputChunk {
             seq,

@@ -12,7 +12,7 @@ use belfry_core::input::StoredPayload;
 use belfry_core::session::Usage;
 use belfry_core::{AgentSpec, NodeId, RunId, Trigger};
 use belfry_runner::{Attempt, KeeperHandle, Runner, RunnerOptions};
-use belfry_store::{AnyStore, Node, ScheduleRecord, Store};
+use belfry_store::{AnyStore, Node, Reader, ScheduleRecord, Store, Telling};
 use belfry_time::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -197,6 +197,7 @@ impl Builder {
         let (events, first_events) = broadcast::channel(EVENTS_MAX);
         Engine {
             inner: Arc::new(Inner {
+                reader: Reader::of(&store),
                 store,
                 clock: Mutex::new(self.clock),
                 source: self.source.unwrap_or_else(own_source),
@@ -249,6 +250,7 @@ pub struct Engine {
 
 struct Inner {
     store: Arc<AnyStore>,
+    reader: Reader,
     clock: Mutex<Option<Clock>>,
     source: String,
     agents: Mutex<Vec<AgentSpec>>,
@@ -412,7 +414,7 @@ impl Engine {
             process: own_process(&self.inner.state_dir, self.inner.options.lease),
         };
         let asked_at = std::time::Instant::now();
-        self.inner.store.join(&node).await?;
+        self.inner.store.join(&node, None).await?;
         if let Some(keeper) = &self.inner.keeper {
             keeper.renew(asked_at, self.inner.options.lease);
         }
@@ -523,9 +525,19 @@ impl Engine {
         self.inner.view.borrow().running.values().sum()
     }
 
-    /// By which it is known among those who tell each other what happens.
-    pub fn teller(&self) -> Uuid {
-        self.inner.teller.id
+    /// Leaves a mark for other nodes that somebody listens here, for the next few seconds.
+    pub async fn listen(&self) -> Result<(), Error> {
+        Ok(self.inner.store.listen(self.inner.teller.id).await?)
+    }
+
+    /// How far other nodes have come with telling what happens there.
+    pub async fn told_so_far(&self) -> Result<Vec<(Uuid, i64)>, Error> {
+        Ok(self.inner.store.told_so_far(self.inner.teller.id).await?)
+    }
+
+    /// What other nodes have told behind what was heard of each, in the order in which each told it.
+    pub async fn told(&self, heard: &[(Uuid, i64)]) -> Result<Vec<Telling>, Error> {
+        Ok(self.inner.store.told(self.inner.teller.id, heard).await?)
     }
 
     /// What happens here from now on.
@@ -533,7 +545,19 @@ impl Engine {
         self.inner.events.subscribe()
     }
 
+    /// Reads the store. It is changed by the methods of this engine alone.
+    pub fn reads(&self) -> &Reader {
+        &self.inner.reader
+    }
+
+    /// The store, which only the methods of this engine change.
+    #[cfg(not(feature = "testing"))]
+    pub(crate) fn store(&self) -> &Arc<AnyStore> {
+        &self.inner.store
+    }
+
     /// The store.
+    #[cfg(feature = "testing")]
     pub fn store(&self) -> &Arc<AnyStore> {
         &self.inner.store
     }

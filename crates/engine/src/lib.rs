@@ -45,7 +45,7 @@ pub use belfry_core::session::{Mode, Usage};
 pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
 pub use belfry_runner::keeper::main_if_asked;
 pub use belfry_store::{
-    AnyStore, Error as StoreError, Expect, LaneRecord, LaneSettings, PutAgent, Removed, RunRecord,
+    AnyStore, Error as StoreError, Expect, LaneRecord, LaneSettings, PutAgent, Reader, Removed, RunRecord,
     ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
 };
 pub use belfry_time::{SignedDuration, Timestamp};

@@ -228,7 +228,7 @@ impl Shell {
                     cancel.send_replace(Some(stop));
                 }
             }
-            Effect::Join { node, until, draining } => {
+            Effect::Join { node, left, until, draining } => {
                 let node = Node {
                     id: node,
                     lease_until: until,
@@ -237,9 +237,9 @@ impl Shell {
                     draining,
                     ..self.template.clone()
                 };
-                self.answer(
-                    async move { Input::Joined { asked: now.mono, joined: store.join(&node).await } },
-                );
+                self.answer(async move {
+                    Input::Joined { asked: now.mono, joined: store.join(&node, Some(left)).await }
+                });
             }
             Effect::TellKeeper { asked } => {
                 if let Some(keeper) = &self.keeper {

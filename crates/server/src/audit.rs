@@ -77,7 +77,6 @@ pub fn made(changed: bool) {
 mod tests {
     use axum::response::IntoResponse;
     use belfry::Timestamp;
-    use belfry_store::Access;
 
     use super::*;
 
@@ -99,7 +98,7 @@ mod tests {
             status.into_response()
         };
         row.answer(answer).await;
-        let rows = engine.store().audits(None, 10).await.unwrap().items;
+        let rows = engine.reads().audits(None, 10).await.unwrap().items;
         rows.first().map(|(_, row)| row.status)
     }
 

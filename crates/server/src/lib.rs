@@ -42,7 +42,6 @@ use std::sync::Arc;
 use axum::Router;
 use belfry::Event;
 use belfry_config::Settings;
-use belfry_store::Access;
 use belfry_time::SignedDuration;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
@@ -167,7 +166,7 @@ impl Server {
                 return Err(Error::OpenToAll { address });
             }
             let now = told.engine.now();
-            let tokens = told.engine.store().tokens().await?;
+            let tokens = told.engine.reads().tokens().await?;
             if !tokens.iter().any(|token| token.is_good(now) && !token.is_login()) {
                 return Err(Error::Open { address });
             }

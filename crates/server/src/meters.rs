@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use belfry::Event;
 use belfry::event::Name;
 use belfry_core::RunState;
-use belfry_store::{RunFilter, RunRecord, Store};
+use belfry_store::{RunFilter, RunRecord};
 use belfry_time::Timestamp;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;

@@ -1,7 +1,7 @@
 //! What there is instead of what somebody named: a name that is near, or a few that are there.
 
 use belfry_core::suggest::nearest;
-use belfry_store::{AgentRecord, ScheduleFilter, Store};
+use belfry_store::{AgentRecord, ScheduleFilter};
 
 use crate::extract::Named;
 use crate::problem::Problem;

@@ -47,7 +47,7 @@ pub async fn hear_loop(shared: Arc<Shared>) {
 
 /// Listens until nobody has listened here for a while.
 async fn hear(shared: &Shared) {
-    let (store, me) = (shared.store(), shared.engine.teller());
+    let engine = &shared.engine;
     let mut heard: Option<Heard> = None;
     let (mut marked_at, mut needed_at, mut tidied_at) = (None::<Instant>, Instant::now(), Instant::now());
     while needed_at.elapsed() < LINGER {
@@ -56,19 +56,19 @@ async fn hear(shared: &Shared) {
         }
         if heard.is_none() {
             let since = |(teller, seq)| (teller, (seq, Instant::now()));
-            heard = store.told_so_far(me).await.ok().map(|told| told.into_iter().map(since).collect());
+            heard = engine.told_so_far().await.ok().map(|told| told.into_iter().map(since).collect());
         }
-        if marked_at.is_none_or(|at| at.elapsed() >= MARK_EVERY) && store.listen(me).await.is_ok() {
+        if marked_at.is_none_or(|at| at.elapsed() >= MARK_EVERY) && engine.listen().await.is_ok() {
             marked_at = Some(Instant::now());
         }
         if let Some(heard) = &mut heard {
             let behind: Vec<(Uuid, i64)> = heard.iter().map(|(teller, (seq, _))| (*teller, *seq)).collect();
             // Where the store does not answer, the next time tells whether something is missing.
-            for telling in store.told(me, &behind).await.unwrap_or_default() {
+            for telling in engine.told(&behind).await.unwrap_or_default() {
                 pass_on(&shared.ring, heard, telling);
             }
             if tidied_at.elapsed() >= FORGET_AFTER
-                && let Ok(told) = store.told_so_far(me).await
+                && let Ok(told) = engine.told_so_far().await
             {
                 forget(heard, &told, Instant::now());
                 tidied_at = Instant::now();

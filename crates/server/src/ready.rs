@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use belfry::{Status, Timestamp};
-use belfry_store::Store;
 use belfry_time::SignedDuration;
 
 use crate::routes::health::{Ready, ReadyCheck};

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use belfry::api::Run;
-use belfry::{AnyStore, Engine, Timestamp};
+use belfry::{Engine, Reader, Timestamp};
 use belfry_config::{Api, Inherited, Settings};
 use belfry_core::{AgentDefinition, RunId, RunState};
-use belfry_store::{RunRecord, ScheduleRecord, Store};
+use belfry_store::{RunRecord, ScheduleRecord};
 use parking_lot::RwLock;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
@@ -123,8 +123,8 @@ impl Shared {
         }
     }
 
-    pub fn store(&self) -> &AnyStore {
-        self.engine.store()
+    pub fn store(&self) -> &Reader {
+        self.engine.reads()
     }
 
     /// What time it is for the store, which keeps microseconds.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use belfry_store::{Access, Scope, TokenRecord};
+use belfry_store::{Scope, TokenRecord};
 use tokio::sync::{Notify, watch};
 
 use crate::guard::{ANONYMOUS, Actor, LOCAL, unauthorized};

@@ -78,7 +78,9 @@ impl Sim {
 
     /// Nothing that was due before the clock was stepped back waits for that clock. Stores notice it by their claims.
     fn check_clock(&mut self) {
-        if self.world.behind_since().is_none_or(|since| self.world.now() < since + NOTICED_WITHIN) {
+        // A node that was frozen meanwhile plans what it has read before.
+        let since = self.world.behind_since().map(|since| since.max(self.thawed_at));
+        if since.is_none_or(|since| self.world.now() < since + NOTICED_WITHIN) {
             return;
         }
         let wall = self.world.wall();
@@ -149,7 +151,9 @@ impl Sim {
         };
         let is_before = |other: &RunRecord, run: &RunRecord| {
             let is_known = self.ledger.has_priority(other.id) && self.ledger.has_priority(run.id);
-            other.schedule == run.schedule && is_known && (other.due_at, other.id) < (run.due_at, run.id)
+            // Messages wait in their sessions.
+            let is_in_line = other.schedule == run.schedule && other.trigger != Trigger::Message;
+            is_in_line && is_known && (other.due_at, other.id) < (run.due_at, run.id)
         };
         let is_behind = |run: &RunRecord| {
             in_turn(run) && live.iter().any(|other| may_wait_long(other) && is_before(other, run))

@@ -108,11 +108,15 @@ impl Other {
         };
         let mut differs = self.differs.lock();
         if differs.is_none() {
-            let error = theirs.as_ref().err().map_or_else(String::new, |error| format!(" ({error})"));
+            let detail = |answer: &Result<T, Error>| {
+                answer.as_ref().err().map_or_else(String::new, |error| format!(" ({error})"))
+            };
+            let (our_detail, their_detail) = (detail(ours), detail(theirs));
             let (ours, theirs) = (words(ours), words(theirs));
             if ours != theirs {
-                *differs =
-                    Some(format!("{verb}: the stores differ\n  memory {ours}\n  other  {theirs}{error}"));
+                *differs = Some(format!(
+                    "{verb}: the stores differ\n  memory {ours}{our_detail}\n  other  {theirs}{their_detail}"
+                ));
             }
         }
     }
@@ -154,7 +158,7 @@ impl Drop for Other {
 }
 
 fn runtime() -> std::io::Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }
 
 /// The answer of the store in memory, which never waits.
@@ -398,7 +402,7 @@ impl Store for Beside {
         give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Vec<(RunId, RunState)>;
         append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;
         output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
-        join(node: &Node) -> ();
+        join(node: &Node, left: Option<NodeId>) -> ();
         renew(node: NodeId, lease_until: Timestamp) -> Renewed;
         drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
         pass_breaker(now: Timestamp, agent: AgentId, command: &str, run: RunId) -> Admits, agent = ids.agent(agent);

@@ -8,11 +8,12 @@ use std::time::Instant;
 use belfry_sim::{Other, SQLITE_EVERY, Sim, impossible, live_all, notice_all, states, verbs};
 
 const USAGE: &str = "\
-usage: cargo xtask sim [--seed N | --seeds N [--from N]] [--trace LINES] [--keep-going] [--met] [--broken]
+usage: cargo xtask sim [--seed N | --seeds N [--from N]] [--trace LINES] [--keep-going] [--met] [--broken] [--postgres URL]
 
   --seed N       one life
   --seeds N      so many lives (100), from seed 1 or --from on
   --trace LINES  of the first life that breaks something, so many of the last lines of what happened (60)
+  --postgres URL replay the life beside an empty PostgreSQL database, and show its trace
   --keep-going   go on after a life that breaks something
   --met          how often each verb met a schedule in each state
   --broken       break each thing on purpose, and say which seed notices it first";
@@ -24,6 +25,7 @@ struct Arguments {
     keeps_going: bool,
     shows_met: bool,
     breaks: bool,
+    postgres: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
     let began = Instant::now();
     if arguments.breaks {
         return show_broken(&seeds);
+    }
+    if let Some(url) = &arguments.postgres {
+        return show_beside(arguments.from, arguments.lines, url);
     }
     let summary = live_all(seeds, arguments.keeps_going, &stores);
     let took = began.elapsed().as_secs_f64();
@@ -91,6 +96,29 @@ fn show_broken(seeds: &std::ops::Range<u64>) -> ExitCode {
     if is_unnoticed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// Replays a life beside a PostgreSQL database.
+fn show_beside(seed: u64, lines: usize, url: &str) -> ExitCode {
+    let other = match Other::postgres(url) {
+        Ok(other) => other,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let report = Sim::run_beside(seed, lines, Some(other));
+    println!("{:?}", report.params);
+    for line in report.lines {
+        println!("  {line}");
+    }
+    match report.broken {
+        Some(what) => {
+            println!("seed {seed}: {what}");
+            ExitCode::FAILURE
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
 /// Some seeds are replayed on SQLite.
 fn stores(seed: u64) -> Vec<(&'static str, Other)> {
     match seed.is_multiple_of(SQLITE_EVERY).then(|| Other::sqlite(seed)) {
@@ -115,9 +143,20 @@ fn show(seed: u64, lines: usize, is_beside: bool) {
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Arguments> {
-    let mut parsed =
-        Arguments { from: 1, count: 100, lines: 60, keeps_going: false, shows_met: false, breaks: false };
+    let mut parsed = Arguments {
+        from: 1,
+        count: 100,
+        lines: 60,
+        keeps_going: false,
+        shows_met: false,
+        breaks: false,
+        postgres: None,
+    };
     while let Some(argument) = arguments.next() {
+        if argument == "--postgres" {
+            parsed.postgres = Some(arguments.next()?);
+            continue;
+        }
         let mut number = || arguments.next()?.parse::<u64>().ok();
         match argument.as_str() {
             "--seed" => (parsed.from, parsed.count) = (number()?, 1),

@@ -150,6 +150,8 @@ pub struct Sim {
     pub(crate) habits: BTreeMap<String, Habit>,
     pub(crate) ledger: Ledger,
     pub(crate) is_healed: bool,
+    /// When a frozen node last went on.
+    pub(crate) thawed_at: Micros,
     ids: Arc<AtomicU64>,
     trace: DefaultHasher,
     lines: VecDeque<String>,
@@ -228,6 +230,7 @@ impl Sim {
             habits,
             ledger: Ledger::new(agents, foreign),
             is_healed: false,
+            thawed_at: 0,
             ids: Arc::new(AtomicU64::new(1)),
             trace: DefaultHasher::new(),
             lines: VecDeque::new(),
@@ -462,7 +465,7 @@ impl Sim {
         let id = NodeId(self.new_id());
         let node = self.node_row(place, id, now.wall, now.wall + signed(self.params.lease()), false);
         let lease_until = node.lease_until;
-        self.now(self.store.clone().join(&node));
+        self.now(self.store.clone().join(&node, None));
         let ids = self.ids.clone();
         let new_id = Box::new(move |at| self::id(&ids, at));
         let options = Options { labels: Params::labels(place), ..self.params.options.clone() };
@@ -608,14 +611,13 @@ impl Sim {
             Effect::Start { attempt, tell } => self.start_process(place, &attempt, tell),
             Effect::Stop { run, epoch, stop } => self.stop_process(place, lives, run, epoch, stop),
             Effect::TellKeeper { asked } => self.tell_keeper(place, asked),
-            Effect::Join { node, until, draining } => {
+            Effect::Join { node, left, until, draining } => {
                 self.say(|| format!("node {place} joins again as {node}"));
                 self.alive.lock().of.insert(node, (place, lives));
                 let node = self.node_row(place, node, now.wall, until, draining);
-                self.ask(
-                    place,
-                    async move { Input::Joined { asked: now.mono, joined: store.join(&node).await } },
-                );
+                self.ask(place, async move {
+                    Input::Joined { asked: now.mono, joined: store.join(&node, Some(left)).await }
+                });
             }
             Effect::ReadNodes => {
                 let (alive, is_shared) = (self.alive.clone(), self.params.is_shared);
@@ -755,6 +757,7 @@ impl Sim {
             return;
         }
         self.nodes[place].life = Life::Up;
+        self.thawed_at = self.world.now();
         self.say(|| format!("node {place} goes on"));
         let inputs: Vec<Input> = self.nodes[place].inbox.drain(..).collect();
         let stalled = std::mem::take(&mut self.nodes[place].stalled);

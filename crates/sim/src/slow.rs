@@ -1,6 +1,6 @@
 //! The store as a node reaches it: each call takes its time, may fail, and may be done although its answer is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::sync::Arc;
 
@@ -104,11 +104,27 @@ impl Slow {
     }
 }
 
+/// Passes verbs on to the store behind it.
 macro_rules! forward {
-    ($($kind:ident $verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(async fn $verb(&self, $($name: $type),*) -> Result<$answer, Error> {
-            self.call(Kind::$kind, self.store.$verb($($name),*)).await
-        })*
+    ($($(#[$about:meta])* $kind:ident fn $verb:ident(&$this:ident $(, $arg:ident: $type:ty)* $(,)?) -> $answer:ty
+        $(, wakes $when:expr)? $(, else $otherwise:block)?;)*) => {
+        $(forward!(one $kind $verb ($($arg: $type),*) $answer);)*
+    };
+    // Below.
+    (one $kind:ident clock $($rest:tt)*) => {};
+    (one $kind:ident due $($rest:tt)*) => {};
+    (one $kind:ident claim $($rest:tt)*) => {};
+    (one $kind:ident commit $($rest:tt)*) => {};
+    (one $kind:ident finish $($rest:tt)*) => {};
+    (one reads $verb:ident ($($arg:ident: $type:ty),*) $answer:ty) => {
+        async fn $verb(&self, $($arg: $type),*) -> Result<$answer, Error> {
+            self.call(Kind::Read, self.store.$verb($($arg),*)).await
+        }
+    };
+    (one changes $verb:ident ($($arg:ident: $type:ty),*) $answer:ty) => {
+        async fn $verb(&self, $($arg: $type),*) -> Result<$answer, Error> {
+            self.call(Kind::Write, self.store.$verb($($arg),*)).await
+        }
     };
 }
 
@@ -178,69 +194,11 @@ impl Store for Slow {
         std::future::pending().await
     }
 
-    forward! {
-        Write apply(now: Timestamp, source: &str, digest: &str, agents: &[AgentSpec]) -> Applied;
-        Read source_digest(source: &str) -> Option<String>;
-        Read spent(source: &str) -> BTreeMap<String, ScheduleDefinition>;
-        Write put_schedule(now: Timestamp, agent: &str, name: &str, definition: &ScheduleDefinition, expect: &Expect) -> Put;
-        Write remove_schedule(now: Timestamp, schedule: ScheduleId, expect: &Expect) -> Removed;
-        Write put_agent(now: Timestamp, agent: &AgentSpec, whole: bool, expect: &Expect<AgentDefinition>) -> PutAgent;
-        Write remove_agent(now: Timestamp, agent: &str, expect: &Expect<AgentDefinition>) -> Removed;
-        Read schedule_ids(names: &[&str]) -> Vec<Option<ScheduleId>>;
-        Read definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>;
-        Read unreadable_rows() -> Vec<String>;
-        Read unreadable() -> Vec<UnreadableSchedule>;
-        Write pause(now: Timestamp, schedule: ScheduleId, reason: Option<&str>, until: Option<Timestamp>) -> bool;
-        Write resume(now: Timestamp, schedule: ScheduleId, how: Resume) -> Option<u64>;
-        Read next_due() -> Option<Timestamp>;
-        Write enqueue_many(now: Timestamp, requests: &[Enqueue]) -> Vec<Enqueued>;
-        Write send(now: Timestamp, message: &NewMessage) -> Sent;
-        Write session(now: Timestamp, schedule: ScheduleId, key: &str, verb: SessionVerb) -> Option<SessionDone>;
-        Read sessions(filter: &SessionFilter, after: Option<i64>, limit: u32) -> Page<SessionRecord, i64>;
-        Write put_lanes(now: Timestamp, lanes: &[(String, LaneSettings)]) -> ();
-        Write set_lane(now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> ();
-        Read lanes(now: Timestamp) -> Vec<LaneRecord>;
-        Read lane_settings() -> Vec<LaneRecord>;
-        Write clear_lane(now: Timestamp, lane: &str) -> Vec<RunId>;
-        Read next_start(now: Timestamp) -> Option<Timestamp>;
-        Write cancel(now: Timestamp, run: RunId, reason: Reason) -> Cancelled;
-        Write give_back(now: Timestamp, node: NodeId, runs: &[(RunId, Epoch)]) -> Vec<(RunId, RunState)>;
-        Write append_output(run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> bool;
-        Read output(run: RunId, after: Option<u64>, limit_bytes: u32) -> Vec<OutputChunk>;
-        Write join(node: &Node) -> ();
-        Write renew(node: NodeId, lease_until: Timestamp) -> Renewed;
-        Read marks(node: NodeId) -> Marks;
-        Read running_lanes(node: NodeId) -> Vec<(RunId, String)>;
-        Write drain(now: Timestamp, node: NodeId, draining: bool) -> Drained;
-        Read nodes() -> Vec<Node>;
-        Write fence(now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Option<Rescued>;
-        Write pass_breaker(now: Timestamp, agent: AgentId, command: &str, run: RunId) -> Admits;
-        Write reset_breaker(now: Timestamp, agent: AgentId, command: &str) -> bool;
-        Write reset_budget(now: Timestamp, agent: AgentId) -> bool;
-        Write prune(now: Timestamp, retention: &Retention) -> Pruned;
-        Read run(run: RunId) -> Option<RunRecord>;
-        Read live_runs() -> Vec<RunRecord>;
-        Read ended_runs(schedule: ScheduleId, limit: u32) -> Vec<RunRecord>;
-        Read schedule(name: &str) -> Option<ScheduleRecord>;
-        Read schedules(filter: &ScheduleFilter, after: Option<&str>, limit: u32) -> Page<ScheduleRecord, String>;
-        Read runs(filter: &RunFilter, after: Option<RunId>, limit: u32) -> Page<RunRecord, RunId>;
-        Read agents() -> Vec<AgentRecord>;
-        Read breakers() -> Vec<BreakerEntry>;
-        Read skips(schedule: ScheduleId, after: Option<Timestamp>, limit: u32) -> Vec<SkipRange>;
-        Read tick(schedule: ScheduleId, tick_at: Timestamp) -> TickFate;
-        Read revision_at(schedule: ScheduleId, at: Timestamp) -> Option<(i64, ScheduleDefinition)>;
-        Read breaker(agent: AgentId, command: &str) -> BreakerRecord;
-        Read counts() -> Counts;
-        Read integrity() -> Vec<String>;
-    }
+    belfry_store::verbs!(store, forward);
 }
 
 impl Watch for Slow {
-    forward! {
-        Write beat(snapshot: &Snapshot) -> bool;
-        Read snapshots(filter: &SnapshotFilter, before: Option<i64>, limit: u32) -> Page<SnapshotRow, i64>;
-        Write prune_beats(snapshots_before: Option<Timestamp>, nodes_before: Option<Timestamp>, batch: u32) -> u32;
-    }
+    belfry_store::verbs!(watch, forward);
 }
 
 #[cfg(test)]

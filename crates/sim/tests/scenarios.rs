@@ -112,7 +112,7 @@ async fn a_draining_node_that_is_late_with_its_renewal_has_to_be_told_again_to_t
     let at = |minutes| start + SignedDuration::from_mins(minutes);
     let store = Memory::new();
     let node = node(start, at(60));
-    store.join(&node).await.unwrap();
+    store.join(&node, None).await.unwrap();
     assert_eq!(store.drain(start, node.id, true).await.unwrap(), Drained::Marked { is_news: true });
     assert_eq!(store.drain(at(61), node.id, false).await.unwrap(), Drained::Dead);
     assert!(matches!(store.renew(node.id, at(122)).await.unwrap(), Renewed::Held { .. }));
@@ -165,7 +165,7 @@ async fn a_repeated_end_whose_answer_was_lost_leaves_the_next_attempt_alone() {
     store.enqueue(start, &Enqueue { run, key: None }).await.unwrap();
     let lease_until = start + SignedDuration::try_from(options.lease).unwrap();
     let node = node(start, lease_until);
-    store.join(&node).await.unwrap();
+    store.join(&node, None).await.unwrap();
     let ids = std::sync::atomic::AtomicU64::new(10);
     let new_id = move |_| Uuid::from_u128(u128::from(ids.fetch_add(1, std::sync::atomic::Ordering::Relaxed)));
     let lease = options.lease;

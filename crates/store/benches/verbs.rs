@@ -122,7 +122,7 @@ async fn measure<S: Store>(name: &str, store: &S, by_hand: &mut ByHand, runs: us
         max_concurrent: None,
         process: Default::default(),
     };
-    store.join(&node).await.unwrap();
+    store.join(&node, None).await.unwrap();
     let minutely = |n: usize| {
         let options = Options { if_running: belfry_core::definition::IfRunning::Allow, ..Options::default() };
         (format!("s{n}"), ScheduleDefinition { when: When::Cron("*/5 * * * *".into()), options })

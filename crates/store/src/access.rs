@@ -1,14 +1,7 @@
 //! Who may do what over HTTP, and who did what: tokens and the audit. Apart from the verbs of scheduling, which know
 //! nothing of either.
 
-use std::future::Future;
-
 use belfry_time::Timestamp;
-
-use crate::any::{AnyStore, each};
-use crate::shapes::Key;
-use crate::store::Answer;
-use crate::views::Page;
 
 /// More tokens than this are not kept: they are read as a whole.
 pub const TOKENS_MAX: usize = 1000;
@@ -121,72 +114,3 @@ pub struct AuditEntry {
 
 /// A row of the audit with its number, which grows.
 pub type AuditRow = (i64, AuditEntry);
-
-/// Tokens and the audit. Every verb is one transaction, as those of [`Store`](crate::Store) are.
-pub trait Access: Send + Sync + 'static {
-    /// Keeps a token. Browser logins that have ended by its `created_at` are removed first: they would add up.
-    /// After a crash either both have happened or neither.
-    fn add_token(&self, token: &TokenRecord) -> impl Future<Output = Answer<AddedToken>> + Send;
-
-    /// All tokens, good or not, in the order of their ids.
-    fn tokens(&self) -> impl Future<Output = Answer<Vec<TokenRecord>>> + Send;
-
-    /// Makes a token good no longer; `false` where there is none, or it was revoked before. Crash: revoked, or not.
-    fn revoke_token(&self, now: Timestamp, id: &str) -> impl Future<Output = Answer<bool>> + Send;
-
-    /// Remembers the key of a request that makes something else than a run, until it expires; `false` where it was used
-    /// with another body. Crash: remembered, or not.
-    fn use_key(&self, now: Timestamp, key: &Key) -> impl Future<Output = Answer<bool>> + Send;
-
-    /// Records what is about to be done, and gives the row's number. Crash: recorded, or not.
-    fn begin_audit(&self, entry: &AuditEntry) -> impl Future<Output = Answer<i64>> + Send;
-
-    /// Completes a row by how it was answered, or takes it away where nothing was done. A crash may undo this, and this alone:
-    /// then the row says that nobody knows.
-    fn end_audit(&self, number: i64, status: Option<u16>) -> impl Future<Output = Answer<()>> + Send;
-
-    /// What was done, the last first, before a row.
-    fn audits(
-        &self,
-        before: Option<i64>,
-        limit: u32,
-    ) -> impl Future<Output = Answer<Page<AuditRow, i64>>> + Send;
-
-    /// Removes what was done before an instant, and tokens that were good no longer by then, at most a batch of each; says
-    /// how many went. Crash: all of a call, or nothing of it.
-    fn prune_access(&self, before: Timestamp, batch: u32) -> impl Future<Output = Answer<u32>> + Send;
-}
-
-impl Access for AnyStore {
-    async fn add_token(&self, token: &TokenRecord) -> Answer<AddedToken> {
-        each!(self, store => store.add_token(token).await)
-    }
-
-    async fn tokens(&self) -> Answer<Vec<TokenRecord>> {
-        each!(self, store => store.tokens().await)
-    }
-
-    async fn revoke_token(&self, now: Timestamp, id: &str) -> Answer<bool> {
-        each!(self, store => store.revoke_token(now, id).await)
-    }
-
-    async fn use_key(&self, now: Timestamp, key: &Key) -> Answer<bool> {
-        each!(self, store => store.use_key(now, key).await)
-    }
-
-    async fn begin_audit(&self, entry: &AuditEntry) -> Answer<i64> {
-        each!(self, store => store.begin_audit(entry).await)
-    }
-
-    async fn end_audit(&self, number: i64, status: Option<u16>) -> Answer<()> {
-        each!(self, store => store.end_audit(number, status).await)
-    }
-
-    async fn audits(&self, before: Option<i64>, limit: u32) -> Answer<Page<AuditRow, i64>> {
-        each!(self, store => store.audits(before, limit).await)
-    }
-
-    async fn prune_access(&self, before: Timestamp, batch: u32) -> Answer<u32> {
-        each!(self, store => store.prune_access(before, batch).await)
-    }
-}

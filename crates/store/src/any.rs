@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use belfry_core::breaker::Admits;
@@ -13,14 +14,18 @@ use belfry_core::{
 use belfry_time::Timestamp;
 use uuid::Uuid;
 
+use crate::access::*;
 use crate::error::Error;
+use crate::hook::{Knock, Knocked};
 use crate::memory::Memory;
 use crate::postgres::Postgres;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::sqlite::Sqlite;
-use crate::store::{Answer, Store};
+use crate::stats::Stats;
+use crate::store::{Access, Answer, Hooks, Store, Watch};
 use crate::views::*;
+use crate::watch::*;
 
 /// A store whose kind is known only at run time.
 pub enum AnyStore {
@@ -160,241 +165,29 @@ macro_rules! each {
         }
     };
 }
-pub(crate) use each;
+
+/// Passes verbs on to the store that it is.
+macro_rules! dispatch {
+    ($($(#[$about:meta])* $kind:ident fn $verb:ident(&$this:ident $(, $arg:ident: $type:ty)* $(,)?) -> $answer:ty
+        $(, wakes $when:expr)? $(, else $otherwise:block)?;)*) => {
+        $(dispatch!(one $verb ($($arg: $type),*) $answer);)*
+    };
+    // Below: what is refused is added to these.
+    (one run $($rest:tt)*) => {};
+    (one runs_by_id $($rest:tt)*) => {};
+    (one live_runs $($rest:tt)*) => {};
+    (one runs $($rest:tt)*) => {};
+    (one schedule $($rest:tt)*) => {};
+    (one schedules $($rest:tt)*) => {};
+    (one $verb:ident ($($arg:ident: $type:ty),*) $answer:ty) => {
+        async fn $verb(&self, $($arg: $type),*) -> Answer<$answer> {
+            each!(self, store => store.$verb($($arg),*).await)
+        }
+    };
+}
 
 impl Store for AnyStore {
-    async fn clock(&self) -> Answer<Option<Timestamp>> {
-        each!(self, store => store.clock().await)
-    }
-
-    async fn apply(
-        &self,
-        now: Timestamp,
-        source: &str,
-        digest: &str,
-        agents: &[AgentSpec],
-    ) -> Answer<Applied> {
-        each!(self, store => store.apply(now, source, digest, agents).await)
-    }
-
-    async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
-        each!(self, store => store.source_digest(source).await)
-    }
-
-    async fn spent(&self, source: &str) -> Answer<BTreeMap<String, ScheduleDefinition>> {
-        each!(self, store => store.spent(source).await)
-    }
-
-    async fn put_schedule(
-        &self,
-        now: Timestamp,
-        agent: &str,
-        name: &str,
-        definition: &ScheduleDefinition,
-        expect: &Expect,
-    ) -> Answer<Put> {
-        each!(self, store => store.put_schedule(now, agent, name, definition, expect).await)
-    }
-
-    async fn remove_schedule(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        expect: &Expect,
-    ) -> Answer<Removed> {
-        each!(self, store => store.remove_schedule(now, schedule, expect).await)
-    }
-
-    async fn put_agent(
-        &self,
-        now: Timestamp,
-        agent: &AgentSpec,
-        whole: bool,
-        expect: &Expect<AgentDefinition>,
-    ) -> Answer<PutAgent> {
-        each!(self, store => store.put_agent(now, agent, whole, expect).await)
-    }
-
-    async fn remove_agent(
-        &self,
-        now: Timestamp,
-        agent: &str,
-        expect: &Expect<AgentDefinition>,
-    ) -> Answer<Removed> {
-        each!(self, store => store.remove_agent(now, agent, expect).await)
-    }
-
-    async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
-        each!(self, store => store.schedule_ids(names).await)
-    }
-
-    async fn definitions(&self, schedules: &[ScheduleId]) -> Answer<Vec<Option<Definitions>>> {
-        each!(self, store => store.definitions(schedules).await)
-    }
-
-    async fn unreadable(&self) -> Answer<Vec<UnreadableSchedule>> {
-        each!(self, store => store.unreadable().await)
-    }
-
-    async fn pause(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        reason: Option<&str>,
-        until: Option<Timestamp>,
-    ) -> Answer<bool> {
-        each!(self, store => store.pause(now, schedule, reason, until).await)
-    }
-
-    async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
-        each!(self, store => store.resume(now, schedule, how).await)
-    }
-
-    async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
-        each!(self, store => store.due(now, after, limit).await)
-    }
-
-    async fn next_due(&self) -> Answer<Option<Timestamp>> {
-        each!(self, store => store.next_due().await)
-    }
-
-    async fn commit(&self, now: Timestamp, commits: &[Commit]) -> Answer<Vec<Committed>> {
-        each!(self, store => store.commit(now, commits).await)
-    }
-
-    async fn enqueue_many(&self, now: Timestamp, requests: &[Enqueue]) -> Answer<Vec<Enqueued>> {
-        each!(self, store => store.enqueue_many(now, requests).await)
-    }
-
-    async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
-        each!(self, store => store.send(now, message).await)
-    }
-
-    async fn session(
-        &self,
-        now: Timestamp,
-        schedule: ScheduleId,
-        key: &str,
-        verb: SessionVerb,
-    ) -> Answer<Option<SessionDone>> {
-        each!(self, store => store.session(now, schedule, key, verb).await)
-    }
-
-    async fn sessions(
-        &self,
-        filter: &SessionFilter,
-        after: Option<i64>,
-        limit: u32,
-    ) -> Answer<Page<SessionRecord, i64>> {
-        each!(self, store => store.sessions(filter, after, limit).await)
-    }
-
-    async fn put_lanes(&self, now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
-        each!(self, store => store.put_lanes(now, lanes).await)
-    }
-
-    async fn set_lane(&self, now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
-        each!(self, store => store.set_lane(now, lane, settings).await)
-    }
-
-    async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
-        each!(self, store => store.lanes(now).await)
-    }
-
-    async fn lane_settings(&self) -> Answer<Vec<LaneRecord>> {
-        each!(self, store => store.lane_settings().await)
-    }
-
-    async fn next_start(&self, now: Timestamp) -> Answer<Option<Timestamp>> {
-        each!(self, store => store.next_start(now).await)
-    }
-
-    async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
-        each!(self, store => store.clear_lane(now, lane).await)
-    }
-
-    async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
-        each!(self, store => store.claim(now, claim).await)
-    }
-
-    async fn finish(&self, now: Timestamp, finishes: &[Finish]) -> Answer<Vec<Finished>> {
-        each!(self, store => store.finish(now, finishes).await)
-    }
-
-    async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        each!(self, store => store.cancel(now, run, reason).await)
-    }
-
-    async fn give_back(
-        &self,
-        now: Timestamp,
-        node: NodeId,
-        runs: &[(RunId, Epoch)],
-    ) -> Answer<Vec<(RunId, RunState)>> {
-        each!(self, store => store.give_back(now, node, runs).await)
-    }
-
-    async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
-        each!(self, store => store.append_output(run, epoch, chunks).await)
-    }
-
-    async fn output(&self, run: RunId, after: Option<u64>, limit_bytes: u32) -> Answer<Vec<OutputChunk>> {
-        each!(self, store => store.output(run, after, limit_bytes).await)
-    }
-
-    fn is_held(&self) -> bool {
-        each!(self, store => store.is_held())
-    }
-
-    async fn join(&self, node: &Node) -> Answer<()> {
-        each!(self, store => store.join(node).await)
-    }
-
-    async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
-        each!(self, store => store.renew(node, lease_until).await)
-    }
-
-    async fn marks(&self, node: NodeId) -> Answer<Marks> {
-        each!(self, store => store.marks(node).await)
-    }
-
-    async fn running_lanes(&self, node: NodeId) -> Answer<Vec<(RunId, String)>> {
-        each!(self, store => store.running_lanes(node).await)
-    }
-
-    async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
-        each!(self, store => store.drain(now, node, draining).await)
-    }
-
-    async fn nodes(&self) -> Answer<Vec<Node>> {
-        each!(self, store => store.nodes().await)
-    }
-
-    async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        each!(self, store => store.fence(now, node, lease_seen).await)
-    }
-
-    async fn pass_breaker(
-        &self,
-        now: Timestamp,
-        agent: AgentId,
-        command: &str,
-        run: RunId,
-    ) -> Answer<Admits> {
-        each!(self, store => store.pass_breaker(now, agent, command, run).await)
-    }
-
-    async fn reset_breaker(&self, now: Timestamp, agent: AgentId, command: &str) -> Answer<bool> {
-        each!(self, store => store.reset_breaker(now, agent, command).await)
-    }
-
-    async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
-        each!(self, store => store.reset_budget(now, agent).await)
-    }
-
-    async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
-        each!(self, store => store.prune(now, retention).await)
-    }
+    verbs!(store, dispatch);
 
     async fn run(&self, run: RunId) -> Answer<Option<RunRecord>> {
         let found = each!(self, store => store.run(run).await)?;
@@ -411,8 +204,14 @@ impl Store for AnyStore {
         self.with_refused_ends(found).await
     }
 
-    async fn ended_runs(&self, schedule: ScheduleId, limit: u32) -> Answer<Vec<RunRecord>> {
-        each!(self, store => store.ended_runs(schedule, limit).await)
+    async fn runs(
+        &self,
+        filter: &RunFilter,
+        after: Option<RunId>,
+        limit: u32,
+    ) -> Answer<Page<RunRecord, RunId>> {
+        let found = each!(self, store => store.runs(filter, after, limit).await)?;
+        Ok(Page { items: self.with_refused_ends(found.items).await?, next: found.next })
     }
 
     async fn schedule(&self, name: &str) -> Answer<Option<ScheduleRecord>> {
@@ -430,82 +229,69 @@ impl Store for AnyStore {
         Ok(Page { items: self.with_refused_plans(found.items).await?, next: found.next })
     }
 
-    async fn runs(
-        &self,
-        filter: &RunFilter,
-        after: Option<RunId>,
-        limit: u32,
-    ) -> Answer<Page<RunRecord, RunId>> {
-        let found = each!(self, store => store.runs(filter, after, limit).await)?;
-        Ok(Page { items: self.with_refused_ends(found.items).await?, next: found.next })
-    }
-
-    async fn agents(&self) -> Answer<Vec<AgentRecord>> {
-        each!(self, store => store.agents().await)
-    }
-
-    async fn breakers(&self) -> Answer<Vec<BreakerEntry>> {
-        each!(self, store => store.breakers().await)
-    }
-
-    async fn skips(
-        &self,
-        schedule: ScheduleId,
-        after: Option<Timestamp>,
-        limit: u32,
-    ) -> Answer<Vec<SkipRange>> {
-        each!(self, store => store.skips(schedule, after, limit).await)
-    }
-
-    async fn tick(&self, schedule: ScheduleId, tick_at: Timestamp) -> Answer<TickFate> {
-        each!(self, store => store.tick(schedule, tick_at).await)
-    }
-
-    async fn revision_at(
-        &self,
-        schedule: ScheduleId,
-        at: Timestamp,
-    ) -> Answer<Option<(i64, ScheduleDefinition)>> {
-        each!(self, store => store.revision_at(schedule, at).await)
-    }
-
-    async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
-        each!(self, store => store.breaker(agent, command).await)
-    }
-
-    async fn counts(&self) -> Answer<Counts> {
-        each!(self, store => store.counts().await)
-    }
-
     async fn changed(&self) {
         each!(self, store => store.changed().await);
     }
 
-    async fn unreadable_rows(&self) -> Answer<Vec<String>> {
-        each!(self, store => store.unreadable_rows().await)
+    fn is_held(&self) -> bool {
+        each!(self, store => store.is_held())
+    }
+}
+
+impl Hooks for AnyStore {
+    verbs!(hooks, dispatch);
+}
+
+impl Watch for AnyStore {
+    verbs!(watch, dispatch);
+}
+
+impl Access for AnyStore {
+    verbs!(access, dispatch);
+}
+
+/// A store of which nothing can be changed: it has the verbs that read.
+#[derive(Clone)]
+pub struct Reader(Arc<AnyStore>);
+
+/// The verbs that read, as methods.
+macro_rules! read {
+    ($($(#[$about:meta])* $kind:ident fn $verb:ident(&$this:ident $(, $arg:ident: $type:ty)* $(,)?) -> $answer:ty
+        $(, wakes $when:expr)? $(, else $otherwise:block)?;)*) => {
+        $(read!(one $kind $(#[$about])* $verb ($($arg: $type),*) $answer);)*
+    };
+    (one changes $($rest:tt)*) => {};
+    (one reads $(#[$about:meta])* $verb:ident ($($arg:ident: $type:ty),*) $answer:ty) => {
+        $(#[$about])*
+        pub async fn $verb(&self, $($arg: $type),*) -> Result<$answer, Error> {
+            self.0.$verb($($arg),*).await
+        }
+    };
+}
+
+impl Reader {
+    /// Of a store.
+    pub fn of(store: &Arc<AnyStore>) -> Reader {
+        Reader(store.clone())
     }
 
-    async fn held_runs(&self, runs: &[RunId]) -> Answer<HashSet<RunId>> {
-        each!(self, store => store.held_runs(runs).await)
+    verbs!(store, read);
+    verbs!(watch, read);
+    verbs!(access, read);
+
+    /// Whether nodes on several machines may share it.
+    pub fn is_shared(&self) -> bool {
+        self.0.is_shared()
     }
 
-    async fn held_schedules(&self, schedules: &[ScheduleId]) -> Answer<HashSet<ScheduleId>> {
-        each!(self, store => store.held_schedules(schedules).await)
+    /// How large it is.
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        self.0.stats().await
     }
+}
 
-    async fn note_refusal(&self, now: Timestamp, part: RefusedPart, reason: &str) -> Answer<()> {
-        each!(self, store => store.note_refusal(now, part, reason).await)
-    }
-
-    async fn refusals(&self) -> Answer<Vec<Refusal>> {
-        each!(self, store => store.refusals().await)
-    }
-
-    async fn probe(&self) -> Answer<()> {
-        each!(self, store => store.probe().await)
-    }
-
-    async fn integrity(&self) -> Answer<Vec<String>> {
-        each!(self, store => store.integrity().await)
+impl From<AnyStore> for Reader {
+    fn from(store: AnyStore) -> Reader {
+        Reader(Arc::new(store))
     }
 }

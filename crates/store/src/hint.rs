@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::sessions::Sent;
-use crate::shapes::{Cancelled, Commit, Committed, Drained, Enqueued, Finished};
+use crate::shapes::{Commit, Committed};
 use crate::store::Answer;
 
 /// Wakes whoever waits in this process. A hint that nobody waits for is kept for who comes next; many are one.
@@ -53,29 +52,4 @@ pub(crate) fn held(
     let answers = committed.iter().flatten();
     let held = commits.iter().zip(answers).filter(|(_, committed)| **committed == Committed::Held);
     held.map(|(commit, _)| commit.schedule)
-}
-
-/// Whether an end or a retry changed anything.
-pub(crate) fn ended(finished: &[Finished]) -> bool {
-    finished.iter().any(|finished| *finished != Finished::Stale)
-}
-
-/// Whether requests made a run.
-pub(crate) fn made(enqueued: &[Enqueued]) -> bool {
-    enqueued.contains(&Enqueued::Made)
-}
-
-/// Whether a message made or changed a run.
-pub(crate) fn taken(sent: &Sent) -> bool {
-    matches!(sent, Sent::Taken { .. })
-}
-
-/// Whether a cancel ended or marked a run.
-pub(crate) fn cancelled(cancelled: &Cancelled) -> bool {
-    matches!(cancelled, Cancelled::Ended | Cancelled::Told(_))
-}
-
-/// Whether a node got another mark.
-pub(crate) fn marked(drained: &Drained) -> bool {
-    matches!(drained, Drained::Marked { is_news: true })
 }

@@ -1,16 +1,12 @@
 //! Requests from outside that make runs as ticks do: within overlap, breaker, budget and pause.
 
-use std::future::Future;
-
 use belfry_core::check::{Admitted, Asking, Status};
 use belfry_core::definition::Options;
 use belfry_core::overlap::Overlap;
 use belfry_core::{Facts, RunId, SkipReason};
-use belfry_time::{Allowed, Timestamp};
+use belfry_time::Allowed;
 
-use crate::any::AnyStore;
 use crate::shapes::{Key, NewRun};
-use crate::store::Answer;
 
 /// A request from outside.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,31 +50,4 @@ pub enum Knocked {
     Refused(SkipReason),
     /// There is no such schedule.
     NotFound,
-}
-
-/// Requests from outside.
-pub trait Hooks: Send + Sync + 'static {
-    /// Makes a run if the rules of its schedule allow one now: what they look at cannot change in between. With
-    /// `if_running: cancel` what lives in its overlap scope is cancelled with it. After a crash a run that was answered for
-    /// exists, with the probe of a breaker if it is one, and with all keys of the request; what it cancels is cancelled.
-    ///
-    /// A repeat that only a key tells also stores its signed content, for the first run: that content then makes no run
-    /// of its own when it is sent without the key. A repeat by its signed content stores no key, because keys are not
-    /// signed.
-    fn knock(&self, now: Timestamp, knock: &Knock) -> impl Future<Output = Answer<Knocked>> + Send;
-}
-
-impl Hooks for AnyStore {
-    async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
-        match self {
-            AnyStore::Memory(store) => store.knock(now, knock).await,
-            AnyStore::Sqlite(store) => store.knock(now, knock).await,
-            AnyStore::Postgres(store) => store.knock(now, knock).await,
-        }
-    }
-}
-
-/// As it is told to whoever waits.
-pub(crate) fn made(knocked: &Knocked) -> bool {
-    matches!(knocked, Knocked::Made { .. })
 }

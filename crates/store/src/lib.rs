@@ -5,6 +5,9 @@
 //! what it was decided on still holds. Start reading at [`Store`]; the shapes that go in and out are in `shapes.rs`
 //! and `views.rs`.
 
+#[macro_use]
+mod verbs;
+
 mod access;
 mod any;
 mod apart;
@@ -29,16 +32,16 @@ mod unread;
 mod views;
 mod watch;
 
-pub use access::{Access, AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
-pub use any::AnyStore;
+pub use access::{AddedToken, AuditEntry, AuditRow, Scope, TOKENS_MAX, TokenRecord};
+pub use any::{AnyStore, Reader};
 pub use apart::{Written, commit_apart, finish_apart};
 pub use error::{Error, Holder};
-pub use hook::{Hooks, Knock, Knocked};
+pub use hook::{Knock, Knocked};
 pub use private::{STATE_FOLDER, secure, secure_folder};
 pub use sessions::*;
 pub use shapes::*;
 pub use stats::Stats;
-pub use store::Store;
+pub use store::{Access, Hooks, Store, Watch};
 pub use unread::UNREADABLE_ROWS_MAX;
 pub use views::*;
-pub use watch::{Snapshot, SnapshotFilter, SnapshotRow, Watch};
+pub use watch::{Snapshot, SnapshotFilter, SnapshotRow};

@@ -2,16 +2,11 @@
 //! by leases alone.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 
 use belfry_core::{NodeId, RunId};
 use belfry_time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use crate::any::{AnyStore, each};
-use crate::store::Answer;
-use crate::views::Page;
 
 /// What a node says of itself and its machine at a heartbeat.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,51 +48,3 @@ pub struct SnapshotFilter {
 
 /// A snapshot with its number, which grows.
 pub type SnapshotRow = (i64, Snapshot);
-
-/// Heartbeats and snapshots. Every verb is one transaction, as those of [`Store`](crate::Store) are.
-pub trait Watch: Send + Sync + 'static {
-    /// Keeps a snapshot, and that its node and the runs in it lived then. `false` where the node is unknown or fenced, and
-    /// nothing was kept. Crash: both, or neither.
-    fn beat(&self, snapshot: &Snapshot) -> impl Future<Output = Answer<bool>> + Send;
-
-    /// Snapshots, the last first, before a number.
-    fn snapshots(
-        &self,
-        filter: &SnapshotFilter,
-        before: Option<i64>,
-        limit: u32,
-    ) -> impl Future<Output = Answer<Page<SnapshotRow, i64>>> + Send;
-
-    /// Removes snapshots that were taken before an instant, and nodes that were fenced and not heard of since another, at
-    /// most a batch of each; none keeps them all. Says how many went. Crash: all of a call, or nothing of it.
-    fn prune_beats(
-        &self,
-        snapshots_before: Option<Timestamp>,
-        nodes_before: Option<Timestamp>,
-        batch: u32,
-    ) -> impl Future<Output = Answer<u32>> + Send;
-}
-
-impl Watch for AnyStore {
-    async fn beat(&self, snapshot: &Snapshot) -> Answer<bool> {
-        each!(self, store => store.beat(snapshot).await)
-    }
-
-    async fn snapshots(
-        &self,
-        filter: &SnapshotFilter,
-        before: Option<i64>,
-        limit: u32,
-    ) -> Answer<Page<SnapshotRow, i64>> {
-        each!(self, store => store.snapshots(filter, before, limit).await)
-    }
-
-    async fn prune_beats(
-        &self,
-        snapshots_before: Option<Timestamp>,
-        nodes_before: Option<Timestamp>,
-        batch: u32,
-    ) -> Answer<u32> {
-        each!(self, store => store.prune_beats(snapshots_before, nodes_before, batch).await)
-    }
-}

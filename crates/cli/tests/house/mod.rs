@@ -183,7 +183,7 @@ pub async fn claimed(store: &AnyStore) -> (NodeId, Claimed) {
         max_concurrent: None,
         process: Default::default(),
     };
-    store.join(&node).await.unwrap();
+    store.join(&node, None).await.unwrap();
     let record = store.schedule("hello/often").await.unwrap().unwrap();
     enqueue(store, record.id, now).await;
     let lanes = vec![("cron".to_owned(), 1)];

@@ -14,7 +14,8 @@ impl Driver {
                 // A new id for each try: an earlier try may have joined although it failed, and may be fenced by now.
                 self.node = NodeId((self.new_id)(now.wall));
                 self.lease_until = until;
-                self.effects.push(Effect::Join { node: self.node, until, draining: self.draining });
+                let (left, draining) = (self.joined_as, self.draining);
+                self.effects.push(Effect::Join { node: self.node, left, until, draining });
             }
         }
         // Nobody may be running here when others take over.
@@ -69,6 +70,7 @@ impl Driver {
             return;
         }
         self.is_joined = true;
+        self.joined_as = self.node;
         self.note(Event { node: Some(self.node), ..Event::new(now.wall, Level::Info, Name::NodeRejoined) });
         self.hold(asked);
         self.claim_wanted = true;

@@ -293,6 +293,8 @@ pub enum Effect {
     Join {
         /// The id.
         node: NodeId,
+        /// The id that it had.
+        left: NodeId,
         /// The first lease.
         until: Timestamp,
         /// Whether it takes no new work.
@@ -439,6 +441,8 @@ pub struct Driver {
     phase: Phase,
     /// It is marked to take no new work; it stays up.
     draining: bool,
+    /// The id under which it has joined last.
+    joined_as: NodeId,
     /// Makes ids: of runs, and of this node should it be fenced.
     new_id: Box<dyn FnMut(Timestamp) -> Uuid + Send>,
     planner: Loop,
@@ -557,6 +561,7 @@ impl Driver {
             node,
             phase: Phase::Running,
             draining: false,
+            joined_as: node,
             new_id,
             planner: Loop::from(now.mono),
             next_due: None,

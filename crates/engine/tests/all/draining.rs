@@ -114,7 +114,7 @@ async fn who_is_not_there_or_dead_cannot_be_drained() {
             max_concurrent: None,
             process: Default::default(),
         };
-        world.store.join(&dead).await.unwrap();
+        world.store.join(&dead, None).await.unwrap();
         let refused = engine.drain(nobody, true).await;
         assert!(matches!(refused, Err(Error::NodeDead { node }) if node == nobody), "{refused:?}");
         engine.stop(StopOptions::default()).await.unwrap();
@@ -145,7 +145,9 @@ fn a_node_that_drains_asks_for_no_work_and_comes_back_as_one_that_drains() {
     assert!(driver.wait(now) > Duration::ZERO, "it does not spin");
     let effects =
         driver.step(now, Input::Renewed { asked: MINUTE, renewed: Ok(Renewed::Fenced), is_held: false });
-    let joins = |effect: &Effect| matches!(effect, Effect::Join { draining: true, .. });
+    // What the store was told of the node that it was holds, if that had not been read yet.
+    let joins =
+        |effect: &Effect| matches!(effect, Effect::Join { draining: true, left, .. } if *left == node);
     assert!(effects.iter().any(joins), "{effects:?}");
     // Nobody knows the new one yet: that says nothing.
     driver.step(now, Input::Marks(Ok(Marks::default())));

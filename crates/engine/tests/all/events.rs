@@ -147,7 +147,7 @@ async fn ghost(world: &World) -> NodeId {
         max_concurrent: None,
         process: belfry_store::NodeProcess::default(),
     };
-    world.store.join(&node).await.unwrap();
+    world.store.join(&node, None).await.unwrap();
     node.id
 }
 

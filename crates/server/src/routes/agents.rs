@@ -11,7 +11,7 @@ use belfry_config::{About, env_is_written_out, parse_agent};
 use belfry_core::AgentDefinition;
 use belfry_core::AgentSpec;
 use belfry_core::work::is_secret_name;
-use belfry_store::{API, AgentRecord, Expect, NEWER_VERSION, PutAgent, Removed, Scope, Store};
+use belfry_store::{API, AgentRecord, Expect, NEWER_VERSION, PutAgent, Removed, Scope};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;

@@ -8,7 +8,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::AgentDefinition;
 use belfry::api::{Breaker, List};
-use belfry_store::Store;
 use utoipa_axum::routes;
 
 use super::{Routes, json};

@@ -9,7 +9,7 @@ use belfry_config::{About, Errors, Inherited, Input, Parsed, is_written_out, par
 use belfry_core::ScheduleDefinition;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_store::{API, Expect, NEWER_VERSION, Put, Removed, ScheduleFilter, ScheduleRecord, Store};
+use belfry_store::{API, Expect, NEWER_VERSION, Put, Removed, ScheduleFilter, ScheduleRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;

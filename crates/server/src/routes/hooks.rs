@@ -12,7 +12,7 @@ use belfry::Webhook;
 use belfry_core::RunId;
 use belfry_core::definition::When;
 use belfry_core::hook::{self, Proof};
-use belfry_store::{ScheduleRecord, Scope, Store};
+use belfry_store::{ScheduleRecord, Scope};
 use belfry_time::Timestamp;
 use serde::Serialize;
 use serde_json::{Map, Value};

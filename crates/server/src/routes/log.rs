@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use belfry::api::{List, Run};
 use belfry_core::RunId;
-use belfry_store::{OutputChunk, Scope, Store, Stream};
+use belfry_store::{OutputChunk, Scope, Stream};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::routes;

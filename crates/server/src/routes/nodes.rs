@@ -8,7 +8,6 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::NodeId;
 use belfry::api::{List, Node};
-use belfry_store::Store;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;

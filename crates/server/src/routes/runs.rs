@@ -8,7 +8,7 @@ use axum::response::Response;
 use belfry::Cancelling;
 use belfry::api::{List, Run};
 use belfry_core::{RunId, RunState};
-use belfry_store::{RunFilter, Store};
+use belfry_store::RunFilter;
 use belfry_time::Timestamp;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};

@@ -8,7 +8,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use belfry::api::{About, List, Schedule, ScheduleStatus};
 use belfry::{AgentDefinition, Timestamp};
-use belfry_store::{ScheduleFilter, ScheduleRecord, Scope, StatusKind, Store};
+use belfry_store::{ScheduleFilter, ScheduleRecord, Scope, StatusKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};

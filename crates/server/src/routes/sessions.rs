@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::api::{List, Run, Session};
 use belfry::{Mode, Reply, RunId, SendOptions, SessionDone, SessionVerb, Taken, Timestamp, Usage};
-use belfry_store::{SessionFilter, SessionRecord, Store};
+use belfry_store::{SessionFilter, SessionRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};

@@ -9,7 +9,7 @@ use belfry::Decision;
 use belfry::api::{List, Why, upcoming};
 use belfry_core::check::Status;
 use belfry_core::{RunId, SkipRange};
-use belfry_store::{RunFilter, ScheduleRecord, Store, TickFate};
+use belfry_store::{RunFilter, ScheduleRecord, TickFate};
 use belfry_time::{Shift, SignedDuration, Tick, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use belfry::api::List;
-use belfry_store::{Access, AddedToken, AuditRow, Scope, TOKENS_MAX, TokenRecord};
+use belfry_store::{AddedToken, AuditRow, Scope, TOKENS_MAX, TokenRecord};
 use belfry_time::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};

@@ -5,16 +5,16 @@ use belfry_core::{Facts, Reason, RunId};
 use belfry_time::Timestamp;
 
 use super::{Memory, State};
-use crate::hook::{Hooks, Knock, Knocked, made};
+use crate::hook::{Knock, Knocked};
 use crate::shapes::*;
 use crate::storable::storable;
-use crate::store::Answer;
+use crate::store::{Answer, Hooks, wakes};
 
 impl Hooks for Memory {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
         self.state.lock().last_claim.shown(now);
         let knocked = self.change(|state| state.knock(now, &storable(knock)));
-        self.hint.after(Ok(knocked), made)
+        self.hint.after(Ok(knocked), wakes::knock)
     }
 }
 

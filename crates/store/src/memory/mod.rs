@@ -41,7 +41,7 @@ use crate::sabotage::Switch;
 use crate::sessions::*;
 use crate::shapes::*;
 use crate::storable::{all_storable, check_name, check_names, storable};
-use crate::store::{Answer, Store};
+use crate::store::{Answer, Store, wakes};
 use crate::views::*;
 
 /// A store that is gone with its process.
@@ -203,7 +203,7 @@ impl Store for Memory {
         agents: &[AgentSpec],
     ) -> Answer<Applied> {
         check_names(agents)?;
-        self.hint.after(Ok(self.change(|state| state.apply(now, source, digest, agents))), |_| true)
+        self.hint.after(Ok(self.change(|state| state.apply(now, source, digest, agents))), wakes::apply)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -226,7 +226,7 @@ impl Store for Memory {
     ) -> Answer<Put> {
         check_name(&format!("agent {agent}: schedule"), name)?;
         let put = self.change(|state| state.put_by_api(now, agent, name, definition, expect));
-        self.hint.after(Ok(put), Put::is_news)
+        self.hint.after(Ok(put), wakes::put_schedule)
     }
 
     async fn remove_schedule(
@@ -235,7 +235,10 @@ impl Store for Memory {
         schedule: ScheduleId,
         expect: &Expect,
     ) -> Answer<Removed> {
-        self.hint.after(Ok(self.change(|state| state.remove_by_api(now, schedule, expect))), |_| true)
+        self.hint.after(
+            Ok(self.change(|state| state.remove_by_api(now, schedule, expect))),
+            wakes::remove_schedule,
+        )
     }
 
     async fn put_agent(
@@ -247,7 +250,7 @@ impl Store for Memory {
     ) -> Answer<PutAgent> {
         check_names(std::slice::from_ref(agent))?;
         let put = self.change(|state| state.put_agent_by_api(now, agent, whole, expect));
-        self.hint.after(Ok(put), PutAgent::is_news)
+        self.hint.after(Ok(put), wakes::put_agent)
     }
 
     async fn remove_agent(
@@ -256,7 +259,10 @@ impl Store for Memory {
         agent: &str,
         expect: &Expect<AgentDefinition>,
     ) -> Answer<Removed> {
-        self.hint.after(Ok(self.change(|state| state.remove_agent_by_api(now, agent, expect))), |_| true)
+        self.hint.after(
+            Ok(self.change(|state| state.remove_agent_by_api(now, agent, expect))),
+            wakes::remove_agent,
+        )
     }
 
     async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
@@ -284,12 +290,12 @@ impl Store for Memory {
     ) -> Answer<bool> {
         let reason = reason.map(clean);
         let paused = self.change(|state| state.pause(now, schedule, reason.as_deref(), until));
-        self.hint.after(Ok(paused), |paused| *paused)
+        self.hint.after(Ok(paused), wakes::pause)
     }
 
     async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
         let resumed = self.change(|state| state.resume(now, schedule, how));
-        self.hint.after(Ok(resumed), Option::is_some)
+        self.hint.after(Ok(resumed), wakes::resume)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -320,12 +326,12 @@ impl Store for Memory {
         let mut state = self.state.lock();
         state.last_claim.shown(now);
         let answers = requests.iter().map(|request| state.enqueue(now, &storable(request))).collect();
-        self.hint.after(Ok(answers), |answers| hint::made(answers))
+        self.hint.after(Ok(answers), wakes::enqueue_many)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
         self.state.lock().last_claim.shown(now);
-        self.hint.after(Ok(self.change(|state| state.send(now, &storable(message)))), hint::taken)
+        self.hint.after(Ok(self.change(|state| state.send(now, &storable(message)))), wakes::send)
     }
 
     async fn session(
@@ -336,7 +342,7 @@ impl Store for Memory {
         verb: SessionVerb,
     ) -> Answer<Option<SessionDone>> {
         let done = self.change(|state| state.session(now, schedule, &clean(key), verb));
-        self.hint.after(Ok(done), Option::is_some)
+        self.hint.after(Ok(done), wakes::session)
     }
 
     async fn sessions(
@@ -350,12 +356,12 @@ impl Store for Memory {
 
     async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
         self.change(|state| state.put_lanes(lanes));
-        self.hint.after(Ok(()), |()| true)
+        self.hint.after(Ok(()), wakes::put_lanes)
     }
 
     async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
         self.change(|state| state.set_lane(lane, settings));
-        self.hint.after(Ok(()), |()| true)
+        self.hint.after(Ok(()), wakes::set_lane)
     }
 
     async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
@@ -381,9 +387,7 @@ impl Store for Memory {
     }
 
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
-        self.hint.after(Ok(self.change(|state| state.clear_lane(now, lane))), |ended: &Vec<RunId>| {
-            !ended.is_empty()
-        })
+        self.hint.after(Ok(self.change(|state| state.clear_lane(now, lane))), wakes::clear_lane)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -396,11 +400,11 @@ impl Store for Memory {
             state.last_claim.shown(now);
             finishes.iter().map(|finish| state.finish(now, finish, &self.sabotage)).collect()
         });
-        self.hint.after(Ok(finished), |finished: &Vec<Finished>| hint::ended(finished))
+        self.hint.after(Ok(finished), wakes::finish)
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
-        self.hint.after(Ok(self.change(|state| state.cancel(now, run, reason))), hint::cancelled)
+        self.hint.after(Ok(self.change(|state| state.cancel(now, run, reason))), wakes::cancel)
     }
 
     async fn give_back(
@@ -409,7 +413,7 @@ impl Store for Memory {
         node: NodeId,
         runs: &[(RunId, Epoch)],
     ) -> Answer<Vec<(RunId, RunState)>> {
-        self.hint.after(Ok(self.change(|state| state.give_back(now, node, runs))), |given| !given.is_empty())
+        self.hint.after(Ok(self.change(|state| state.give_back(now, node, runs))), wakes::give_back)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -420,11 +424,13 @@ impl Store for Memory {
         Ok(self.state.lock().output(run, after, limit_bytes))
     }
 
-    async fn join(&self, node: &Node) -> Answer<()> {
+    async fn join(&self, node: &Node, left: Option<NodeId>) -> Answer<()> {
         let mut state = self.state.lock();
         let number = state.number();
         state.renewals.insert(node.id, number);
-        state.nodes.insert(node.id, node.clone());
+        let left = left.and_then(|left| state.nodes.get(&left));
+        let draining = left.map_or(node.draining, |left| left.draining);
+        state.nodes.insert(node.id, Node { draining, ..node.clone() });
         Ok(())
     }
 
@@ -443,7 +449,7 @@ impl Store for Memory {
     }
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
-        self.hint.after(Ok(self.change(|state| state.drain(now, node, draining))), hint::marked)
+        self.hint.after(Ok(self.change(|state| state.drain(now, node, draining))), wakes::drain)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
@@ -451,7 +457,7 @@ impl Store for Memory {
     }
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
-        self.hint.after(Ok(self.change(|state| state.fence(now, node, lease_seen))), Option::is_some)
+        self.hint.after(Ok(self.change(|state| state.fence(now, node, lease_seen))), wakes::fence)
     }
 
     async fn pass_breaker(
@@ -488,7 +494,7 @@ impl Store for Memory {
             state.move_waiting(now, agent, Waiting::Free);
         }
         drop(state);
-        self.hint.after(Ok(is_used), |is_used| *is_used)
+        self.hint.after(Ok(is_used), wakes::reset_budget)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

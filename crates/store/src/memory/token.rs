@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Memory;
 use crate::access::*;
 use crate::shapes::Key;
-use crate::store::Answer;
+use crate::store::{Access, Answer};
 use crate::views::Page;
 
 #[derive(Default)]

@@ -6,7 +6,7 @@ use belfry_core::NodeId;
 use belfry_time::Timestamp;
 
 use super::Memory;
-use crate::store::Answer;
+use crate::store::{Answer, Watch};
 use crate::views::Page;
 use crate::watch::*;
 

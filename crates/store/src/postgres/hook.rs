@@ -15,10 +15,10 @@ use super::overlap::in_scope;
 use super::rows;
 use super::session::{first_with, take_key};
 use crate::Error;
-use crate::hook::{Hooks, Knock, Knocked, made};
+use crate::hook::{Knock, Knocked};
 use crate::shapes::*;
 use crate::storable::storable;
-use crate::store::Answer;
+use crate::store::{Answer, Hooks, wakes};
 
 impl Hooks for Postgres {
     async fn knock(&self, now: Timestamp, request: &Knock) -> Answer<Knocked> {
@@ -26,7 +26,7 @@ impl Hooks for Postgres {
         let places = look!(self, |tx| self.places(&mut tx, &[&request.run]).await)?;
         let answer = transact!(self, |tx| self.knock_in(&mut tx, now, request, &places).await);
         self.last_claim.shown(now);
-        self.tell(answer, made).await
+        self.tell(answer, wakes::knock).await
     }
 }
 

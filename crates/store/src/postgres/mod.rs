@@ -125,7 +125,7 @@ use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
-use crate::store::{Answer, Store};
+use crate::store::{Answer, Store, wakes};
 use crate::unread::{Unread, set_aside};
 use crate::views::*;
 use crate::{Error, hint};
@@ -318,7 +318,7 @@ impl Store for Postgres {
         let answer = verb!(self, Part::Requests, LONG_DEADLINE, transaction, |tx| self
             .apply_in(&mut tx, now, source, digest, &specs)
             .await);
-        self.tell(answer, |_| true).await
+        self.tell(answer, wakes::apply).await
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -345,7 +345,7 @@ impl Store for Postgres {
         }];
         let specs = source::compile_all(&spec);
         let answer = transact!(self, |tx| self.put_by_api(&mut tx, now, &specs[0], expect).await);
-        self.tell(answer, Put::is_news).await
+        self.tell(answer, wakes::put_schedule).await
     }
 
     async fn remove_schedule(
@@ -355,7 +355,7 @@ impl Store for Postgres {
         expect: &Expect,
     ) -> Answer<Removed> {
         let answer = transact!(self, |tx| self.remove_by_api(&mut tx, now, schedule, expect).await);
-        self.tell(answer, |_| true).await
+        self.tell(answer, wakes::remove_schedule).await
     }
 
     async fn put_agent(
@@ -369,7 +369,7 @@ impl Store for Postgres {
         let specs = source::compile_all(std::slice::from_ref(agent));
         let answer =
             transact!(self, |tx| self.put_agent_by_api(&mut tx, now, &specs[0], whole, expect).await);
-        self.tell(answer, PutAgent::is_news).await
+        self.tell(answer, wakes::put_agent).await
     }
 
     async fn remove_agent(
@@ -379,7 +379,7 @@ impl Store for Postgres {
         expect: &Expect<AgentDefinition>,
     ) -> Answer<Removed> {
         let answer = transact!(self, |tx| self.remove_agent_by_api(&mut tx, now, agent, expect).await);
-        self.tell(answer, |_| true).await
+        self.tell(answer, wakes::remove_agent).await
     }
 
     async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
@@ -407,12 +407,12 @@ impl Store for Postgres {
         let reason = reason.map(clean);
         let answer =
             request!(self, |tx| pause::pause(&mut tx, now, schedule, reason.as_deref(), until).await);
-        self.tell(answer, |paused| *paused).await
+        self.tell(answer, wakes::pause).await
     }
 
     async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
         let answer = request!(self, |tx| pause::resume(&mut tx, now, schedule, how).await);
-        self.tell(answer, Option::is_some).await
+        self.tell(answer, wakes::resume).await
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -451,7 +451,7 @@ impl Store for Postgres {
         let answers =
             transact!(self, |tx| self.enqueue_in(&mut tx, now, requests, (&places, &new_scopes)).await);
         self.last_claim.shown(now);
-        self.tell(answers, |answers: &Vec<Enqueued>| hint::made(answers)).await
+        self.tell(answers, wakes::enqueue_many).await
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
@@ -459,7 +459,7 @@ impl Store for Postgres {
         let places = look!(self, |tx| self.places(&mut tx, &[&message.run]).await)?;
         let answer = transact!(self, |tx| self.send_in(&mut tx, now, message, &places).await);
         self.last_claim.shown(now);
-        self.tell(answer, hint::taken).await
+        self.tell(answer, wakes::send).await
     }
 
     async fn session(
@@ -471,7 +471,7 @@ impl Store for Postgres {
     ) -> Answer<Option<SessionDone>> {
         let key = &*clean(key);
         let answer = transact!(self, |tx| self.session_in(&mut tx, now, schedule, key, verb).await);
-        self.tell(answer, Option::is_some).await
+        self.tell(answer, wakes::session).await
     }
 
     async fn sessions(
@@ -485,12 +485,12 @@ impl Store for Postgres {
 
     async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
         let answer = transact!(self, |tx| lane::put_lanes(&mut tx, lanes).await);
-        self.tell(answer, |()| true).await
+        self.tell(answer, wakes::put_lanes).await
     }
 
     async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
         let answer = transact!(self, |tx| lane::set_lane(&mut tx, lane, settings).await);
-        self.tell(answer, |()| true).await
+        self.tell(answer, wakes::set_lane).await
     }
 
     async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
@@ -515,7 +515,7 @@ impl Store for Postgres {
             cleared.extend(ended);
             after = next;
         }
-        self.tell(Ok(cleared), |cleared: &Vec<RunId>| !cleared.is_empty()).await
+        self.tell(Ok(cleared), wakes::clear_lane).await
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -551,12 +551,12 @@ impl Store for Postgres {
             // pruning does it.
             let _ = transact!(self, Work, |tx| look_again(&mut tx).await);
         }
-        self.hint(answer, |finished| hint::ended(finished))
+        self.hint(answer, wakes::finish)
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
         let answer = request!(self, |tx| self.cancel_in(&mut tx, now, run, reason).await);
-        self.tell(answer, hint::cancelled).await
+        self.tell(answer, wakes::cancel).await
     }
 
     async fn give_back(
@@ -573,7 +573,7 @@ impl Store for Postgres {
             // As after an attempt that is repeated.
             let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
         }
-        self.hint(answer, |given| !given.is_empty())
+        self.hint(answer, wakes::give_back)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -584,8 +584,8 @@ impl Store for Postgres {
         look!(self, |tx| output::output(&mut tx, run, after, limit_bytes).await)
     }
 
-    async fn join(&self, node: &Node) -> Answer<()> {
-        transact!(self, Lease, |tx| node::join(&mut tx, node).await)
+    async fn join(&self, node: &Node, left: Option<NodeId>) -> Answer<()> {
+        transact!(self, Lease, |tx| node::join(&mut tx, node, left).await)
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
@@ -609,7 +609,7 @@ impl Store for Postgres {
         if matches!(answer, Ok(Drained::Marked { is_news: true })) {
             let _ = transact!(self, |tx| look_again(&mut tx).await);
         }
-        self.tell(answer, hint::marked).await
+        self.tell(answer, wakes::drain).await
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
@@ -623,7 +623,7 @@ impl Store for Postgres {
             let _ = transact!(self, Rescue, |tx| look_again(&mut tx).await);
         }
         // A node that leaves fences itself, and its process ends then.
-        self.tell_by(Part::Rescue, answer, Option::is_some).await
+        self.tell_by(Part::Rescue, answer, wakes::fence).await
     }
 
     async fn pass_breaker(
@@ -642,7 +642,7 @@ impl Store for Postgres {
 
     async fn reset_budget(&self, now: Timestamp, agent: AgentId) -> Answer<bool> {
         let answer = request!(self, |tx| self.reset_budget_in(&mut tx, now, agent).await);
-        self.tell(answer, |is_used| *is_used).await
+        self.tell(answer, wakes::reset_budget).await
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {

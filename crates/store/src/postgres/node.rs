@@ -15,10 +15,11 @@ use super::session::{left_behind, lines_of};
 use crate::shapes::*;
 use crate::unknown;
 
-pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
+pub(super) async fn join(tx: &mut Tx<'_>, node: &Node, left: Option<NodeId>) -> Result<(), Fault> {
     let sql = "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at, \
                    renewal, boot_id, pid_ns, process_start, state_dir, version, max_concurrent, lease_ms) \
-               values ($1, $2, $3, $4, $5, $6, $7, $8, $9, nextval('numbers'), $10, $11, $12, $13, $14, $15, $16) \
+               values ($1, $2, $3, $4, $5, $6, $7, coalesce((select draining from nodes where id = $17), $8), $9, \
+                   nextval('numbers'), $10, $11, $12, $13, $14, $15, $16) \
                on conflict (id) do update set host = excluded.host, pid = excluded.pid, \
                labels = excluded.labels, started_at = excluded.started_at, \
                lease_until = excluded.lease_until, fenced = excluded.fenced, draining = excluded.draining, \
@@ -46,6 +47,7 @@ pub(super) async fn join(tx: &mut Tx<'_>, node: &Node) -> Result<(), Fault> {
             &node.process.version,
             &node.max_concurrent.map(i64::from),
             &i64::try_from(node.process.lease_ms).unwrap_or(i64::MAX),
+            &left.map(|left| left.0),
         ],
     )
     .await?;

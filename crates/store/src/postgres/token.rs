@@ -12,7 +12,7 @@ use super::{Postgres, enqueue};
 use crate::Error;
 use crate::access::*;
 use crate::shapes::Key;
-use crate::store::Answer;
+use crate::store::{Access, Answer};
 use crate::unknown;
 use crate::views::Page;
 

@@ -10,7 +10,7 @@ use super::Postgres;
 use super::connection::Fault;
 use super::rows::get;
 use crate::Error;
-use crate::store::Answer;
+use crate::store::{Answer, Watch};
 use crate::views::Page;
 use crate::watch::*;
 

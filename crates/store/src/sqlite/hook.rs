@@ -5,17 +5,17 @@ use belfry_core::{Facts, Reason, RunId};
 use belfry_time::Timestamp;
 
 use super::{Done, Sqlite, Verb};
-use crate::hook::{Hooks, Knock, Knocked, made};
+use crate::hook::{Knock, Knocked};
 use crate::shapes::*;
 use crate::storable::storable;
-use crate::store::Answer;
+use crate::store::{Answer, Hooks, wakes};
 
 impl Hooks for Sqlite {
     async fn knock(&self, now: Timestamp, knock: &Knock) -> Answer<Knocked> {
         let knock = storable(knock).into_owned();
         let answer = self.write(move |verb| verb.knock(now, &knock)).await;
         self.shared.last_claim.shown(now);
-        self.shared.hint.after(answer, made)
+        self.shared.hint.after(answer, wakes::knock)
     }
 }
 

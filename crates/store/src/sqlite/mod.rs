@@ -64,7 +64,7 @@ use crate::sessions::*;
 use crate::shapes::*;
 use crate::stats::Stats;
 use crate::storable::{all_storable, check_name, check_names, storable};
-use crate::store::{Answer, Store};
+use crate::store::{Answer, Store, wakes};
 use crate::unknown::{self, Number};
 use crate::unread::{Unread, set_aside};
 use crate::views::*;
@@ -611,7 +611,7 @@ impl Store for Sqlite {
         check_names(agents)?;
         let (source, digest, agents) = (source.to_owned(), digest.to_owned(), agents.to_vec());
         let answer = self.write(move |verb| verb.apply(now, &source, &digest, &agents)).await;
-        self.shared.hint.after(answer, |_| true)
+        self.shared.hint.after(answer, wakes::apply)
     }
 
     async fn source_digest(&self, source: &str) -> Answer<Option<String>> {
@@ -639,7 +639,7 @@ impl Store for Sqlite {
         let (agent, name, definition) = (agent.to_owned(), name.to_owned(), definition.clone());
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.put_by_api(now, &agent, &name, &definition, &expect)).await;
-        self.shared.hint.after(answer, Put::is_news)
+        self.shared.hint.after(answer, wakes::put_schedule)
     }
 
     async fn remove_schedule(
@@ -650,7 +650,7 @@ impl Store for Sqlite {
     ) -> Answer<Removed> {
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.remove_by_api(now, schedule, &expect)).await;
-        self.shared.hint.after(answer, |_| true)
+        self.shared.hint.after(answer, wakes::remove_schedule)
     }
 
     async fn put_agent(
@@ -664,7 +664,7 @@ impl Store for Sqlite {
         let agent = agent.clone();
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.put_agent_by_api(now, &agent, whole, &expect)).await;
-        self.shared.hint.after(answer, PutAgent::is_news)
+        self.shared.hint.after(answer, wakes::put_agent)
     }
 
     async fn remove_agent(
@@ -676,7 +676,7 @@ impl Store for Sqlite {
         let agent = agent.to_owned();
         let expect = expect.clone();
         let answer = self.write(move |verb| verb.remove_agent_by_api(now, &agent, &expect)).await;
-        self.shared.hint.after(answer, |_| true)
+        self.shared.hint.after(answer, wakes::remove_agent)
     }
 
     async fn schedule_ids(&self, names: &[&str]) -> Answer<Vec<Option<ScheduleId>>> {
@@ -704,12 +704,12 @@ impl Store for Sqlite {
     ) -> Answer<bool> {
         let reason = reason.map(|reason| clean(reason).into_owned());
         let answer = self.write(move |verb| verb.pause(now, schedule, reason.as_deref(), until)).await;
-        self.shared.hint.after(answer, |paused| *paused)
+        self.shared.hint.after(answer, wakes::pause)
     }
 
     async fn resume(&self, now: Timestamp, schedule: ScheduleId, how: Resume) -> Answer<Option<u64>> {
         let answer = self.write(move |verb| verb.resume(now, schedule, how)).await;
-        self.shared.hint.after(answer, Option::is_some)
+        self.shared.hint.after(answer, wakes::resume)
     }
 
     async fn due(&self, now: Timestamp, after: Option<Mark>, limit: u32) -> Answer<Vec<Due>> {
@@ -750,14 +750,14 @@ impl Store for Sqlite {
         };
         let answers = self.write(enqueue).await;
         self.shared.last_claim.shown(now);
-        self.shared.hint.after(answers, |answers: &Vec<Enqueued>| hint::made(answers))
+        self.shared.hint.after(answers, wakes::enqueue_many)
     }
 
     async fn send(&self, now: Timestamp, message: &NewMessage) -> Answer<Sent> {
         let message = storable(message).into_owned();
         let answer = self.write(move |verb| verb.send(now, &message)).await;
         self.shared.last_claim.shown(now);
-        self.shared.hint.after(answer, hint::taken)
+        self.shared.hint.after(answer, wakes::send)
     }
 
     async fn session(
@@ -769,7 +769,7 @@ impl Store for Sqlite {
     ) -> Answer<Option<SessionDone>> {
         let key = clean(key).into_owned();
         let answer = self.write(move |at_work| at_work.session(now, schedule, &key, verb)).await;
-        self.shared.hint.after(answer, Option::is_some)
+        self.shared.hint.after(answer, wakes::session)
     }
 
     async fn sessions(
@@ -785,13 +785,13 @@ impl Store for Sqlite {
     async fn put_lanes(&self, _now: Timestamp, lanes: &[(String, LaneSettings)]) -> Answer<()> {
         let lanes = lanes.to_vec();
         let answer = self.write(move |verb| verb.put_lanes(&lanes)).await;
-        self.shared.hint.after(answer, |()| true)
+        self.shared.hint.after(answer, wakes::put_lanes)
     }
 
     async fn set_lane(&self, _now: Timestamp, lane: &str, settings: Option<LaneSettings>) -> Answer<()> {
         let lane = lane.to_owned();
         let answer = self.write(move |verb| verb.set_lane(&lane, settings)).await;
-        self.shared.hint.after(answer, |()| true)
+        self.shared.hint.after(answer, wakes::set_lane)
     }
 
     async fn lanes(&self, now: Timestamp) -> Answer<Vec<LaneRecord>> {
@@ -809,7 +809,7 @@ impl Store for Sqlite {
     async fn clear_lane(&self, now: Timestamp, lane: &str) -> Answer<Vec<RunId>> {
         let lane = lane.to_owned();
         let answer = self.write(move |verb| verb.clear_lane(now, &lane)).await;
-        self.shared.hint.after(answer, |ended: &Vec<RunId>| !ended.is_empty())
+        self.shared.hint.after(answer, wakes::clear_lane)
     }
 
     async fn claim(&self, now: Timestamp, claim: &Claim) -> Answer<Vec<Claimed>> {
@@ -837,12 +837,12 @@ impl Store for Sqlite {
         let answer =
             self.write(move |verb| finishes.iter().map(|finish| verb.finish(now, finish)).collect()).await;
         self.shared.last_claim.shown(now);
-        self.shared.hint.after(answer, |finished| hint::ended(finished))
+        self.shared.hint.after(answer, wakes::finish)
     }
 
     async fn cancel(&self, now: Timestamp, run: RunId, reason: Reason) -> Answer<Cancelled> {
         let answer = self.write(move |verb| verb.cancel(now, run, reason)).await;
-        self.shared.hint.after(answer, hint::cancelled)
+        self.shared.hint.after(answer, wakes::cancel)
     }
 
     async fn give_back(
@@ -853,7 +853,7 @@ impl Store for Sqlite {
     ) -> Answer<Vec<(RunId, RunState)>> {
         let runs = runs.to_vec();
         let answer = self.write(move |verb| verb.give_back(now, node, &runs)).await;
-        self.shared.hint.after(answer, |given| !given.is_empty())
+        self.shared.hint.after(answer, wakes::give_back)
     }
 
     async fn append_output(&self, run: RunId, epoch: Epoch, chunks: &[OutputChunk]) -> Answer<bool> {
@@ -869,9 +869,9 @@ impl Store for Sqlite {
         self.lock.is_some() && self.shared.identity.check().is_ok()
     }
 
-    async fn join(&self, node: &Node) -> Answer<()> {
+    async fn join(&self, node: &Node, left: Option<NodeId>) -> Answer<()> {
         let node = node.clone();
-        self.write(move |verb| verb.join(&node)).await
+        self.write(move |verb| verb.join(&node, left)).await
     }
 
     async fn renew(&self, node: NodeId, lease_until: Timestamp) -> Answer<Renewed> {
@@ -895,7 +895,7 @@ impl Store for Sqlite {
 
     async fn drain(&self, now: Timestamp, node: NodeId, draining: bool) -> Answer<Drained> {
         let answer = self.write(move |verb| verb.drain(now, node, draining)).await;
-        self.shared.hint.after(answer, hint::marked)
+        self.shared.hint.after(answer, wakes::drain)
     }
 
     async fn nodes(&self) -> Answer<Vec<Node>> {
@@ -904,7 +904,7 @@ impl Store for Sqlite {
 
     async fn fence(&self, now: Timestamp, node: NodeId, lease_seen: Timestamp) -> Answer<Option<Rescued>> {
         let answer = self.write(move |verb| verb.fence(now, node, lease_seen)).await;
-        self.shared.hint.after(answer, Option::is_some)
+        self.shared.hint.after(answer, wakes::fence)
     }
 
     async fn pass_breaker(
@@ -949,7 +949,7 @@ impl Store for Sqlite {
                 Ok(is_used)
             })
             .await;
-        self.shared.hint.after(answer, |is_used| *is_used)
+        self.shared.hint.after(answer, wakes::reset_budget)
     }
 
     async fn prune(&self, now: Timestamp, retention: &Retention) -> Answer<Pruned> {
@@ -1095,7 +1095,7 @@ mod tests {
             max_concurrent: None,
             process,
         };
-        store.join(&node).await.unwrap();
+        store.join(&node, None).await.unwrap();
         let (let_go, held) = std::sync::mpsc::channel::<()>();
         let held = Arc::new(Mutex::new(held));
         let readers: Vec<_> = (0..READERS + 5)

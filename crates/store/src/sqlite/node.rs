@@ -12,11 +12,12 @@ use crate::shapes::*;
 use crate::unknown;
 
 impl Verb<'_> {
-    pub(super) fn join(&self, node: &Node) -> Done<()> {
+    pub(super) fn join(&self, node: &Node, left: Option<NodeId>) -> Done<()> {
         self.execute(
             "insert into nodes (id, host, pid, labels, started_at, lease_until, fenced, draining, last_seen_at,
                  boot_id, pid_ns, process_start, state_dir, version, max_concurrent, lease_ms)
-             values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+             values (?1, ?2, ?3, ?4, ?5, ?6, ?7, coalesce((select draining from nodes where id = ?17), ?8), ?9,
+                     ?10, ?11, ?12, ?13, ?14, ?15, ?16)
              on conflict (id) do update set host = excluded.host, pid = excluded.pid, labels = excluded.labels,
                  started_at = excluded.started_at, lease_until = excluded.lease_until, fenced = excluded.fenced,
                  draining = excluded.draining, last_seen_at = excluded.last_seen_at, renewal = rescues,
@@ -39,7 +40,8 @@ impl Verb<'_> {
                 node.process.state_dir,
                 node.process.version,
                 node.max_concurrent,
-                i64::try_from(node.process.lease_ms).unwrap_or(i64::MAX)
+                i64::try_from(node.process.lease_ms).unwrap_or(i64::MAX),
+                left.map(node_bytes)
             ],
         )
         .map(drop)

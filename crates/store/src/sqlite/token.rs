@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Sqlite, instant, maybe_instant, maybe_number, micros, number, text};
 use crate::access::*;
 use crate::shapes::Key;
-use crate::store::Answer;
+use crate::store::{Access, Answer};
 use crate::unknown;
 use crate::views::Page;
 

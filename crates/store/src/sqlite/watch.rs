@@ -5,7 +5,7 @@ use rusqlite::params;
 
 use super::source::to_json;
 use super::{Sqlite, lossy, micros, node_bytes};
-use crate::store::Answer;
+use crate::store::{Answer, Watch};
 use crate::views::Page;
 use crate::watch::*;
 

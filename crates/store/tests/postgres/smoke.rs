@@ -45,7 +45,7 @@ async fn joined(store: &Postgres) -> NodeId {
         max_concurrent: None,
         process: Default::default(),
     };
-    store.join(&node).await.unwrap();
+    store.join(&node, None).await.unwrap();
     id
 }
 

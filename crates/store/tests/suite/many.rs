@@ -200,7 +200,7 @@ async fn join<S: Store>(arena: &Arena<S>) -> NodeId {
         max_concurrent: None,
         process: Default::default(),
     };
-    arena.store.join(&node).await.unwrap();
+    arena.store.join(&node, None).await.unwrap();
     id
 }
 

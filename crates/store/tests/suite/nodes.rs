@@ -18,6 +18,7 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_node_reads_its_cancel_marks(&fresh().await).await;
     a_rescued_run_has_its_trace(&fresh().await).await;
     a_node_reads_that_it_is_to_drain(&fresh().await).await;
+    a_node_that_joins_again_keeps_its_mark(&fresh().await).await;
     a_lease_that_is_renewed_by_a_clock_that_was_set_back_ends_by_that_clock(&fresh().await).await;
     Box::pin(rescued_runs_are_claimed_one_at_a_time(&fresh().await)).await;
     Box::pin(a_slot_is_kept_for_a_rescued_run_that_may_start_in_a_moment(&fresh().await)).await;
@@ -119,6 +120,29 @@ async fn a_node_reads_that_it_is_to_drain(store: &impl Store) {
     store.fence(world.now, node, lease).await.unwrap();
     assert_eq!(drain(world.now, node, true).await, Drained::Dead, "or fenced");
     assert_eq!((is_marked(node).await, is_marked(other).await), (Some(false), Some(false)));
+}
+
+/// A node was told to take work again, and was fenced before it had read that. It joined as one that drains, for good.
+async fn a_node_that_joins_again_keeps_its_mark(store: &impl Store) {
+    let world = World::new(store);
+    let row = async |node| store.nodes().await.unwrap().into_iter().find(|row| row.id == node).unwrap();
+    for (n, was_draining, is_draining) in [(1, true, false), (3, false, true)] {
+        let node = world.join(n).await;
+        for draining in [was_draining, is_draining] {
+            store.drain(world.now, node, draining).await.unwrap();
+        }
+        let read = row(node).await;
+        store.fence(world.now, node, read.lease_until).await.unwrap();
+        let again = Node { id: node_id(n + 1), draining: was_draining, ..read };
+        store.join(&again, Some(node)).await.unwrap();
+        assert_eq!(row(again.id).await.draining, is_draining);
+        assert_eq!(store.marks(again.id).await.unwrap().draining, Some(is_draining));
+    }
+    // It does not know the node that it was: then it says itself whether it drains.
+    let node = world.join(5).await;
+    let again = Node { id: node_id(6), draining: true, ..row(node).await };
+    store.join(&again, Some(node_id(9))).await.unwrap();
+    assert!(row(again.id).await.draining);
 }
 
 async fn a_rescued_run_has_its_trace(store: &impl Store) {

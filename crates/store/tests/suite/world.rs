@@ -301,7 +301,7 @@ impl<'a, S: Store> World<'a, S> {
                 lease_ms: 30_000 + n as u64,
             },
         };
-        self.store.join(&node).await.unwrap();
+        self.store.join(&node, None).await.unwrap();
         node.id
     }
 
