@@ -138,3 +138,43 @@ fn succeeds(command: &mut Command) -> bool {
 fn exit(command: &mut Command) -> ExitCode {
     if succeeds(command) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::path::{Path, PathBuf};
+
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// A verb of a store can only be called where its trait is in scope. Routes and the command line read through `Reader`.
+    #[test]
+    fn only_the_engine_changes_a_store() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+        let mut found = Vec::new();
+        for package in ["server", "cli"] {
+            sources(&root.join(package).join("src"), &mut found);
+        }
+        assert!(found.len() > 50, "{} files", found.len());
+        let is_trait = |word: &str| ["Store", "Hooks", "Watch", "Access", "*"].contains(&word);
+        for path in found {
+            let text = std::fs::read_to_string(&path).unwrap();
+            // Up to the end of the import, which may take several lines.
+            for import in text.split("belfry_store::").skip(1) {
+                let import = import.split(';').next().unwrap_or_default();
+                let mut words = import.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '*');
+                let is_import = text.contains(&format!("use belfry_store::{import}"));
+                assert!(!is_import || !words.any(is_trait), "{}: use belfry_store::{import}", path.display());
+            }
+        }
+    }
+}

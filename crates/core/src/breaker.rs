@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::broken::{self, Broken};
 use crate::definition::Breaker as Policy;
 use crate::edit::is_of_later_clock;
-use crate::model::{RunId, RunState};
+use crate::model::{RunId, RunState, Trigger};
 
 /// Where a breaker stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -102,6 +102,13 @@ pub enum Admits {
     No,
 }
 
+/// Whether a breaker is asked again when an attempt of a run starts, from 1: at the first attempt of what ticks and webhooks made.
+/// It may have opened while the run waited.
+pub fn is_gated(trigger: Trigger, attempt: u32) -> bool {
+    let is_by_hand = matches!(trigger, Trigger::Manual | Trigger::Message | Trigger::Backfill);
+    attempt == 1 && !is_by_hand
+}
+
 impl Breaker {
     /// Whether a run may pass.
     pub fn admits(&self, policy: &Policy, now: Timestamp) -> Admits {
@@ -114,14 +121,29 @@ impl Breaker {
         }
     }
 
+    /// Whether everybody passes.
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
     /// Whether an open breaker has been open for long enough. Nobody knows how long that was if the clock was set back since.
     fn is_cool(&self, policy: &Policy, now: Timestamp) -> bool {
         self.opened_at.is_none_or(|opened| now >= end(opened, policy) || is_of_later_clock(opened, now))
     }
 
-    /// Whether a run that was made before may start now. Its probe may.
-    pub fn admits_waiting(&self, policy: &Policy, run: RunId, now: Timestamp) -> Admits {
-        if self.probe == Some(run) { Admits::Yes } else { self.admits(policy, now) }
+    /// Whether a run that was made before may start now. The probe may. Another run takes the place of a probe that has not
+    /// started: the probe may wait for its turn behind that run.
+    pub fn admits_waiting(
+        &self,
+        policy: &Policy,
+        run: RunId,
+        now: Timestamp,
+        has_started: impl FnOnce(RunId) -> bool,
+    ) -> Admits {
+        if self.probe == Some(run) {
+            return Admits::Yes;
+        }
+        Breaker { probe: self.probe.filter(|probe| has_started(*probe)), ..*self }.admits(policy, now)
     }
 
     /// The breaker as it counts now: a probe that no longer lives is none, and another may go.

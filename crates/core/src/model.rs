@@ -30,6 +30,12 @@ impl RunId {
     pub fn trace(self, from_outside: Option<Uuid>) -> Uuid {
         from_outside.unwrap_or(self.0)
     }
+
+    /// When it was made, to the millisecond: an id of version 7 begins with that.
+    pub fn made_at(self) -> Timestamp {
+        let ms = i64::try_from(self.0.as_u128() >> 80).unwrap_or(i64::MAX);
+        Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX)
+    }
 }
 
 impl fmt::Display for RunId {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use belfry_core::breaker::Admits;
+use belfry_core::breaker::{self, Admits};
 use belfry_core::{NodeId, Reason, RunId, RunState};
 use belfry_store::{
     Claim, Claimed, Commit, Committed, Definitions, Error, Mark, RunFilter, RunRecord, Store, Watch,
@@ -13,7 +13,7 @@ use belfry_time::Timestamp;
 use tokio::time::timeout;
 
 use crate::clock::Time;
-use crate::driver::{Ask, Input, is_caught_up_late};
+use crate::driver::{Ask, Input};
 
 /// Runs on a page that is looked at for those that a plan has ended.
 const REPLACED_PAGE: u32 = 100;
@@ -178,13 +178,20 @@ async fn held_by_breakers<S: Store>(
     now: Timestamp,
     claimed: &[(Claimed, Option<Definitions>)],
 ) -> Result<Vec<RunId>, Error> {
+    let has_breaker = |known: &Definitions| known.agent_definition.breaker.is_some();
+    let is_gated = |(claimed, definitions): &&(Claimed, Option<Definitions>)| {
+        breaker::is_gated(claimed.trigger, claimed.attempt) && definitions.as_ref().is_some_and(has_breaker)
+    };
+    let gated: Vec<&Claimed> = claimed.iter().filter(is_gated).map(|(claimed, _)| claimed).collect();
+    if gated.is_empty() {
+        return Ok(Vec::new());
+    }
+    let breakers: Vec<_> = gated.iter().map(|run| (run.agent, run.command.to_string())).collect();
+    let tripped = store.tripped(&breakers).await?;
     let mut held = Vec::new();
-    for (claimed, definitions) in claimed.iter().filter(|(claimed, _)| is_caught_up_late(claimed)) {
-        let has_breaker = |known: &Definitions| known.agent_definition.breaker.is_some();
-        if definitions.as_ref().is_some_and(has_breaker)
-            && store.pass_breaker(now, claimed.agent, &claimed.command, claimed.run).await? == Admits::No
-        {
-            held.push(claimed.run);
+    for (run, _) in gated.into_iter().zip(tripped).filter(|(_, is_tripped)| *is_tripped) {
+        if store.pass_breaker(now, run.agent, &run.command, run.run).await? == Admits::No {
+            held.push(run.run);
         }
     }
     Ok(held)

@@ -2,7 +2,7 @@
 
 use belfry::{RunState, SignedDuration, Timestamp};
 use belfry_core::Trigger;
-use belfry_core::breaker::{Admits, State};
+use belfry_core::breaker::{self, Admits, State};
 use belfry_core::budget;
 use belfry_core::definition::{IfRunning, Scope};
 use belfry_core::retry::Outcome;
@@ -36,6 +36,7 @@ impl Sim {
             self.check_turn(process, &record);
             self.check_order(process, &record);
             self.check_catch_up(process, &record);
+            self.check_breaker(process, &record);
         }
         self.check_limit(process);
         self.check_node(process);
@@ -45,8 +46,7 @@ impl Sim {
         self.check_clock();
     }
 
-    /// A missed tick that waited starts only while its window is open and its breaker lets it through, but for what has changed
-    /// while its claim was on its way.
+    /// A missed tick that waited starts only while its window is open, but for what has changed while its claim was on its way.
     fn check_catch_up(&mut self, process: &Process, record: &ScheduleRecord) {
         let run = self.now(self.store.memory.run(process.run));
         let Some(run) = run.filter(|run| run.trigger == Trigger::CatchUp && run.attempt == 1) else { return };
@@ -64,14 +64,24 @@ impl Sim {
                 options.not_on,
                 options.timezone
             );
-            return self.breaks(words);
+            self.breaks(words);
         }
+    }
+
+    /// What a tick or a webhook made starts only if its breaker lets it through, but for what has changed while its claim was on
+    /// its way.
+    fn check_breaker(&mut self, process: &Process, record: &ScheduleRecord) {
+        let run = self.now(self.store.memory.run(process.run));
+        if run.is_none_or(|run| !breaker::is_gated(run.trigger, run.attempt)) {
+            return;
+        }
+        let (now, before) = (self.world.wall(), self.world.wall() - signed(ON_ITS_WAY));
         let agents = self.now(self.store.memory.agents());
         let agent = agents.iter().find(|agent| agent.id == record.agent);
         let Some(policy) = agent.and_then(|agent| agent.definition.breaker) else { return };
         let breaker = self.now(self.store.memory.breaker(record.agent, &process.command)).breaker;
         let is_open = breaker.state == State::Open && breaker.opened_at.is_some_and(|at| at < before);
-        if is_open && breaker.admits_waiting(&policy, process.run, now) == Admits::No {
+        if is_open && breaker.admits_waiting(&policy, process.run, now, |_| true) == Admits::No {
             self.breaks(format!("{} {} starts while its breaker is open", process.name, process.run));
         }
     }

@@ -201,6 +201,10 @@ impl Ids {
         requests.iter().map(there).collect()
     }
 
+    fn breakers(&self, breakers: &[(AgentId, String)]) -> Vec<(AgentId, String)> {
+        breakers.iter().map(|(agent, command)| (self.agent(*agent), command.clone())).collect()
+    }
+
     fn schedules(&self, schedules: &[ScheduleId]) -> Vec<ScheduleId> {
         schedules.iter().map(|schedule| self.schedule(*schedule)).collect()
     }
@@ -423,6 +427,7 @@ impl Store for Beside {
         32 running_lanes(node: NodeId) -> Vec<(RunId, String)>;
         8 nodes() -> Vec<Node>;
         8 breaker(agent: AgentId, command: &str) -> BreakerRecord, agent = ids.agent(agent);
+        4 tripped(breakers: &[(AgentId, String)]) -> Vec<bool>, breakers = &ids.breakers(breakers);
         4 definitions(schedules: &[ScheduleId]) -> Vec<Option<Definitions>>, schedules = &ids.schedules(schedules);
     }
 

@@ -393,7 +393,7 @@ pub struct Claimed {
     pub unreadable: Option<String>,
     /// It came back from a node that died.
     pub rescued: bool,
-    /// It may have killed a node: see [`belfry_core::rescue`].
+    /// It came back from a node that died, and may have killed it: see [`belfry_core::rescue`].
     pub suspect: bool,
 }
 

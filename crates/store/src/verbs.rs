@@ -329,6 +329,9 @@ macro_rules! verbs {
         /// A breaker.
         reads fn breaker(&self, agent: AgentId, command: &str) -> BreakerRecord;
 
+        /// Which of these breakers, by agent and command, do not let everybody pass, in the order asked for.
+        reads fn tripped(&self, breakers: &[(AgentId, String)]) -> Vec<bool>;
+
         /// How many runs there are.
         reads fn counts(&self) -> Counts;
 

@@ -5,11 +5,14 @@ use belfry_core::broken::{self, Broken};
 
 use super::*;
 
-/// How often a run is looked at that an open breaker holds.
-const HELD_EVERY: Duration = Duration::from_secs(10);
+/// A run that its breaker or its window holds is looked at again after a part of the time since it was made, within these
+/// bounds: a reset of the breaker, or an edit, may let it go on.
+const LOOK_AGAIN_PART: u64 = 20;
+const LOOK_AGAIN_MIN: Duration = Duration::from_secs(10);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(10 * 60);
 
-/// Whether a claimed run stands for missed ticks, and has had no attempt: its breaker and its window hold when it starts, too.
-pub(crate) fn is_caught_up_late(claimed: &Claimed) -> bool {
+/// Whether a claimed run stands for missed ticks, and has had no attempt: its window holds when it starts, too.
+fn is_caught_up_late(claimed: &Claimed) -> bool {
     claimed.trigger == Trigger::CatchUp && claimed.attempt == 1
 }
 
@@ -183,7 +186,8 @@ impl Driver {
         self.give_back(unreadable);
     }
 
-    /// When a run that was to be caught up is looked at again, if its breaker has opened, or its window closed, while it waited.
+    /// When a run is looked at again, if its breaker has opened while it waited or, for one that was to be caught up, its window
+    /// has closed.
     fn waits_until(
         &self,
         now: Now,
@@ -191,15 +195,31 @@ impl Driver {
         definitions: Option<&Definitions>,
         held: &[RunId],
     ) -> Option<Timestamp> {
-        if !is_caught_up_late(claimed) || broken::is(Broken::CatchUpStartsAnyway) {
+        if broken::is(Broken::CatchUpStartsAnyway) {
             return None;
         }
+        let definitions = definitions?;
+        let age = Duration::try_from(now.wall.duration_since(claimed.run.made_at())).unwrap_or_default();
+        // Stores keep no more than microseconds.
+        let look_after =
+            Duration::from_millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX) / LOOK_AGAIN_PART);
+        let look_after = look_after.clamp(LOOK_AGAIN_MIN, LOOK_AGAIN_MAX);
         if held.contains(&claimed.run) {
-            return Some(later(now.wall, HELD_EVERY));
+            // It may be the probe as soon as the breaker has been open for long enough.
+            let reset_after = definitions
+                .agent_definition
+                .breaker
+                .map(|policy| Duration::from_millis(policy.reset_after_ms));
+            let reset_after = reset_after.unwrap_or_default().max(LOOK_AGAIN_MIN);
+            return Some(later(now.wall, look_after.min(reset_after)));
         }
-        let timing = definitions?.compiled.as_ref().ok()?.timing.as_ref()?;
+        if !is_caught_up_late(claimed) {
+            return None;
+        }
+        let timing = definitions.compiled.as_ref().ok()?.timing.as_ref()?;
         // A window that never opens again holds nobody.
-        timing.next_allowed(now.wall).filter(|at| *at > now.wall)
+        let opens_at = timing.next_allowed(now.wall).filter(|at| *at > now.wall)?;
+        Some(opens_at.min(later(now.wall, look_after)))
     }
 
     pub(super) fn start(&mut self, now: Now, claimed: Claimed, definitions: Option<Definitions>) {

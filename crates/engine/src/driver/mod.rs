@@ -37,7 +37,6 @@ mod planner;
 mod stopping;
 
 pub use beater::Beat;
-pub(crate) use dispatcher::is_caught_up_late;
 use health::{Call, Health};
 use lanes::Limits;
 pub use options::{GUEST, Keep, Options, default_lanes};

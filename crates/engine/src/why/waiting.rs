@@ -1,13 +1,13 @@
 //! What a run waits for, or would have to wait for: its instant, a node, its turn, its agent's limit.
 
-use belfry_core::breaker::Admits;
+use belfry_core::breaker::{self, Admits};
 use belfry_core::definition::{Options, When, handler_of};
 use belfry_core::edit::is_of_later_clock;
 use belfry_core::gate::{self, Gate, Pass, Place, Scopes};
 use belfry_core::text::count;
 use belfry_core::{RunState, SkipReason, Trigger, ending};
 use belfry_store::RunRecord;
-use belfry_time::{Allowed, SignedDuration, Timestamp};
+use belfry_time::{SignedDuration, Timestamp};
 
 use super::{CLOCK_BACK, Known, NO_NODE, length, line};
 
@@ -120,14 +120,16 @@ impl Known {
             let words = format!("waits until {until}: the clock was set back after it was made");
             return (Some(CLOCK_BACK), words);
         }
+        if breaker::is_gated(run.trigger, run.attempt + 1) && self.facts.breaker == Admits::No {
+            let words = format!("waits until {until}, to be looked at again: its breaker is open");
+            return (Some(SkipReason::CircuitOpen.as_str()), words);
+        }
         if run.trigger == Trigger::CatchUp && run.attempt == 0 {
-            if self.facts.breaker == Admits::No {
-                let words = format!("waits until {until}, to be looked at again: its breaker is open");
-                return (Some(SkipReason::CircuitOpen.as_str()), words);
-            }
             let timing = self.schedule.as_ref().ok().and_then(|schedule| schedule.timing.as_ref());
-            if timing.is_some_and(|timing| timing.allows(self.now) != Allowed::Yes) {
-                let words = format!("waits until {until}: its window is closed");
+            let opens_at = timing.and_then(|timing| timing.next_allowed(self.now));
+            if let Some(opens_at) = opens_at.filter(|at| *at > self.now) {
+                let (at, within) = (self.time(opens_at), length(self.now, opens_at));
+                let words = format!("waits until its window opens, {at}, in {within}");
                 return (Some(SkipReason::OutsideWindow.as_str()), words);
             }
         }

@@ -6,7 +6,8 @@ use crate::support::{Does, World, on_each, start, stop};
 use belfry::testing::{Ask, Driver, Effect, Input, Now};
 use belfry::{AgentBuilder, AgentSpec, NodeId, Options, ScheduleOptions, SignedDuration, cron};
 use belfry_core::Trigger;
-use belfry_core::definition::{Breaker, CatchUp, Scope};
+use belfry_core::breaker::State;
+use belfry_core::definition::{AnchorName, Breaker, CatchUp, IfRunning, Scope};
 use belfry_store::{ScheduleFilter, Store};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -133,6 +134,96 @@ async fn a_batch_that_is_caught_up_waits_while_its_window_is_closed() {
         assert!(world.starts("a/s0").len() >= 5, "{:?}", world.starts("a/s0"));
         let opens = crate::support::at("2026-03-03T11:00:00Z");
         assert!(world.starts("a/s0")[1..].iter().all(|seen| seen.at >= opens), "{:?}", world.starts("a/s0"));
+        stop(&engine).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_batch_goes_on_soon_after_an_edit_opens_its_window() {
+    on_each(async |world: World| {
+        let engine = world.engine(&[batch("0 * * * *", Some("11:00-18:00"))]).await;
+        stop(&engine).await;
+        world.clock.advance(5 * 60 * MINUTE - MINUTE);
+        world.tell("a/s0", Does::Wait);
+        let engine = world.engine(&[batch("0 * * * *", Some("11:00-18:00"))]).await;
+        world.pass(&engine, MINUTE, Duration::from_secs(5)).await;
+        engine.set_agents(vec![batch("0 * * * *", Some("11:00-12:30"))]).await.unwrap();
+        world.does.lock().clear();
+        world.let_go.notify_waiters();
+        world.pass(&engine, 5 * MINUTE, MINUTE).await;
+        let before = world.starts("a/s0").len();
+        let why = engine.why("a/s0", None).await.unwrap();
+        assert_eq!(why.reason.as_deref(), Some("outside_window"), "{}", why.words);
+        assert!(why.words.contains("its window opens, 2026-03-03 11:00:00"), "{}", why.words);
+        engine.set_agents(vec![batch("0 * * * *", None)]).await.unwrap();
+        world.pass(&engine, 2 * MINUTE, Duration::from_secs(10)).await;
+        assert!(world.starts("a/s0").len() > before, "{:?}", world.starts("a/s0"));
+        stop(&engine).await;
+    })
+    .await;
+}
+
+/// The probe of a half-open breaker waited for its turn behind a run that was held by that breaker, for ever.
+#[tokio::test]
+async fn a_probe_that_waits_behind_a_run_which_its_breaker_holds_gives_it_its_place() {
+    let first =
+        ScheduleOptions { catch_up: Some(CatchUp::RunOnce), priority: 5, ..ScheduleOptions::default() };
+    let queue = ScheduleOptions {
+        anchor: AnchorName::Slot,
+        if_running: IfRunning::Queue,
+        catch_up: Some(CatchUp::RunOnce),
+        ..ScheduleOptions::default()
+    };
+    let builder = AgentBuilder::new("a").schedule_with("first", cron("0 * * * *").unwrap(), first);
+    let builder = builder.schedule_with("queue", belfry::every("2s").unwrap(), queue);
+    let agent = builder.define(|agent| {
+        agent.breaker = Some(Breaker { threshold: 1, reset_after_ms: 3_000 });
+        agent.retry.max = 0;
+    });
+    let agents = [agent.build()];
+    on_each(async |world: World| {
+        let engine = world.engine(&agents).await;
+        stop(&engine).await;
+        world.clock.advance(90 * MINUTE);
+        world.tell("a/first", Does::Fail);
+        let engine = world.engine(&agents).await;
+        world.pass(&engine, MINUTE, Duration::from_secs(1)).await;
+        let id = world.store.schedule("a/queue").await.unwrap().unwrap().agent;
+        let breaker = world.store.breaker(id, "poll").await.unwrap();
+        let changes: Vec<_> = breaker.history.iter().map(|change| change.to).collect();
+        assert_eq!(changes, [State::Open, State::HalfOpen, State::Closed], "{breaker:?}");
+        assert!(world.starts("a/queue").len() > 20, "{:?}", world.starts("a/queue"));
+        stop(&engine).await;
+    })
+    .await;
+}
+
+/// A tick that waits for room behind its agent's limit passed its breaker when it was planned, and that opens meanwhile.
+#[tokio::test]
+async fn a_tick_that_waited_asks_its_breaker_again_when_it_starts() {
+    let options = ScheduleOptions::default();
+    let agent = AgentBuilder::new("a").schedule_with("s0", cron("0 * * * *").unwrap(), options.clone());
+    let agent = agent.schedule_with("s1", cron("0 * * * *").unwrap(), options).define(|agent| {
+        agent.breaker = Some(Breaker { threshold: 1, reset_after_ms: 10 * 60_000 });
+        (agent.max_concurrent, agent.retry.max) = (Some(1), 0);
+    });
+    let agents = [agent.build()];
+    on_each(async |world: World| {
+        for name in ["a/s0", "a/s1"] {
+            world.tell(name, Does::Fail);
+        }
+        let engine = world.engine(&agents).await;
+        world.pass(&engine, 65 * MINUTE, MINUTE).await;
+        let starts = |name| world.starts(name).len();
+        assert_eq!(starts("a/s0") + starts("a/s1"), 1, "the other one is held");
+        let waits = if starts("a/s0") == 0 { "a/s0" } else { "a/s1" };
+        let why = engine.why(waits, None).await.unwrap();
+        assert_eq!(why.reason.as_deref(), Some("circuit_open"), "{}", why.words);
+        world.does.lock().clear();
+        world.pass(&engine, 15 * MINUTE, MINUTE).await;
+        assert_eq!(starts(waits), 1, "it is the probe");
+        assert!(world.runs().await.iter().all(|run| run.attempt == 1), "waiting used up no attempt");
         stop(&engine).await;
     })
     .await;

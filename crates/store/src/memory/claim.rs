@@ -251,7 +251,7 @@ impl State {
             trace_id: new.trace_id,
             unreadable: None,
             rescued: live.rescue.is_some(),
-            suspect: live.suspicions > 0,
+            suspect: live.rescue.is_some() && live.suspicions > 0,
         })
     }
 }

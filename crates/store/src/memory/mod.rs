@@ -471,7 +471,9 @@ impl Store for Memory {
         let policy = state.agents.get(&agent).and_then(|agent| agent.definition.breaker);
         let Some(policy) = policy else { return Ok(Admits::Yes) };
         let breaker = state.breaker_of(agent, command).breaker;
-        let admits = breaker.admits_waiting(&policy, run, now);
+        let has_started =
+            |probe| state.live.get(&probe).is_some_and(|live| live.running.is_some() || live.attempt > 0);
+        let admits = breaker.admits_waiting(&policy, run, now, has_started);
         if admits == Admits::Probe {
             state.put_breaker(agent, command, breaker.probing(run, now));
         }
@@ -568,6 +570,13 @@ impl Store for Memory {
 
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
         Ok(self.state.lock().breaker_of(agent, command))
+    }
+
+    async fn tripped(&self, breakers: &[(AgentId, String)]) -> Answer<Vec<bool>> {
+        let state = self.state.lock();
+        let is_tripped =
+            |(agent, command): &(AgentId, String)| !state.breaker_of(*agent, command).breaker.is_closed();
+        Ok(breakers.iter().map(is_tripped).collect())
     }
 
     async fn counts(&self) -> Answer<Counts> {

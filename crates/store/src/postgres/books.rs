@@ -231,12 +231,29 @@ pub(super) async fn pass_breaker(
     let Some(policy) = policy else { return Ok(Admits::Yes) };
     let place = (agent, command.to_owned());
     let before = books.breakers.get(&place).copied().unwrap_or_default();
-    let admits = before.admits_waiting(&policy, run, now);
+    let sql = "select 1 from live where id = $1 and (state + 0 = 2 or attempt > 0)";
+    let started = match before.probe {
+        Some(probe) => !tx.query(sql, &[&probe.0]).await?.is_empty(),
+        None => false,
+    };
+    let admits = before.admits_waiting(&policy, run, now, |_| started);
     if admits == Admits::Probe {
         books.turn(place, before.probing(run, now), before);
         books.close(tx).await?;
     }
     Ok(admits)
+}
+
+/// See [`crate::Store::tripped`].
+pub(super) async fn tripped(tx: &mut Tx<'_>, breakers: &[(AgentId, String)]) -> Result<Vec<bool>, Fault> {
+    let agents: Vec<AgentId> = breakers.iter().map(|(agent, _)| *agent).collect();
+    let mut found = HashSet::new();
+    for row in tx.query(BREAKERS, &[&agents]).await? {
+        if !breaker(&row)?.is_closed() {
+            found.insert((get::<AgentId>(&row, "agent_id")?, get::<String>(&row, "command")?));
+        }
+    }
+    Ok(breakers.iter().map(|place| found.contains(place)).collect())
 }
 
 pub(super) async fn reset_breaker(

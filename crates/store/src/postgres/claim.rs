@@ -642,6 +642,7 @@ pub(super) fn claimed(row: &Row, lane: &str) -> Result<Claimed, Fault> {
         trace_id: get(row, "trace_id")?,
         unreadable,
         rescued: get::<Option<i64>>(row, "rescue")?.is_some(),
-        suspect: get::<i16>(row, "suspicions")? > 0,
+        // What has come back otherwise since is a suspect no longer.
+        suspect: get::<Option<i64>>(row, "rescue")?.is_some() && get::<i16>(row, "suspicions")? > 0,
     })
 }

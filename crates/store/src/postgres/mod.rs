@@ -720,6 +720,10 @@ impl Store for Postgres {
         look!(self, |tx| read::breaker(&mut tx, agent, command).await)
     }
 
+    async fn tripped(&self, breakers: &[(AgentId, String)]) -> Answer<Vec<bool>> {
+        look!(self, Work, |tx| books::tripped(&mut tx, breakers).await)
+    }
+
     async fn counts(&self) -> Answer<Counts> {
         look!(self, |tx| read::counts(&mut tx).await)
     }

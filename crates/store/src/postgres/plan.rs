@@ -302,6 +302,8 @@ impl Postgres {
             let live = in_scope(tx, commit.overlap()).await?;
             self.cancel_all(tx, now, &live).await?;
             books.reopen(tx).await?;
+            // Its run is not stored yet, so that as a probe it does not count as alive.
+            books.take_probe(now, commit);
         }
         write_skips(tx, &[commit]).await?;
         insert_runs(tx, now, &commit.runs.iter().collect::<Vec<_>>(), places).await?;

@@ -30,7 +30,7 @@ const START_ONE: &str = "update live set state = 2, parked_on = null, node_id = 
 macro_rules! ready_columns {
     () => {
         "id, rank, due_at, epoch, attempt, max_attempts, agent_id, schedule_id, command, trigger, tick_at, prompt, payload,
-         trace_id, rescue is not null, suspicions > 0, agent_gate, turn_gate, command_gate, whole_gate, alone_gate"
+         trace_id, rescue is not null, rescue is not null and suspicions > 0, agent_gate, turn_gate, command_gate, whole_gate, alone_gate"
     };
 }
 

@@ -919,7 +919,12 @@ impl Store for Sqlite {
             let policy = verb.agent_definition(agent)?.and_then(|definition| definition.breaker);
             let Some(policy) = policy else { return Ok(Admits::Yes) };
             let breaker = verb.breaker_of(agent, &command)?;
-            let admits = breaker.admits_waiting(&policy, run, now);
+            let sql = "select 1 from live where id = ? and (state = 2 or attempt > 0)";
+            let started = match breaker.probe {
+                Some(probe) => verb.row(sql, [bytes(probe)], |_| Ok(()))?.is_some(),
+                None => false,
+            };
+            let admits = breaker.admits_waiting(&policy, run, now, |_| started);
             if admits == Admits::Probe {
                 let (next, transition) = breaker.probing(run, now);
                 verb.put_breaker(agent, &command, &next, transition)?;
@@ -1031,6 +1036,15 @@ impl Store for Sqlite {
     async fn breaker(&self, agent: AgentId, command: &str) -> Answer<BreakerRecord> {
         let command = command.to_owned();
         self.read(move |verb| verb.breaker_record(agent, &command)).await
+    }
+
+    async fn tripped(&self, breakers: &[(AgentId, String)]) -> Answer<Vec<bool>> {
+        let breakers = breakers.to_vec();
+        self.look(move |verb| {
+            let breaker = |(agent, command): &(AgentId, String)| verb.breaker_of(*agent, command);
+            breakers.iter().map(|place| Ok(!breaker(place)?.is_closed())).collect()
+        })
+        .await
     }
 
     async fn counts(&self) -> Answer<Counts> {

@@ -21,6 +21,8 @@ pub async fn all<S: Store>(fresh: impl AsyncFn() -> S) {
     a_plan_that_was_made_before_the_budget_was_used_up_does_not_hold(&fresh().await).await;
     removing_the_policy_clears_the_breaker(&fresh().await).await;
     a_run_that_waited_passes_its_breaker_alone_and_as_its_probe(&fresh().await).await;
+    plans_of_one_commit_send_one_probe(&fresh().await, IfRunning::Allow).await;
+    plans_of_one_commit_send_one_probe(&fresh().await, IfRunning::Cancel).await;
     a_breaker_remembers_its_last_changes(&fresh().await).await;
     what_attempts_say_that_they_used_stays_with_their_runs(&fresh().await).await;
 }
@@ -207,20 +209,57 @@ async fn a_run_that_waited_passes_its_breaker_alone_and_as_its_probe(store: &imp
     let id = world.schedule("a/s").await.agent;
     let (first, _) = world.enqueue("a/s", None).await;
     let runs = [world.enqueue("a/s", None).await.0, world.enqueue("a/s", None).await.0];
+    let later = world.enqueue("a/s", None).await.0;
     let asks = async |now, run| store.pass_breaker(now, id, "poll", run).await.unwrap();
     assert_eq!(asks(world.now, runs[0]).await, Admits::Yes, "it is closed");
     let claimed = world.claim_only(node, first).await.remove(0);
     world.fail(&claimed).await;
     assert_eq!(asks(world.now, runs[0]).await, Admits::No);
+    assert_eq!(store.tripped(&[(id, "poll".into()), (id, "sync".into())]).await.unwrap(), [true, false]);
     world.advance(60_000);
+    let probe_of = async || {
+        let record = store.breaker(id, "poll").await.unwrap();
+        (record.breaker.state, record.breaker.probe)
+    };
+    // One that has not started may wait behind this run, and gives it its place.
+    assert_eq!(asks(world.now, later).await, Admits::Probe);
+    assert_eq!(probe_of().await, (State::HalfOpen, Some(later)));
+    let probe = world.claim_only(node, runs[0]).await.remove(0);
     assert_eq!(asks(world.now, runs[0]).await, Admits::Probe);
     assert_eq!(asks(world.now, runs[1]).await, Admits::No, "one probe");
+    assert_eq!(asks(world.now, later).await, Admits::No, "it is none any more");
     assert_eq!(asks(world.now, runs[0]).await, Admits::Yes, "it is the probe");
-    let record = store.breaker(id, "poll").await.unwrap();
-    assert_eq!((record.breaker.state, record.breaker.probe), (State::HalfOpen, Some(runs[0])));
-    let probe = world.claim_only(node, runs[0]).await.remove(0);
+    assert_eq!(probe_of().await, (State::HalfOpen, Some(runs[0])));
     world.complete(&probe).await;
     assert_eq!(asks(world.now, runs[1]).await, Admits::Yes);
+    assert_eq!(store.tripped(&[(id, "poll".into())]).await.unwrap(), [false]);
+    world.assert_whole().await;
+}
+
+/// On PostgreSQL the second plan sent a probe, too, if the first one cancelled a run.
+async fn plans_of_one_commit_send_one_probe(store: &impl Store, if_running: IfRunning) {
+    let mut world = World::new(store);
+    let node = world.join(1).await;
+    let breaker = Some(Breaker { threshold: 1, reset_after_ms: 60_000 });
+    let definition = AgentDefinition { breaker, retry: Retry { max: 0, ..Retry::default() }, ..unlimited() };
+    let options = Options { anchor: AnchorName::Slot, if_running, ..Options::default() };
+    let first = schedule(When::Every("1m".into()), options);
+    world.apply(&[agent("a", definition, &[("s", first), ("t", minutely())])]).await;
+    world.plan_all().await;
+    let (run, _) = world.enqueue("a/t", None).await;
+    let claimed = world.claim_only(node, run).await.remove(0);
+    world.fail(&claimed).await;
+    world.enqueue("a/s", None).await;
+    world.advance(2 * MINUTE);
+    let due = store.due(world.now, None, 10).await.unwrap();
+    let mut commits: Vec<_> = due.iter().map(|due| world.decide(due)).collect();
+    commits.sort_by_key(|commit| !commit.cancel_live);
+    assert_eq!(commits.iter().filter(|commit| commit.runs.iter().any(|run| run.probe)).count(), 2);
+    assert_eq!(commits[0].cancel_live, if_running == IfRunning::Cancel);
+    assert_eq!(store.commit(world.now, &commits).await.unwrap(), [Committed::Held, Committed::Lost]);
+    let probe = commits[0].runs.iter().find(|run| run.probe).map(|run| run.id);
+    let record = store.breaker(commits[0].agent, "poll").await.unwrap();
+    assert_eq!((record.breaker.state, record.breaker.probe), (State::HalfOpen, probe));
     world.assert_whole().await;
 }
 
