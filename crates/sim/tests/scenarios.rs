@@ -9,6 +9,8 @@
 //! - `a_new_number_of_retries_holds_for_runs_that_exist`: a run waited for a second attempt of one.
 //! - `a_run_that_comes_back_before_a_claim_notices_the_clock_does_not_wait_for_it`: it waited for as long as the step was.
 //! - `a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it`: it waited for as long as the step was.
+//! - `a_node_that_joins_again_keeps_its_mark` (578): it joined as one that drains, although it had been told to take work again.
+//! - `plans_of_one_commit_send_one_probe` (7800): on PostgreSQL both plans sent a probe, if the first cancelled a run.
 //!
 //! Those of one rule are beside its home:
 //! - `an_edit_by_a_clock_that_was_set_back_goes_on_after_the_last_tick_that_was_planned` in `crates/core/tests/edit.rs`: the new
@@ -21,8 +23,9 @@
 //! These were faults of a check, which is mended: the lane of a run that was claimed before an edit moved its agent to another
 //! lane; calls by which a store notices a clock that was set back, and which the other store was not asked; a wait for the end
 //! of a failure budget, and one for a window (44, 371), that looked like waits for a later clock; a run whose plan was still on
-//! its way to the store (245); a pause of a schedule that people leave alone, whose ticks
-//! were missed then.
+//! its way to the store (245), also by a node that had been frozen meanwhile (3359, 8449, 8991); messages in back-off, which hold
+//! no turn (6982, 8935); the suspicion of a run that had come back otherwise since, which stores told differently and nobody
+//! asks for (2200); a pause of a schedule that people leave alone, whose ticks were missed then.
 
 #![allow(clippy::unwrap_used)]
 
