@@ -23,7 +23,7 @@ pub enum Ended {
 }
 
 /// In order: the longest last.
-pub const PARTS: [Part; 9] = [
+pub const PARTS: [Part; 10] = [
     Part {
         name: "more simulated lives",
         run: |prepare| {
@@ -34,6 +34,7 @@ pub const PARTS: [Part; 9] = [
         name: "what is broken on purpose",
         run: |prepare| tests(prepare, &[], "-p belfry-sim --test broken -- --ignored"),
     },
+    Part { name: "a program of its own", run: |_| ended(own_program().unwrap_or(false)) },
     Part { name: "wall clock set", run: clock },
     Part { name: "full disks", run: full_disks },
     Part { name: "random requests", run: schemathesis },
@@ -83,6 +84,26 @@ fn torture(prepare: &dyn Fn(Command) -> Command) -> Ended {
     let arguments =
         ["run", "--locked", "--release", "-p", "belfry-cli", "--", "doctor", "--torture", "--minutes", "10"];
     ended(succeeds(&mut prepare(cargo(&arguments))))
+}
+
+/// A program outside of this workspace that depends on the library alone.
+fn own_program() -> std::io::Result<bool> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?;
+    let folder = std::env::temp_dir().join(format!("belfry-xtask-program-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("src"))?;
+    let manifest = format!(
+        "[package]\nname = \"program\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n\
+         belfry = {{ path = {:?} }}\ntokio = {{ version = \"1\", features = [\"full\"] }}\n",
+        root.join("crates/engine")
+    );
+    std::fs::write(folder.join("Cargo.toml"), manifest)?;
+    std::fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    std::fs::copy(root.join("crates/engine/examples/schedules.rs"), folder.join("src/main.rs"))?;
+    let mut command = cargo(&["run", "--quiet"]);
+    command.current_dir(&folder).env("CARGO_TARGET_DIR", root.join("target/program"));
+    let passed = succeeds(&mut command);
+    std::fs::remove_dir_all(&folder)?;
+    Ok(passed)
 }
 
 fn clock(prepare: &dyn Fn(Command) -> Command) -> Ended {

@@ -40,13 +40,20 @@ mod why;
 pub use agent::{AgentBuilder, chat, cron, every};
 pub use api::Why;
 pub use backfill::{Backfill, Backfilled};
+pub use belfry_core::check::Check;
 pub use belfry_core::definition::{Options as ScheduleOptions, When};
 pub use belfry_core::session::{Mode, Usage};
-pub use belfry_core::{AgentDefinition, AgentSpec, NodeId, RunId, RunState, ScheduleDefinition};
+pub use belfry_core::{
+    AgentDefinition, AgentSpec, NodeId, Reason, RunId, RunState, ScheduleDefinition, SkipRange, SkipReason,
+    Trigger,
+};
 pub use belfry_runner::keeper::main_if_asked;
+pub use belfry_runner::{Attempt, KeeperHandle};
 pub use belfry_store::{
-    AnyStore, Error as StoreError, Expect, LaneRecord, LaneSettings, PutAgent, Reader, Removed, RunRecord,
-    ScheduleRecord, SessionDone, SessionVerb, Snapshot, SnapshotFilter,
+    AgentRecord, AnyStore, Applied, BreakerEntry, BreakerRecord, Counts, Error as StoreError, Expect,
+    LaneRecord, LaneSettings, Page, Put, PutAgent, Reader, Removed, RunFilter, RunRecord, ScheduleFilter,
+    ScheduleRecord, SessionDone, SessionFilter, SessionRecord, SessionVerb, Snapshot, SnapshotFilter,
+    StatusKind,
 };
 pub use belfry_time::{SignedDuration, Timestamp};
 pub use clock::{Clock, ManualClock, Time};
