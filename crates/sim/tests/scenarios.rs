@@ -10,6 +10,8 @@
 //! - `a_run_that_comes_back_before_a_claim_notices_the_clock_does_not_wait_for_it`: it waited for as long as the step was.
 //! - `a_run_that_reaches_the_store_after_the_clock_was_set_back_does_not_wait_for_it`: it waited for as long as the step was.
 //! - `a_node_that_joins_again_keeps_its_mark` (578): it joined as one that drains, although it had been told to take work again.
+//! - `after_the_clock_was_set_back_a_tick_that_was_deferred_comes_after_earlier_ones` (1126, by the seed alone): a run that was due
+//!   at the very instant of the claim which noticed the step came after later ones.
 //! - `plans_of_one_commit_send_one_probe` (7800): on PostgreSQL both plans sent a probe, if the first cancelled a run.
 //!
 //! Those of one rule are beside its home:

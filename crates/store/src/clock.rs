@@ -77,12 +77,12 @@ impl Shift {
     /// An instant of a run that was made or put off by the later clock.
     pub(crate) fn of_later_clock(self, at: Timestamp) -> Timestamp {
         let earlier = at.saturating_sub(self.latest.duration_since(self.now)).unwrap_or(at);
-        if at > self.now { earlier.max(self.due()) } else { at }
+        if at >= self.now { earlier.max(self.due()) } else { at }
     }
 
     /// The place in the order of a run that was made by this clock.
     pub(crate) fn of_this_clock(self, due_at: Timestamp) -> Timestamp {
-        if due_at > self.now && due_at <= self.latest { self.due() } else { due_at }
+        if due_at >= self.now && due_at <= self.latest { self.due() } else { due_at }
     }
 
     /// Since when runs are due that are due now: a moment ago, before ticks that were deferred. The ids of the runs of these may be

@@ -165,10 +165,10 @@ async fn shift(tx: &mut Tx<'_>, now: Timestamp, later: Timestamp) -> Result<bool
     let armed = tx.execute(sql, &[&now]).await?;
     tx.execute("update deferred set since = $1 where since > $1", &[&now]).await?;
     let sql = "update live set due_at = case when created_at > $1 then greatest($3, due_at - ($2 - $1)) else $3 end \
-               where due_at > $1 and (created_at > $1 or due_at <= $2)";
+               where due_at >= $1 and (created_at > $1 or due_at <= $2)";
     tx.execute(sql, &[&now, &latest, &shift.due()]).await?;
     let sql = "update live set not_before = greatest($3, not_before - ($2 - $1)), put_off_at = $1 where state + 0 <> 2 \
-               and coalesce(put_off_at, created_at) > $1 and not_before > $1";
+               and coalesce(put_off_at, created_at) > $1 and not_before >= $1";
     tx.execute(sql, &[&now, &latest, &shift.due()]).await?;
     Ok(armed > 0)
 }

@@ -118,12 +118,12 @@ impl Verb<'_> {
                 self.made_room.set(true);
                 self.execute(
                     "update live set due_at = case when created_at > ?1 then max(?3, due_at - (?2 - ?1)) else ?3 end
-                     where due_at > ?1 and (created_at > ?1 or due_at <= ?2)",
+                     where due_at >= ?1 and (created_at > ?1 or due_at <= ?2)",
                     asked,
                 )?;
                 self.execute(
                     "update live set not_before = max(?3, not_before - (?2 - ?1)), put_off_at = ?1 where state <> 2
-                       and coalesce(put_off_at, created_at) > ?1 and not_before > ?1",
+                       and coalesce(put_off_at, created_at) > ?1 and not_before >= ?1",
                     asked,
                 )?;
                 let armed = self.execute(
